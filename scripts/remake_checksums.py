@@ -1,4 +1,4 @@
-"""Resolve ``devkit/ivy.xml`` afresh and write the checksums of what came. For maintainers, after a version changed."""
+"""Resolve the devkit's jars afresh and write the checksums of what came. For maintainers, after a version changed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import tempfile
 from pathlib import Path
 
 from airflow_provider_exactlyonce.devkit.ivy import retrieve
-from airflow_provider_exactlyonce.devkit.jars import CHECKSUMS
+from airflow_provider_exactlyonce.devkit.jars import DEVKIT, S3A, JarSet
 
 
-def main() -> None:
+def remake(wanted: JarSet) -> None:
     """Download every jar into a temporary folder, so that nothing old is trusted."""
     with tempfile.TemporaryDirectory(prefix="exactlyonce-checksums-") as folder:
         jars = Path(folder, "jars")
         jars.mkdir()
-        retrieve(jars, Path(folder, "ivy"), print)
+        retrieve(jars, Path(folder, "ivy"), print, dependencies=wanted.dependencies)
         lines = [
             f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(jars)}\n"
             for path in sorted(jars.glob("*/*.jar"))
         ]
-    CHECKSUMS.write_text("".join(lines), encoding="utf-8")
-    print(f"{len(lines)} checksums written to {CHECKSUMS}")
+    wanted.checksums.write_text("".join(lines), encoding="utf-8")
+    print(f"{len(lines)} checksums written to {wanted.checksums}")
 
 
 if __name__ == "__main__":
-    main()
+    remake(DEVKIT)
+    remake(S3A)

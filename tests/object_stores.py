@@ -31,6 +31,16 @@ def options(address: str) -> dict[str, Any]:
     return {"key": KEY, "secret": SECRET, "endpoint_url": address, "client_kwargs": {"region_name": "us-east-1"}}
 
 
+def environment(address: str) -> dict[str, str]:
+    """Return the variables by which a driver finds a server."""
+    return {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": address,
+    }
+
+
 @contextmanager
 def moto() -> Iterator[str]:
     """Run the emulation in a process of its own, as delta-rs holds Python's lock while it waits; gives its address."""
@@ -158,9 +168,14 @@ class Faults:
 
     ``lose``: the server gets the request, and nobody the answer. ``drop``: nobody gets the request. ``503``: the server
     does not get it, and the client hears that it is throttled. ``slow``: the answer comes a second later.
+
+    :param is_down: nobody gets any request
+    :param seconds: each answer comes so much later
     """
 
     address: str
+    is_down: bool = False
+    seconds: float = 0.0
     planned: dict[str, list[str]] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
 
@@ -176,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         planned = self.server.faults.planned.get(self.command, [])
-        fault = planned.pop(0) if planned else ""
+        fault = "drop" if self.server.faults.is_down else planned.pop(0) if planned else ""
         self.server.faults.seen.append(f"{self.command} {fault}".strip())
         body = self._body()
         if fault == "503":
@@ -196,8 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         answer = connection.getresponse()
         content = answer.read()
         connection.close()
-        if fault == "slow":
-            time.sleep(1.0)
+        time.sleep(1.0 if fault == "slow" else self.server.faults.seconds)
         if fault == "lose":
             self.close_connection = True
         else:

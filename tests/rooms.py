@@ -26,12 +26,13 @@ ROOMS: dict[str, set[str]] = {
     "links": {"control"},
     "audit": {"kafka", "ledger"},
     "transactions": {"kafka", "control", "ledger"},
-    "checkpoint": {"storage", "control", "ledger"},
+    "checkpoint": {"storage", "control", "ledger", "streaming.file_systems"},
     "backfill": {"kafka", "storage", "control", "ledger", "checkpoint"},
     "streaming.settings": {"kafka"},
+    "streaming.file_systems": {"devkit", "storage", "streaming.settings"},
     "streaming.sequencer": {"kafka", "streaming.settings"},
-    "streaming.sinks": {"ledger"},
-    "streaming.spark": {"control", "checkpoint", "streaming.settings"},
+    "streaming.sinks": {"storage", "ledger"},
+    "streaming.spark": {"storage", "control", "checkpoint", "streaming.settings"},
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
     "streaming.sinks.lakehouse": {"streaming.sinks", "streaming.spark"},
@@ -61,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming.driver": {
         *("kafka", "policies", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),
         *("streaming.sequencer", "streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
-        *("streaming.job", "streaming.commit", "streaming.replay"),
+        *("storage", "streaming.file_systems", "streaming.job", "streaming.commit", "streaming.replay"),
     },
     "streaming.declaration": {
         *("ledger", "streaming.sinks", "streaming.sinks.kafka", "streaming.analysis"),
@@ -82,7 +83,7 @@ ROOMS: dict[str, set[str]] = {
         *("kafka", "control", "ledger", "checkpoint", "streaming.sinks.kafka", "streaming.spark"),
         *("streaming.job", "streaming.commit", "streaming.replay"),
     },
-    "hooks": {"devkit", "control", "ledger", "checkpoint", "streaming.settings"},
+    "hooks": {"devkit", "storage", "control", "ledger", "checkpoint", "streaming.settings", "streaming.file_systems"},
     "triggers": {"policies", "control", "ledger", "transactions", "hooks"},
     "sensors": {"ledger", "transactions", "hooks", "triggers"},
     "assets": {"ledger", "triggers"},
@@ -93,6 +94,7 @@ ROOMS: dict[str, set[str]] = {
         *("devkit", "kafka", "policies", "control", "ledger", "audit", "transactions", "checkpoint", "backfill"),
         *("streaming.settings", "streaming.sinks", "streaming.spark", "streaming.analysis", "streaming.job"),
         *("streaming.sinks.files", "streaming.replay", "streaming.driver", "doctor", "upgrade"),
+        *("storage", "streaming.file_systems"),
     },
 }
 #: Modules at the top that everybody may import; they import each other only.

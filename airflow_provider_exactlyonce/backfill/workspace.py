@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import SCHEMA, Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
@@ -92,7 +93,7 @@ def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
     identity = json_store.read(directory / "identity.json")
     if identity is None:
         raise RefusedError(f"{directory}/identity.json is torn; put it back from a copy of the home")
-    made = Home(str(directory / request.name))
+    made = Home(directory / request.name)
     body = {"schema": SCHEMA, "id": identity["id"], "pipeline": backfill_pipeline(pipeline)}
     asked = {"pipeline": pipeline, "home": str(home.path), "request": request.to_json()}
     json_store.write(made.path / "request.json", asked)
@@ -219,7 +220,7 @@ def turn(home: Home, give_up: Callable[[], None]) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         while True:
             try:
-                held.enter_context(store_of(place).holding(place, seconds=0, note=f"pid {os.getpid()}, {home.path}"))
+                held.enter_context(leases.alone(place, home.path.name, note=f"pid {os.getpid()}, {home.path}"))
                 break
             except HeldError as error:
                 give_up()

@@ -17,6 +17,7 @@ from typing import Final
 from airflow_provider_exactlyonce.checkpoint import checksums
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
 from airflow_provider_exactlyonce.checkpoint.state import Defect, FileSet, StateDirectory
+from airflow_provider_exactlyonce.storage.opening import names_in
 
 #: A file that was written longer before the commit has long been on disk.
 RECENT_SECONDS: Final = 3600.0
@@ -169,13 +170,12 @@ def _source_files(checkpoint: Checkpoint, offsets: BatchOffsets | None) -> Itera
         if isinstance(position, dict) and any(isinstance(of, dict) for of in position.values()):
             yield f"sources/{index}/0"  # where a Kafka source began
     directory = checkpoint.path / "sources"
-    sources = [entry for entry in directory.iterdir() if entry.is_dir()] if directory.is_dir() else []
-    for source in sorted(sources, key=lambda entry: entry.name):
-        last = _log_offset(offsets, int(source.name)) if source.name.isdecimal() else None
-        for file in source.iterdir():
-            number = file.name.removesuffix(".compact")
-            if not file.name.startswith(".") and not (last is not None and number.isdecimal() and int(number) > last):
-                yield f"sources/{source.name}/{file.name}"
+    for source in names_in(directory):
+        last = _log_offset(offsets, int(source)) if source.isdecimal() else None
+        for file in names_in(directory / source):
+            number = file.removesuffix(".compact")
+            if not file.startswith(".") and not (last is not None and number.isdecimal() and int(number) > last):
+                yield f"sources/{source}/{file}"
 
 
 def _log_offset(offsets: BatchOffsets | None, source: int) -> int | None:

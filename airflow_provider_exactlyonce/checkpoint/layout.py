@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.files import replacing
+from airflow_provider_exactlyonce.storage.opening import names_in, store_of
 
 _NO_OFFSET: Final = "-"
 
@@ -140,9 +139,7 @@ class Checkpoint:
 
     def batches(self, log: str) -> list[int]:
         """Return the batch ids in ``offsets`` or ``commits``, oldest first."""
-        directory = self.path / log
-        names = [file.name for file in directory.iterdir()] if directory.is_dir() else []
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(int(name) for name in names_in(self.path / log) if name.isdecimal())
 
     def query_id(self) -> str | None:
         """Read Spark's query id; None when there is none.
@@ -247,10 +244,9 @@ class Checkpoint:
 
     def _initial_files(self) -> Iterator[Path]:
         directory = self.path / "sources"
-        sources = directory.iterdir() if directory.is_dir() else ()
-        for source in sorted(sources, key=lambda source: (len(source.name), source.name)):  # 10 comes after 9
-            if (source / "0").is_file():
-                yield source / "0"
+        for source in sorted(names_in(directory), key=lambda name: (len(name), name)):  # 10 comes after 9
+            if (directory / source / "0").is_file():
+                yield directory / source / "0"
 
     def write_offsets(self, batch: int, text: str) -> None:
         """Put ``offsets/<batch>`` back."""
@@ -262,15 +258,22 @@ class Checkpoint:
 
     def remove(self, log: str, batch: int) -> None:
         """Remove an entry that isn't whole, with its checksum."""
-        (self.path / log / f".{batch}.crc").unlink(missing_ok=True)
-        (self.path / log / str(batch)).unlink(missing_ok=True)
+        remove_file(self.path / log / str(batch))
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file by rename; Hadoop's checksum of what was there is dropped."""
-    path.parent.mkdir(exist_ok=True)
-    with replacing(path, durable=False) as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())  # before the checksum is dropped: what was there must not pass unchecked
-        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+def remove_file(file: Path) -> None:
+    """Remove a file with Hadoop's checksum of it."""
+    store = store_of(file)
+    store.delete(_note_of(file))
+    store.delete(file)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Replace a file, and drop Hadoop's checksum of what was there."""
+    store = store_of(file)
+    store.delete(_note_of(file))
+    store.replace(file, text.encode())
+
+
+def _note_of(file: Path) -> Path:
+    return file.with_name(f".{file.name}.crc")

@@ -1,17 +1,14 @@
 """Makes a lineage of a copied checkpoint: a fresh directory with a query id of its own, which then becomes current.
 
-A checkpoint is never truncated in place: Spark would read newer state files that are left behind. What is killed on the
-way leaves a directory whose name begins with a dot; it is never taken for a lineage, and the next restore or rescale
-removes it. So it does with a lineage that became current and was never started.
+A checkpoint is never truncated in place: Spark would read newer state files that are left behind. While a lineage is
+made, and while one is removed, a mark lies beside it, ``.unfinished-<its name>``. What is killed on the way leaves
+both; the next restore or rescale removes them. So it does with a lineage that became current and was never started.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,7 +20,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, holds_files, is_local, store_of
 
 _UNFINISHED: Final = ".unfinished-"
 #: Written under a new name and never changed, so that a lineage can share it with the savepoint.
@@ -35,27 +32,32 @@ _SCHEMA_FILE: Final = re.compile(r'[^"\\]*(/state/\d+/_stateSchema/)')
 def make(
     target: Path, source: Path, paths: Iterable[str], lineage: Lineage, texts: Mapping[str, str] | None = None
 ) -> None:
-    """Make a new lineage of a whole checkpoint, by rename.
+    """Make a new lineage of a whole checkpoint.
 
-    :param target: the lineage's directory; must not exist
+    :param target: the lineage's directory; must not exist, unless it :func:`is_unfinished`
     :param source: the checkpoint; only read
     :param paths: of its files, relative to it
     :param lineage: what the new lineage remembers; its id is Spark's query id
     :param texts: {path: text} of files that it has besides
     """
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    unfinished = target.with_name(f"{_UNFINISHED}{target.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
-    _copy(unfinished / "checkpoint", source, paths, lineage.id, place=target / "checkpoint")
+    store = store_of(target)
+    store.remove(target)  # of one that was killed
+    _mark(target)
+    checkpoint = target / "checkpoint"
+    copied = _copy(checkpoint, source, paths, lineage.id)
     for path, text in (texts or {}).items():
-        (unfinished / "checkpoint" / path).parent.mkdir(parents=True, exist_ok=True)
-        (unfinished / "checkpoint" / path).write_text(text)
-    json_store.write(unfinished / "lineage.json", lineage.document())
-    _flush(unfinished)
+        store.replace(checkpoint / path, text.encode())
+    store.flush([place for place in copied if not _is_shared(place)])
+    json_store.write(target / "lineage.json", lineage.document())
+    store.flush(_directories(target, copied))
     failpoints.reach("restore-copied")
-    os.rename(unfinished, target)
-    store_of(target).flush([target.parent])
+    store.delete(_mark_of(target))
     failpoints.reach("restore-renamed")
+
+
+def is_unfinished(directory: Path) -> bool:
+    """Whether a lineage's directory is being made, or removed, or was left by who was killed while he did."""
+    return store_of(directory).facts(_mark_of(directory)) is not None
 
 
 def work_copy(directory: Path, source: Path, paths: Iterable[str], lineage_id: str) -> Path:
@@ -65,7 +67,7 @@ def work_copy(directory: Path, source: Path, paths: Iterable[str], lineage_id: s
     :param lineage_id: Spark's query id of the copy
     """
     checkpoint = directory / f"{_UNFINISHED}work-{lineage_id}" / "checkpoint"
-    _copy(checkpoint, source, paths, lineage_id, place=checkpoint)
+    _copy(checkpoint, source, paths, lineage_id)
     return checkpoint
 
 
@@ -76,19 +78,21 @@ def switch(home: Home, lineage: Lineage, hold: Hold) -> None:
     :raises AlreadyRunningError: when somebody else has taken the pipeline over; the lineage is removed then
     """
     failpoints.reach("restore-switching")
+    doomed = _unstarted(home, lineage)  # before the look at the lease: nothing of a successor is among them
     try:
         with hold.sure():
-            home.use(lineage.id)
+            home.switch(lineage.id, hold.pointer)
             failpoints.reach("restore-switched")
             abandoned = home.lineage(str(lineage.parent))
             if abandoned is not None:
                 home.remember(replace(abandoned, abandoned_for=lineage.id))
-            doomed = [_doom(directory) for directory in _unstarted(home, lineage)]
+            for directory in doomed:
+                _mark(directory)
     except AlreadyRunningError:
-        shutil.rmtree(home.lineages / lineage.id, ignore_errors=True)
+        remove(home.lineages / lineage.id)
         raise
     for directory in doomed:
-        shutil.rmtree(directory)
+        remove(directory)
 
 
 def _unstarted(home: Home, lineage: Lineage) -> list[Path]:
@@ -103,32 +107,32 @@ def _unstarted(home: Home, lineage: Lineage) -> list[Path]:
     return unstarted
 
 
-def _doom(directory: Path) -> Path:
-    """Give what is going to be removed a name that nobody takes for anything else; returns it.
-
-    Removing may take long, and who does it may be frozen and go on when a successor has made a lineage of that name.
-    """
-    name = directory.name.removeprefix(_UNFINISHED)
-    return directory.rename(directory.with_name(f"{_UNFINISHED}removed-{uuid.uuid4().hex[:8]}-{name}"))
+def _mark(directory: Path) -> None:
+    """Tell that nobody may take a directory for a lineage."""
+    store_of(directory).replace(_mark_of(directory), b"")
 
 
-def _copy(target: Path, source: Path, paths: Iterable[str], lineage_id: str, *, place: Path) -> None:
-    """Copy a checkpoint.
+def _mark_of(directory: Path) -> Path:
+    return directory.with_name(f"{_UNFINISHED}{directory.name}")
 
-    :param place: where it will be when Spark opens it
-    """
-    target.mkdir(parents=True, exist_ok=True)
-    store = store_of(target)
+
+def _copy(checkpoint: Path, source: Path, paths: Iterable[str], lineage_id: str) -> list[Path]:
+    """Copy a checkpoint; returns the places of its files."""
+    store, copied = store_of(checkpoint), [checkpoint / "metadata"]
     for path in paths:
         if path != "metadata":
-            store.copy(source / path, target / path, final=_STATE_DATA.fullmatch(path) is not None)
-    (target / "metadata").write_text(json.dumps({"id": lineage_id}, separators=(",", ":")))
-    _rewrite_paths(target, place)
+            store.copy(source / path, checkpoint / path, final=_STATE_DATA.fullmatch(path) is not None)
+            copied.append(checkpoint / path)
+    store.replace(checkpoint / "metadata", json.dumps({"id": lineage_id}, separators=(",", ":")).encode())
+    _rewrite_paths(checkpoint)
+    return copied
 
 
 def unfinished(directory: Path) -> list[Path]:
-    """Return what killed restores and rescales have left in a directory."""
-    return [directory / name for name in store_of(directory).names(directory) if name.startswith(_UNFINISHED)]
+    """Return what killed restores and rescales have left in a directory: marks, and copies to work on."""
+    store = store_of(directory)
+    left = [directory / name for name in store.names(directory) if name.startswith(_UNFINISHED)]
+    return [place for place in left if store.facts(place) is not None or holds_files(place)]
 
 
 def remove_unfinished(directory: Path, hold: Hold | None) -> None:
@@ -137,23 +141,35 @@ def remove_unfinished(directory: Path, hold: Hold | None) -> None:
     :param hold: of the pipeline, so that nobody else is at work there; None where something else sees to that
     :raises AlreadyRunningError: when somebody else is
     """
+    marks = unfinished(directory)  # before the look at the lease, as in a switch
     with hold.sure() if hold is not None else nullcontext():
-        doomed = [_doom(leftover) for leftover in unfinished(directory)]
-    for leftover in doomed:
-        shutil.rmtree(leftover)
+        pass
+    for mark in marks:
+        store_of(mark).remove(mark)  # a copy to work on, or what release 0.1.0 has left
+        remove(mark.with_name(mark.name.removeprefix(_UNFINISHED)))
 
 
-def _rewrite_paths(checkpoint: Path, final: Path) -> None:
+def remove(directory: Path) -> None:
+    """Remove a lineage's directory: first what makes it a lineage, last its mark."""
+    store = store_of(directory)
+    store.delete(directory / "lineage.json")
+    store.remove(directory)
+    store.delete(_mark_of(directory))
+
+
+def _rewrite_paths(checkpoint: Path) -> None:
     """Make the state's metadata name the schema files of this copy: Spark has written absolute paths into it."""
     for file in checkpoint.glob("state/*/_metadata/v2/*"):
-        text = _SCHEMA_FILE.sub(lambda match: f"file:{final}{match[1]}", file.read_text())
-        file.write_text(text)
+        text = _SCHEMA_FILE.sub(lambda match: f"{hadoop_url(checkpoint)}{match[1]}", file.read_text())
+        store_of(file).replace(file, text.encode())
 
 
-def _flush(directory: Path) -> None:
-    places: list[Path] = []
-    for folder, _, names in os.walk(directory):
-        files = (Path(folder, name) for name in names)
-        places += (file for file in files if file.stat().st_nlink == 1)  # a savepoint has flushed what it shares
-        places.append(Path(folder))
-    store_of(directory).flush(places)
+def _is_shared(place: Path) -> bool:
+    """Whether a file shares its bytes with a savepoint, which has flushed them."""
+    return is_local(place) and place.stat().st_nlink > 1
+
+
+def _directories(target: Path, files: Iterable[Path]) -> list[Path]:
+    """Return the directories whose names were added, from the lineage's parent down."""
+    between = {parent for file in files for parent in file.parents if target in (parent, *parent.parents)}
+    return [target.parent, *between]

@@ -7,7 +7,6 @@ writing, what the ledger has more.
 from __future__ import annotations
 
 import json
-import shutil
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -23,6 +22,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 
 def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool = False) -> Lineage:
@@ -148,19 +148,23 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
 
 
 def set_aside(home: Home, path: Path) -> Path:
-    """Move something of the home out of everybody's way; returns where it is now."""
-    aside = _aside(home, path)
-    path.rename(aside)
+    """Move a directory of the home out of everybody's way; returns where it is now."""
+    aside, store = _aside(home, path), store_of(path)
+    for file in path.rglob("*"):
+        if file.is_file():
+            store.copy(file, aside / file.relative_to(path), final=True)
+    store.remove(path)
     return aside
 
 
 def keep_copy(home: Home, path: Path) -> Path | None:
     """Keep a copy of a file that is about to be replaced; returns where it is, None when there is no such file."""
-    aside = _aside(home, path)
-    return Path(shutil.copy2(path, aside)) if path.is_file() else None
+    aside, store = _aside(home, path), store_of(path)
+    if store.facts(path) is None:
+        return None
+    store.copy(path, aside)
+    return aside
 
 
 def _aside(home: Home, path: Path) -> Path:
-    directory = home.path / "set-aside"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    return directory / f"{path.name}-{uuid.uuid4().hex[:8]}"
+    return home.path / "set-aside" / f"{path.name}-{uuid.uuid4().hex[:8]}"

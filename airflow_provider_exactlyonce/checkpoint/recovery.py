@@ -73,7 +73,7 @@ def recover(
         log.warning("batch %s of %s is run again", f"{(decision.batch or 0) + 1:,}", checkpoint.path)
     elif decision.source is RestartSource.NOTHING:
         with _holding(home, pipeline) as hold, hold.sure():
-            empty = begin_empty(home, lineage, tail)
+            empty = begin_empty(home, lineage, tail, hold)
         log.warning("lineage %s begins with empty state after commit %d", empty.id, tail.place.commit)
     else:
         savepoint = decision.savepoint if decision.source is RestartSource.SAVEPOINT else None
@@ -110,8 +110,11 @@ def _save(
     return Savepoints(home.savepoints).take(checkpoint, batch, record, job, label="before damaged files")
 
 
-def begin_empty(home: Home, lost: Lineage, tail: LedgerTail) -> Lineage:
-    """Make a lineage that begins where the ledger's newest commit ended in the source, without any state."""
+def begin_empty(home: Home, lost: Lineage, tail: LedgerTail, hold: Hold) -> Lineage:
+    """Make a lineage that begins where the ledger's newest commit ended in the source, without any state.
+
+    :raises ChangedError: when somebody has taken the pipeline over since the hold began
+    """
     lineage = Lineage(
         id=str(uuid.uuid4()),
         cluster_id=tail.cluster_id,
@@ -128,7 +131,7 @@ def begin_empty(home: Home, lost: Lineage, tail: LedgerTail) -> Lineage:
         if position is not None:
             write_start(home.checkpoint(lineage.id) / "sources" / str(number), position)
     home.remember(lineage)
-    home.use(lineage.id)
+    home.switch(lineage.id, hold.pointer)
     home.remember(replace(lost, abandoned_for=lineage.id))
     return lineage
 

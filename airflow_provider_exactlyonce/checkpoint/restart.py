@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from airflow_provider_exactlyonce.checkpoint.integrity import newest_whole
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError, remove_file
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import Defect
@@ -102,10 +102,7 @@ def run_newest_again(checkpoint: Checkpoint, restart: RestartDecision) -> None:
     if newest is not None and newest != restart.batch:
         checkpoint.remove("commits", newest)
     for defect in restart.defects:
-        file = checkpoint.path / defect.path
-        if file.is_file():
-            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
-            file.unlink()
+        remove_file(checkpoint.path / defect.path)
 
 
 def _query_id(checkpoint: Checkpoint) -> str | None:

@@ -9,7 +9,6 @@ needs is looked for here, before anything is changed.
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
+from airflow_provider_exactlyonce.storage.opening import place_of
 
 
 class RestoreMode(StrEnum):
@@ -87,7 +87,7 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
     :raises RefusedError: when the savepoint does not fit the ledger, or the replay would lack something
     :raises AlreadyRunningError: when a driver lives
     """
-    if request.to is not None and request.to.exists():
+    if request.to is not None and request.to.exists() and not lineages.is_unfinished(request.to):
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
     old_lease, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
     with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:
@@ -217,7 +217,7 @@ def _make(home: Home, hold: Hold, savepoint: Savepoint, lineage: Lineage, to: Pa
         raise RefusedError(
             f"savepoint {savepoint.id} is damaged: {'; '.join(map(str, defects[:3]))}. Restore another one"
         )
-    directory = home.lineages / lineage.id if to is None else Path(os.path.abspath(to))
+    directory = home.lineages / lineage.id if to is None else place_of(to)
     if to is None:
         lineages.remove_unfinished(home.lineages, hold)
     lineages.make(directory, savepoints.checkpoint(savepoint.id).path, savepoint.files, lineage)

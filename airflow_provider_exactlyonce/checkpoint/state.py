@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
+from airflow_provider_exactlyonce.storage.opening import names_in
 
 DEFAULT_STORE: Final = "default"
 _VERSIONED: Final = re.compile(r"(\d+)(?:_([0-9A-Za-z-]+))?\.(zip|snapshot|delta|changelog)")
@@ -141,9 +142,7 @@ class StateDirectory:
         return needed
 
     def _ids(self) -> list[int]:
-        directory = self._checkpoint / "state"
-        names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(int(name) for name in names_in(self._checkpoint / "state") if name.isdecimal())
 
     def _partitions(self, batch: int) -> int | None:
         """Return how many state partitions a batch has, None when its offsets don't say."""
@@ -154,13 +153,12 @@ class StateDirectory:
         return int(offsets.conf[PARTITIONS]) if offsets is not None and PARTITIONS in offsets.conf else None
 
     def _has_partitions(self, operator: int) -> bool:
-        return any(entry.name.isdecimal() for entry in (self._checkpoint / "state" / str(operator)).iterdir())
+        return any(name.isdecimal() for name in names_in(self._checkpoint / "state" / str(operator)))
 
     def _metadata_file(self, operator: int, batch: int) -> str | None:
         """Return the metadata that holds for a batch, None when the operator has none."""
         place = f"state/{operator}/_metadata"
-        v2 = self._checkpoint / place / "v2"
-        batches = [int(file.name) for file in v2.iterdir() if file.name.isdecimal()] if v2.is_dir() else []
+        batches = [int(name) for name in names_in(self._checkpoint / place / "v2") if name.isdecimal()]
         started = max((earlier for earlier in batches if earlier <= batch), default=None)
         if started is not None:
             return f"{place}/v2/{started}"
@@ -199,9 +197,7 @@ class StateDirectory:
         if named:
             return sorted(set(named))
         directory = self._checkpoint / "state" / str(operator) / "0"
-        if not directory.is_dir():
-            return []
-        stores = [directory, *(entry for entry in directory.iterdir() if entry.is_dir())]
+        stores = [directory, *(entry for name in names_in(directory) if (entry := directory / name).is_dir())]
         return sorted(
             str(file.relative_to(self._checkpoint))
             for store in stores
@@ -249,10 +245,10 @@ class _Store:
         :param ids: {version: ids that its files may have}; of a version that isn't in it, every file is taken
         """
         directory = self._checkpoint / self._place
-        if not directory.is_dir():
+        names = set(names_in(directory))
+        if not names:
             needed.defects.append(Defect(path=self._place, reason="is missing"))
             return
-        names = {entry.name for entry in directory.iterdir()}
         files = [
             file
             for file in _versioned(names)

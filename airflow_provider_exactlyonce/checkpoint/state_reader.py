@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.state import DEFAULT_STORE, StatefulOperator
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.opening import hadoop_url
+from airflow_provider_exactlyonce.streaming import file_systems
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +33,7 @@ def read_state(
     :returns: [{operator, name, store, rows}] and a sentence for each store that can't be read
     :raises RefusedError: when pyspark is not installed
     """
-    session = spark or local_session("exactlyonce savepoint verify")
+    session = spark or local_session("exactlyonce savepoint verify", checkpoint)
     counts: list[dict[str, Any]] = []
     errors: list[str] = []
     try:
@@ -78,7 +80,7 @@ def read_view(
     session.conf.set(FORMAT, str(state_format))
     _ = session.streams.active  # in a session that has not run a query, it makes the endpoint that state is opened with
     reader = session.read.format("statestore").option("batchId", batch).option("operatorId", operator.id)
-    return reader.options(**options).load(str(checkpoint))
+    return reader.options(**options).load(hadoop_url(checkpoint))
 
 
 def views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:
@@ -99,10 +101,11 @@ def views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:
             yield store, {"storeName": store}
 
 
-def local_session(name: str) -> SparkSession:
+def local_session(name: str, place: Path) -> SparkSession:
     """Return a session of this process, for commands that read or write state.
 
     :param name: the application's name
+    :param place: where the state is
     :raises RefusedError: when pyspark is not installed
     """
     try:
@@ -120,4 +123,6 @@ def local_session(name: str) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
+    for setting, value in file_systems.session_settings(place).items():
+        builder = builder.config(setting, value)
     return builder.getOrCreate()

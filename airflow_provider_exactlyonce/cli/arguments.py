@@ -22,7 +22,10 @@ SHARED: Final[Mapping[str, Mapping[str, Any]]] = {
     "pipeline": {"metavar": "PIPELINE", "help": "the pipeline's name"},
     "job": {"metavar": "JOB.py", "help": "the job's file"},
     "--pipeline": {"metavar": "NAME", "help": "which pipeline of the file, if it declares several"},
-    "--home": {"metavar": "DIR", "help": "the pipeline's home, if it is not where its last run started"},
+    "--home": {
+        "metavar": "DIR",
+        "help": "the pipeline's home, a directory or s3://BUCKET/DIRECTORY, if it is not where its last run started",
+    },
     "--bootstrap-servers": {"metavar": "HOST:PORT", "help": f"Kafka brokers, instead of {VARIABLE}"},
     "--json": {"action": "store_true", "help": "print JSON"},
     "--master": {"default": "local[*]", "metavar": "URL", "help": "Spark master (default: %(default)s)"},

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.cli.arguments import CLUSTER, DECLARATION, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.home import never_started
@@ -48,7 +48,7 @@ def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, l
         tail = reader.tail()
         if tail is None or tail.claim is None:
             raise never_started(job.name)
-        context = SinkContext(pipeline=job.name, home=Path(tail.claim.home_path))
+        context = SinkContext(pipeline=job.name, home=Home(tail.claim.home_path).path)
         commits = list(reader.commits())
     findings: dict[str, list[str]] = {}
     for sink in sinks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.request import take_retained
@@ -13,6 +12,7 @@ from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import reach
+from airflow_provider_exactlyonce.storage.opening import place_of
 from airflow_provider_exactlyonce.text_tables import pairs
 
 
@@ -32,7 +32,6 @@ def add_to(program: Command) -> None:
     command.add_argument("--commit", type=int, metavar="C", help="the newest savepoint at or before this commit")
     command.add_argument(
         "--checkpoint",
-        type=Path,
         metavar="DIR",
         help="a retained checkpoint; a savepoint is taken of its newest whole batch, and restored",
     )
@@ -45,7 +44,9 @@ def add_to(program: Command) -> None:
         "refuses if there are any, reemit writes their output again",
     )
     command.add_argument(
-        "--to", type=Path, metavar="DIR", help="make the lineage in this new directory, and leave the pipeline as it is"
+        "--to",
+        metavar="DIR",
+        help="make the lineage in this new directory, and leave the pipeline as it is",
     )
     declare(command, "--accept-nondeterminism")
 
@@ -56,12 +57,12 @@ def _restore(given: argparse.Namespace) -> int:
     if given.checkpoint is not None:
         if given.savepoint is not None or given.commit is not None:
             raise RefusedError("--checkpoint, --savepoint and --commit exclude each other; pass one of them")
-        savepoint = take_retained(home, given.pipeline, config, given.checkpoint).id
+        savepoint = take_retained(home, given.pipeline, config, place_of(given.checkpoint)).id
     request = RestoreRequest(
         savepoint=savepoint,
         commit=given.commit,
         mode=given.mode,
-        to=given.to,
+        to=place_of(given.to) if given.to is not None else None,
         accept_nondeterminism=given.accept_nondeterminism,
     )
     facts = _facts(restore(home, given.pipeline, config, request), given.pipeline)

@@ -79,7 +79,7 @@ def _show(given: argparse.Namespace) -> int:
         raise RefusedError(f"--limit is {given.limit}; it must be at least 1")
     request = StateRequest(operator=given.operator, store=given.store, key=_key(given.key), limit=given.limit)
     with _opened(home_of(given), given.savepoint, given.batch) as place:
-        session = local_session("exactlyonce state show")
+        session = local_session("exactlyonce state show", place.checkpoint)
         try:
             stores = list(
                 read_rows(

@@ -67,7 +67,7 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
     return {
         "pipeline": pipeline,
         "run": claim.run if claim else None,
-        "driver": lease.life(held).value if is_here else "unknown",
+        "driver": lease.life(held, silence=lease.stale_seconds(home.lease)).value if is_here else "unknown",
         "state": state_of(home)[0].value if is_here else None,
         "next": outlook(home) if is_here else f"{home.path} is not on this machine: nothing is known of the driver",
         "pid": held.pid if held else None,

@@ -11,7 +11,7 @@ from pathlib import Path
 from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.spark import spark_submit
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming import file_systems, settings
 
 
 def submit_command(
@@ -27,12 +27,15 @@ def submit_command(
     named = {"spark.app.name": Path(job).name, **conf}  # not that of the program which runs it
     for name, value in settings.submit_settings(named).items():
         command += ["--conf", f"{name}={value}"]
+    jars = file_systems.driver_jars(arguments, complete=packages is None)
     if packages:
         command += ["--packages", packages]
     else:
         from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 
-        command += ["--jars", ",".join(map(str, spark_connector_jars()))]
+        jars = [*spark_connector_jars(), *jars]
+    if jars:
+        command += ["--jars", ",".join(map(str, jars))]
     return [*command, *settings.program_of(job), *arguments]
 
 

@@ -76,7 +76,7 @@ class DriverLocator:
             if plan is not None and plan.holds_starts:
                 if upgrade_plan.is_left(self._home, plan, time.time()):
                     raise RefusedError(upgrade_plan.left_behind(plan))
-                self._wait(f"{plan.sentence}; waiting for its end")
+                self.wait(f"{plan.sentence}; waiting for its end")
                 continue
             if intent is None:
                 return None
@@ -84,7 +84,7 @@ class DriverLocator:
                 return self._find_here(intent, held if life is Life.STALE else None)
             if not drivers.may_be_starting(self._home, intent, held) and not self._may_live_on_cluster(intent):
                 return self._ended_unseen(intent)
-            self._wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it")
+            self.wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it")
 
     def has_ended(self, intent: Intent) -> bool:
         """Whether the driver that we have left has certainly ended; kills one of this host that hangs."""
@@ -103,11 +103,16 @@ class DriverLocator:
         """Whether a task of ours wanted the driver's end."""
         return requests.killed_by(self._home, intent.token) is not None
 
-    def _wait(self, why: str) -> None:
+    def wait(self, why: str) -> None:
+        """Let some time pass before the next look, unless we were asked to stop.
+
+        :raises StopRequestedError: when we were
+        """
+        self._supervision.on_poll()
         _log.info("%s", why)
         if self._stop.reason is not None:
             raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
-        time.sleep(self._supervision.poll_seconds)
+        time.sleep(self._home.look_every(self._supervision.poll_seconds))
 
     def _find_here(self, intent: Intent, silent: Lease | None) -> DriverAttachment | None:
         driver = processes.leader(intent.token)

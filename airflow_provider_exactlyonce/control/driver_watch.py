@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.control.stopping import EXIT_GRACE_SECONDS, PO
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import StopRequestedError, UnhealthyError
 from airflow_provider_exactlyonce.policies.health_rules import HealthRules
+from airflow_provider_exactlyonce.storage.store import is_no_answer
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +46,9 @@ class DriverWatch:
         self.attached: Final = attached
         self._stop: Final = stop
         self._give_up: Final = give_up
-        self._heartbeats: Final = HeartbeatMonitor(attached.driver.token)
+        self._heartbeats: Final = HeartbeatMonitor(attached.driver.token, home.lease)
         self._shown: Status | None = None
+        self._unanswered: float | None = None  # since when the home does not answer
         self._over_since: float | None = None
         self._warned = False
         self.ended: Ended | None = None  # how it has, once it has
@@ -63,8 +65,8 @@ class DriverWatch:
             self.ended = driver.ended()
             now = time.monotonic()
             if self.ended is not None or now >= next_check:
-                next_check = now + self._supervision.poll_seconds
-                yield from self._check(now)
+                next_check = now + self._home.look_every(self._supervision.poll_seconds)
+                yield from self._check_if_answered(now)
             if self.ended is not None:
                 return
             reason = self._stop.reason
@@ -74,6 +76,21 @@ class DriverWatch:
                 driver.signal(signal.SIGKILL)  # its Python half has ended; the JVM hangs
             time.sleep(POLL_SECONDS)
 
+    def _check_if_answered(self, now: float) -> Iterator[Status]:
+        """Check what the home says. One that does not answer says nothing of the driver, which is left alone."""
+        try:
+            yield from self._check(now)
+        except OSError as error:
+            if not is_no_answer(error):
+                raise
+            if self._unanswered is None:
+                self._unanswered = now
+                _log.warning("%s does not answer, and the driver is left as it is: %s", self._home.location, error)
+        else:
+            if self._unanswered is not None:
+                _log.warning("%s answers again, after %.0f s", self._home.location, now - self._unanswered)
+            self._unanswered = None
+
     def _check(self, now: float) -> Iterator[Status]:
         status = exit_classification.status_of(self._home, self.attached.driver.token)
         if self.ended is None and self.attached.ours and self._stop.reason is None:
@@ -81,11 +98,11 @@ class DriverWatch:
         if status is not None and has_progressed(self._shown, status):
             self._shown = status
             yield status
-        life = self._heartbeats.life(leases.read(self._home.lease))
+        life = self._heartbeats.look()
         if life is Life.DEAD or (status is not None and status.state in ENDED):
             self._over_since = self._over_since or now
         if life is Life.STALE and not self._warned:
-            _log.warning("the driver has given no sign of life for %.0f s", leases.STALE_SECONDS)
+            _log.warning("the driver has given no sign of life for %.0f s", leases.stale_seconds(self._home.lease))
         self._warned = life is Life.STALE
 
     def _check_health(self) -> None:

@@ -44,7 +44,7 @@ class RunningDriver:
 def find(home: Home) -> RunningDriver | None:
     """Return the driver that runs a pipeline or is being started, None when there is certainly none.
 
-    Takes up to :data:`~airflow_provider_exactlyonce.control.lease.STALE_SECONDS`.
+    Takes up to :func:`~airflow_provider_exactlyonce.control.lease.stale_seconds`.
     """
     held, life = leases.observe(home.lease)
     intent = intents.read(home.intent)
@@ -146,7 +146,7 @@ def has_happened(home: Home, wait: WaitCondition) -> bool:
     if wait.token is None:
         dead = awaiting_restart(home)
         return dead is None or not is_restarted_soon(dead)
-    status = exit_classification.status_of(home, wait.token)
+    status = None if wait.commits is None else exit_classification.status_of(home, wait.token)
     if wait.commits is not None and status is not None and status.state is DriverState.RUNNING:
         replays = status.replay is not None and status.replay.pending
         return not replays and status.commits_of_run >= wait.commits

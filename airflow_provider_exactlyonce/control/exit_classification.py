@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.exceptions import (
@@ -84,7 +84,7 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
     if error_class is not None:
         return error_class(_said(log) or _exit_sentence(ended.exit_code))
     held = leases.read(home.lease)
-    if held is not None and held.token != token and leases.life(held) is Life.ALIVE:
+    if held is not None and held.token != token and _lives(home, held):
         return FencedError(
             f"the driver ended without an account; pid {held.pid} on {held.host} has taken over (run {held.run})"
         )
@@ -95,6 +95,10 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
         )
     message = _said(log) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None
     return DriverFailedError(message or _exit_sentence(ended.exit_code))
+
+
+def _lives(home: Home, held: Lease) -> bool:
+    return leases.life(held, silence=leases.stale_seconds(home.lease)) is Life.ALIVE
 
 
 def log_tail(log: Path) -> str:

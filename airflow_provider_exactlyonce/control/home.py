@@ -10,26 +10,29 @@
     <home>/lineages/<id>/jobs/            what the jobs that ran in it say of themselves, by version
     <home>/savepoints/<id>/               see checkpoint/savepoints.py
     <home>/control/lease.json, status.json, intent.json, commands/, logs/
+
+What a process writes by itself, its output, is on its host where the home is not on a mounted file system.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import tempfile
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import is_local, place_of, store_of
+from airflow_provider_exactlyonce.storage.store import Stored
 
 SCHEMA: Final = 1
 
@@ -96,15 +99,29 @@ class Lineage(Rewritten):
         return self.base_commit + batch - self.base_batch
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Pointer:
+    """The body of ``current``.
+
+    :param change: tells two that name one lineage apart
+    """
+
+    schema: int = SCHEMA
+    lineage: str
+    change: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
 class Home:
     """Reads and writes the documents of one pipeline's home.
 
-    :param location: a local path or a ``file:`` URI
+    :param location: a local path, a ``file:`` URI, or ``s3://bucket/directory`` with the environment's credentials
+    :param place: where that is, when it takes more than the location to open it: it names an Airflow connection
     :raises RefusedError: when the location is of another kind
     """
 
-    def __init__(self, location: str | Path) -> None:
-        self.path: Final = _local_path(str(location))
+    def __init__(self, location: str | Path, place: Path | None = None) -> None:
+        self.path: Final = place_of(location) if place is None else place
+        self.location: Final = str(self.path if place is None else location)  # opens it again, in the same half
         self.lineages: Final = self.path / "lineages"
         self.control: Final = self.path / "control"
         self.lease: Final = self.control / "lease.json"
@@ -112,11 +129,20 @@ class Home:
         self.intent: Final = self.control / "intent.json"
         self.restarts: Final = self.control / "restarts.json"
         self.commands: Final = self.control / "commands"
-        self.logs: Final = self.control / "logs"
+        self.here: Final = self.control if is_local(self.path) else _kept_here(str(self.path))
+        self.logs: Final = self.here / "logs"
         self.savepoints: Final = self.path / "savepoints"
 
     def __repr__(self) -> str:
         return f"Home({str(self.path)!r})"
+
+    def look_every(self, seconds: float, *, reads: int = 1) -> float:
+        """Return how often a watcher looks at the home.
+
+        :param seconds: how often it would like to
+        :param reads: how many documents one look reads
+        """
+        return max(seconds, reads * store_of(self.path).seconds_per_read)
 
     def check_can_be_made(self) -> None:
         """Check that the directory can be made, or written to; leaves nothing there.
@@ -124,6 +150,12 @@ class Home:
         :raises RefusedError: when it can't, for good
         :raises ExactlyOnceError: when it can't now
         """
+        if not is_local(self.path):  # its directories need not be made
+            try:
+                self.identity()
+            except OSError as error:
+                raise self._can_not_be_made(self.path, error) from error
+            return
         place = self.path
         while not os.path.lexists(place):
             place = place.parent
@@ -137,7 +169,7 @@ class Home:
     def _can_not_be_made(self, place: Path, error: OSError) -> ExactlyOnceError:
         what = "written to" if place == self.path else f"made below {place}"
         kind = RefusedError if error.errno in _FOR_GOOD else ExactlyOnceError
-        return kind(f"home {self.path} can't be {what}: {error.strerror}; name another directory, or allow it")
+        return kind(f"home {self.path} can't be {what}: {error.strerror or error}; name another directory, or allow it")
 
     def identity(self) -> str | None:
         """Return the home's id, None when the directory is no home (yet)."""
@@ -175,8 +207,16 @@ class Home:
         return pointer is not None and pointer["lineage"] == lineage_id
 
     def use(self, lineage_id: str) -> None:
-        """Point ``current`` to a lineage that is whole."""
-        json_store.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage_id})
+        """Point ``current`` to a lineage that is whole; whoever has read it before can't :meth:`switch` any more."""
+        json_store.overwrite(self.path / "current", _Pointer(lineage=lineage_id))
+
+    def switch(self, lineage_id: str, pointer: Stored | None) -> None:
+        """Point ``current`` to a lineage that is whole, unless it was written since.
+
+        :param pointer: as of when it was decided, None when there was none
+        :raises ChangedError: when it was
+        """
+        json_store.swap(self.path / "current", pointer, _Pointer(lineage=lineage_id))
 
     def checkpoint(self, lineage_id: str) -> Path:
         """Return Spark's checkpoint directory of a lineage."""
@@ -199,7 +239,7 @@ class Home:
         self.begin_checkpoint(lineage)
         self.remember(lineage)
         with contextlib.suppress(FileExistsError):
-            json_store.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage.id}, exclusive=True)
+            json_store.write(self.path / "current", codec.dump(_Pointer(lineage=lineage.id)), exclusive=True)
         return self.current() or lineage
 
     def begin_checkpoint(self, lineage: Lineage) -> None:
@@ -239,8 +279,9 @@ def _whole(path: Path) -> dict[str, Any] | None:
     return body
 
 
-def _local_path(location: str) -> Path:
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file"):
-        raise RefusedError(f"checkpoint={location!r}: homes are local paths or file: URIs; {parts.scheme}: is not read")
-    return Path(parts.path if parts.scheme else location).expanduser().resolve()
+def _kept_here(location: str) -> Path:
+    """Return the directory of this host for the processes of a home that is elsewhere."""
+    # The XDG specification says to ignore a relative path.
+    state = os.environ.get("XDG_STATE_HOME", "")
+    state_home = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    return state_home / "exactlyonce" / hashlib.sha256(location.encode()).hexdigest()[:16]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -49,6 +50,29 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
     return json.dumps({**body, _CHECKSUM: _checksum(body)}, indent=1).encode()
 
 
+#: What was read in one look, by path; None outside of one.
+_LOOK: Final[ContextVar[dict[str, Stored | None] | None]] = ContextVar("one look at a home", default=None)
+
+
+@contextmanager
+def one_look() -> Iterator[None]:
+    """Read each document once, as it is when it is first asked for; for who only looks, and looks again."""
+    begun = _LOOK.set({})
+    try:
+        yield
+    finally:
+        _LOOK.reset(begun)
+
+
+def _stored(path: Path) -> Stored | None:
+    look = _LOOK.get()
+    if look is None:
+        return store_of(path).read(path)
+    if str(path) not in look:
+        look[str(path)] = store_of(path).read(path)
+    return look[str(path)]
+
+
 def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
     """Return the document's body, or None when there is none or it isn't whole.
 
@@ -56,7 +80,7 @@ def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
     :raises RefusedError: when a newer release has written it under another one
     :raises OSError: when the file system does not tell
     """
-    return _body(store_of(path).read(path), path, readable)
+    return _body(_stored(path), path, readable)
 
 
 def _body(stored: Stored | None, path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
@@ -79,7 +103,7 @@ def load(path: Path, kind: type[T]) -> T | None:
     :param kind: a dataclass
     :raises RefusedError: when a newer release has written it under another schema, or it lacks something
     """
-    return _loaded(store_of(path).read(path), path, kind)
+    return _loaded(_stored(path), path, kind)
 
 
 def _loaded(stored: Stored | None, path: Path, kind: type[T]) -> T | None:
@@ -104,6 +128,19 @@ def change(path: Path, kind: type[T], decide: Callable[[T | None], T | None], *,
         if made is None or _swapped(path, stored, made, durable=durable):
             return made
     raise _never_left_alone(path)
+
+
+def swap(path: Path, stored: Stored | None, made: Any) -> None:
+    """Replace a document unless it was changed since it was read.
+
+    :param stored: what was read, None when there was none
+    :param made: what a dataclass describes
+    :raises ChangedError: when somebody was faster
+    :raises HeldError: when somebody keeps it from being changed
+    :raises OutcomeUnknownError: when nobody knows whether it was written
+    """
+    if not _swapped(path, stored, made, durable=True):
+        raise ChangedError(f"{path} was changed since it was read")
 
 
 def overwrite(path: Path, made: Any) -> None:

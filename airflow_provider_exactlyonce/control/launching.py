@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import ChildDriver
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 
 _LOGS_KEPT: Final = 20
 
@@ -43,16 +44,17 @@ def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[],
     :param intent: what is written before, and with the process's id after
     :param announced: called between that and the start of the process
     :raises OSError: when the program can't be started; leaves no intent, like an error that ``announced`` raises
+    :raises OutcomeUnknownError: when the home does not answer; the driver may have been started
     """
     intent = replace(intent, starter=os.getpid(), starter_started=process_identity.process_start(os.getpid()) or 0)
-    intents.write(home.intent, intent)
+    _write(home, intent)
     try:
         announced()
         driver = processes.start(
             [part.replace(TOKEN_PLACEHOLDER, intent.token) for part in launch.command],
             token=intent.token,
             environment=launch.environment,
-            directory=home.control / "work",
+            directory=home.here / "work",
             log=Path(intent.log),
         )
     except (ExactlyOnceError, OSError):
@@ -61,8 +63,15 @@ def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[],
     if not intent.is_here:  # it is the submission's process, which ends before the driver
         return driver
     started = process_identity.process_start(driver.process.pid) or 0
-    intents.write(home.intent, replace(intent, pid=driver.process.pid, process_started=started))
+    _write(home, replace(intent, pid=driver.process.pid, process_started=started))
     return driver
+
+
+def _write(home: Home, intent: Intent) -> None:
+    try:
+        intents.write(home.intent, intent)
+    except OSError as error:  # another one says that the program can't be started
+        raise OutcomeUnknownError(f"{home.intent} can't be written: {error}") from error
 
 
 def next_log(home: Home) -> Path:

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +26,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.opening import store_of
-from airflow_provider_exactlyonce.storage.store import HeldError
+from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
@@ -135,26 +136,37 @@ class Hold:
     """The hold of a pipeline that is stopped, by what works on its home.
 
     :param path: the lease
+    :ivar pointer: ``current`` of the home, as it was when the hold began
     """
 
     def __init__(self, path: Path, lease: Lease) -> None:
         self._path: Final = path
         self._lease: Final = lease
+        self.pointer: Final = store_of(path).read(path.parents[1] / "current")
 
     @contextmanager
     def sure(self) -> Iterator[None]:
         """Do what must not be done once somebody else has taken the pipeline over; nobody can, until it is done.
 
-        A process may have been frozen for longer than its lease lives, and nobody tells it. So keep it short.
+        A process may have been frozen for longer than its lease lives, and nobody tells it. So keep it short. Where the
+        file system has no locks, somebody can, and then :meth:`Home.switch` fails: so it comes first.
 
         :raises AlreadyRunningError: when somebody has
         """
         with contextlib.ExitStack() as held:
-            with _frozen_holds_it():
-                held.enter_context(store_of(self._path).holding(self._path))
-            check_held(self._path, self._lease)
-            json_store.write(self._path, asdict(replace(self._lease, heartbeat=time.time())), durable=False)
-            yield
+            if store_of(self._path).has_locks:
+                with _frozen_holds_it():
+                    held.enter_context(store_of(self._path).holding(self._path))
+                check_held(self._path, self._lease)
+                json_store.write(self._path, asdict(replace(self._lease, heartbeat=time.time())), durable=False)
+            elif renew(self._path, self._lease) is None:
+                check_held(self._path, self._lease)
+            try:
+                yield
+            except ChangedError as error:
+                raise AlreadyRunningError(
+                    f"somebody has taken pipeline {self._lease.pipeline} over meanwhile: {error}; look, and try again"
+                ) from error
 
 
 def check_held(path: Path, lease: Lease) -> None:
@@ -197,6 +209,26 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
 
 
 @contextmanager
+def alone(place: Path, pipeline: str, *, note: str = "") -> Iterator[None]:
+    """Keep everybody else out who works alone on a place: by a lock, or by a lease where the file system has none.
+
+    :param note: what others are told of who does
+    :raises HeldError: when another process does
+    :raises AlreadyRunningError: at the end, when one did meanwhile: we were silent for too long
+    """
+    with contextlib.ExitStack() as held:
+        if store_of(place).has_locks:
+            held.enter_context(store_of(place).holding(place, seconds=0, note=note))
+        else:
+            lock = place.with_name(f"{place.name}.lease.json")
+            try:
+                held.enter_context(holding(lock, pipeline, str(uuid.uuid4()), check_stopped(lock, pipeline)))
+            except AlreadyRunningError as error:
+                raise HeldError(str(error), "") from error
+        yield
+
+
+@contextmanager
 def _frozen_holds_it() -> Iterator[None]:
     """Tell who keeps the lease from being changed.
 
@@ -213,8 +245,11 @@ def read(path: Path) -> Lease | None:
     return json_store.load(path, Lease)
 
 
-def life(lease: Lease | None, *, now: float | None = None) -> Life:
-    """Judge whether the holder lives, from its process where it is on this host and from its heartbeat."""
+def life(lease: Lease | None, *, now: float | None = None, silence: float = 0.0) -> Life:
+    """Judge whether the holder lives, from its process where it is on this host and from its heartbeat.
+
+    :param silence: seconds that a living one may be silent for, where those are more than :data:`STALE_SECONDS`
+    """
     if lease is None:
         return Life.NONE
     if (
@@ -222,23 +257,43 @@ def life(lease: Lease | None, *, now: float | None = None) -> Life:
         and process_identity.process_start(lease.pid) != lease.process_started
     ):
         return Life.DEAD
-    silence = (time.time() if now is None else now) - lease.heartbeat
-    return Life.STALE if silence > STALE_SECONDS else Life.ALIVE
+    silent = (time.time() if now is None else now) - lease.heartbeat
+    return Life.STALE if silent > max(STALE_SECONDS, silence) else Life.ALIVE
+
+
+def heartbeat_seconds(path: Path) -> float:
+    """Return how often a driver gives a sign of life: it writes lease and status each time."""
+    return max(HEARTBEAT_SECONDS, 2 * store_of(path).seconds_per_read)
+
+
+def stale_seconds(path: Path) -> float:
+    """Return after how long without a heartbeat the holder of a lease counts as silent."""
+    return max(STALE_SECONDS, store_of(path).silence_seconds)
 
 
 class HeartbeatMonitor:
     """Whether the holder of a lease beats, by our clock: its host may have another.
 
     :param token: its start token
+    :param path: the lease
     """
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, path: Path) -> None:
         self._token: Final = token
+        self._path: Final = path
         self._heartbeat = 0.0
         self._heard = time.monotonic()
 
-    def life(self, lease: Lease | None) -> Life:
-        """Return what the lease, just read, says of the holder; without a lease of its own it is none."""
+    def look(self) -> Life:
+        """Read the lease and return what it says of the holder; without a lease of its own it is none.
+
+        :raises OSError: when the file system does not tell; that silence is not counted as the holder's
+        """
+        try:
+            lease = read(self._path)
+        except OSError:
+            self._heard = time.monotonic()
+            raise
         if lease is None or lease.token != self._token:
             self._heard = time.monotonic()
             return Life.NONE
@@ -246,16 +301,16 @@ class HeartbeatMonitor:
             return Life.DEAD
         if lease.heartbeat != self._heartbeat:
             self._heartbeat, self._heard = lease.heartbeat, time.monotonic()
-        return Life.STALE if time.monotonic() - self._heard > STALE_SECONDS else Life.ALIVE
+        return Life.STALE if time.monotonic() - self._heard > stale_seconds(self._path) else Life.ALIVE
 
 
 def observe(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life]:
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
     Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
-    :data:`HEARTBEAT_SECONDS` for a healthy holder, :data:`STALE_SECONDS` for a silent one.
+    :func:`heartbeat_seconds` for a healthy holder, :func:`stale_seconds` for a silent one.
     """
-    first = read(path)
+    first, pause = read(path), max(poll_seconds, store_of(path).seconds_per_read / 5)
 
     def certain() -> tuple[Lease | None, Life] | None:
         lease = read(path)
@@ -266,7 +321,7 @@ def observe(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Lif
         moved = first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat)
         return (lease, Life.ALIVE) if moved else None
 
-    return poll_until(certain, seconds=STALE_SECONDS, poll_seconds=poll_seconds) or (first, Life.STALE)
+    return poll_until(certain, seconds=stale_seconds(path), poll_seconds=pause) or (first, Life.STALE)
 
 
 def check_stopped(path: Path, pipeline: str) -> Lease | None:

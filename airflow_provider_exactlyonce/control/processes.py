@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
-from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
 from airflow_provider_exactlyonce.polling import poll_until
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 #: Environment variable with the start token; the driver's settings read the same name.
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
@@ -110,12 +111,18 @@ class RemoteDriver(DriverProcess):
 
     def __init__(self, token: str, lease: Path) -> None:
         super().__init__(token)
-        self.lease: Final = lease
-        self._heartbeats: Final = HeartbeatMonitor(token)
+        self._heartbeats: Final = HeartbeatMonitor(token, lease)
+        self._pause: Final = store_of(lease).seconds_per_read
+        self._looked = float("-inf")
+        self._ended: Ended | None = None
 
     def ended(self) -> Ended | None:
-        """Ask the lease."""
-        return None if self._heartbeats.life(leases.read(self.lease)) is Life.ALIVE else Ended(exit_code=None)
+        """Ask the lease; while it can't be read, nothing is known of an end."""
+        if time.monotonic() - self._looked >= self._pause:
+            self._looked, self._ended = time.monotonic(), None
+            with contextlib.suppress(OSError):
+                self._ended = None if self._heartbeats.look() is Life.ALIVE else Ended(exit_code=None)
+        return self._ended
 
 
 class ExitedDriver(DriverProcess):

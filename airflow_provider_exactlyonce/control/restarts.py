@@ -113,6 +113,8 @@ class RestartController:
         :raises ExactlyOnceError: when none is
         """
         recorded = of_series(self._home.restarts, dead.series)
+        if any(entry.token == dead.token for entry in recorded):
+            return  # a write that was not answered was made
         past = [Outage(died=restart.died, relaunched=restart.relaunched) for restart in recorded]
         delay = self._supervision.strategy.delay(error, past, died)
         if delay is None:

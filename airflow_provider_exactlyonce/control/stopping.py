@@ -1,8 +1,8 @@
 """Stops a driver: asks it under a name, so that it is asked once; and by force: waits, then SIGTERM, then SIGKILL.
 
-The force runs as a process of its own
-(``python -m airflow_provider_exactlyonce.control.stopping HOME TOKEN SECONDS REASON``), because Airflow gives a killed
-task about ten seconds before it kills its process: too short for a batch to end.
+The force runs as a process of its own (``python -m airflow_provider_exactlyonce.control.stopping TOKEN SECONDS``),
+because Airflow gives a killed task about ten seconds before it kills its process: too short for a batch to end. It
+needs no home, and works while the home's file system does not answer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -21,6 +22,7 @@ from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.processes import DriverProcess, RemoteDriver
 from airflow_provider_exactlyonce.polling import poll_until
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, is_no_answer
 
 #: How long a driver has between SIGTERM and SIGKILL.
 TERM_SECONDS: Final = 10.0
@@ -40,6 +42,10 @@ def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: flo
     :param timeout_seconds: how long it may take to end its batch before it gets SIGTERM
     """
     requests.request_stop(home, token, reason=reason)
+    _enforce(token, timeout_seconds)
+
+
+def _enforce(token: str, timeout_seconds: float) -> None:
     driver = processes.leader(token)
     if driver is None:
         return
@@ -52,14 +58,17 @@ def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: flo
 
 
 def detach(home: Home, token: str, *, reason: str, timeout_seconds: float) -> None:
-    """Do :func:`ask_and_enforce` in a process that outlives this one; returns as soon as the driver is asked."""
-    requests.request_stop(home, token, reason=reason)  # at once: the process below needs a moment to start
-    command = [sys.executable, "-m", __name__, str(home.path), token, str(timeout_seconds), reason]
+    """Do :func:`ask_and_enforce`, the force in a process that outlives this one; returns when the driver is asked.
+
+    :raises OSError: when nobody knows whether it was asked; the force comes in any case
+    """
+    command = [sys.executable, "-m", __name__, token, str(timeout_seconds)]
     null = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1, 2)]
     child = os.posix_spawn(sys.executable, command, os.environ, file_actions=null, setsid=True)
     # A triggerer lives for months, and each task that is killed in it would leave a zombie. Not threading.Thread: this
     # is called in signal handlers, too, and what they have interrupted may hold its lock.
     _thread.start_new_thread(_reap, (child,))
+    requests.request_stop(home, token, reason=reason)
 
 
 def stop_and_wait(home: Home, driver: DriverProcess, *, reason: str, timeout_seconds: float) -> None:
@@ -68,11 +77,23 @@ def stop_and_wait(home: Home, driver: DriverProcess, *, reason: str, timeout_sec
     :param timeout_seconds: how long it may take to end its batch before it gets SIGTERM
     """
     _log.info("asking the driver to stop: %s", reason)
-    detach(home, driver.token, reason=reason, timeout_seconds=timeout_seconds)
+    with as_far_as_answered():
+        detach(home, driver.token, reason=reason, timeout_seconds=timeout_seconds)
     allowed = timeout_seconds + TERM_SECONDS + EXIT_GRACE_SECONDS
     if not poll_until(lambda: _has_ended(driver), seconds=allowed, poll_seconds=POLL_SECONDS):
         driver.signal(signal.SIGKILL)  # the stopping process was killed, too, or can't reach it
         processes.kill_leftovers(driver.token)
+
+
+@contextlib.contextmanager
+def as_far_as_answered() -> Iterator[None]:
+    """Ask a driver of something, and go on when the home does not answer: it is stopped by a signal then."""
+    try:
+        yield
+    except (OSError, OutcomeUnknownError) as error:
+        if not is_no_answer(error):
+            raise
+        _log.warning("nobody knows whether the driver was asked: %s", error)
 
 
 def _has_ended(driver: DriverProcess) -> bool:
@@ -165,5 +186,5 @@ class StopRequest:
 
 
 if __name__ == "__main__":
-    _location, _token, _seconds, _reason = sys.argv[1:]
-    ask_and_enforce(Home(_location), _token, reason=_reason, timeout_seconds=float(_seconds))
+    _token, _seconds = sys.argv[1:]
+    _enforce(_token, float(_seconds))

@@ -92,6 +92,7 @@ class SupervisorEvent(Enum):
     STOPPED_BEFORE = "stopped before"  # its end was the wish of an earlier try, which was cleared since
     RESTART_RECORDED = "restart recorded"
     RESTART_DUE = "restart due"
+    NO_ANSWER = "no answer"  # the home's file system says nothing; the driver goes on, and is asked for later
 
 
 TRANSITIONS: Final[Mapping[tuple[SupervisorState, SupervisorEvent], SupervisorState]] = {
@@ -108,4 +109,9 @@ TRANSITIONS: Final[Mapping[tuple[SupervisorState, SupervisorEvent], SupervisorSt
     (SupervisorState.JUDGING, SupervisorEvent.STOPPED_BEFORE): SupervisorState.FINDING,
     (SupervisorState.JUDGING, SupervisorEvent.RESTART_RECORDED): SupervisorState.DELAYING,
     (SupervisorState.DELAYING, SupervisorEvent.RESTART_DUE): SupervisorState.FINDING,
+    (SupervisorState.RETURNING, SupervisorEvent.NO_ANSWER): SupervisorState.RETURNING,
+    (SupervisorState.FINDING, SupervisorEvent.NO_ANSWER): SupervisorState.FINDING,
+    (SupervisorState.STARTING, SupervisorEvent.NO_ANSWER): SupervisorState.FINDING,
+    (SupervisorState.JUDGING, SupervisorEvent.NO_ANSWER): SupervisorState.JUDGING,
+    (SupervisorState.DELAYING, SupervisorEvent.NO_ANSWER): SupervisorState.DELAYING,
 }

@@ -47,6 +47,7 @@ from airflow_provider_exactlyonce.control.supervision import (
 )
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, is_no_answer
 
 _log = logging.getLogger(__name__)
 
@@ -106,8 +107,17 @@ class Supervisor:
             SupervisorState.DELAYING: self._delay,
         }
         while self.state is not SupervisorState.DONE:
-            event = steps[self.state]() if self.state in steps else (yield from self._follow())
+            event = self._step(steps[self.state]) if self.state in steps else (yield from self._follow())
             self.state = TRANSITIONS[self.state, event]
+
+    def _step(self, step: Callable[[], SupervisorEvent]) -> SupervisorEvent:
+        try:
+            return step()
+        except (OSError, OutcomeUnknownError) as error:
+            if not is_no_answer(error):
+                raise
+            self._locator.wait(f"{self.home.location} does not answer: {error}")
+            return SupervisorEvent.NO_ANSWER
 
     def stop(self, reason: str) -> None:
         """Stop the driver and wait for its end. May be called from a signal handler, and again while it runs.
@@ -124,7 +134,8 @@ class Supervisor:
         if not attached.ours:
             return
         driver, allowed = attached.driver, self.supervision.stop_timeout_seconds
-        requests.note_killed(self.home, driver.token, self.supervision.owner)
+        with stopping.as_far_as_answered():
+            requests.note_killed(self.home, driver.token, self.supervision.owner)
         stopping.stop_and_wait(self.home, driver, reason=self._stop.reason or "", timeout_seconds=allowed)
 
     # -- the states -----------------------------------------------------------------------------------------------
@@ -197,17 +208,24 @@ class Supervisor:
 
     def _judge(self) -> SupervisorEvent:
         intent, ended = self._watch.attached.intent, self._watch.ended or Ended(exit_code=None)
-        error = exit_classification.failure(self.home, intent.token, ended, Path(intent.log))
         try:
-            if error is None and self._stop.reason is None and self._locator.was_killed(intent):
-                return SupervisorEvent.STOPPED_BEFORE
-            if error is None and self._is_done(intent):
-                return SupervisorEvent.WORK_DONE
-            if error is None or self._stop.reason is not None:
-                raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self._stop.reason}")
-            self._restarting.record(intent, ended, error, number=self.restarts + 1, died=self._died)
-        finally:  # not before the record: who wants no restart finds one of the two
-            intents.remove(self.home.intent, intent.token)
+            event = self._verdict(intent, ended)
+        except BaseException as error:
+            if not is_no_answer(error):
+                intents.remove(self.home.intent, intent.token)
+            raise
+        intents.remove(self.home.intent, intent.token)  # not before the record: who wants no restart finds one of them
+        return event
+
+    def _verdict(self, intent: Intent, ended: Ended) -> SupervisorEvent:
+        error = exit_classification.failure(self.home, intent.token, ended, Path(intent.log))
+        if error is None and self._stop.reason is None and self._locator.was_killed(intent):
+            return SupervisorEvent.STOPPED_BEFORE
+        if error is None and self._is_done(intent):
+            return SupervisorEvent.WORK_DONE
+        if error is None or self._stop.reason is not None:
+            raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self._stop.reason}")
+        self._restarting.record(intent, ended, error, number=self.restarts + 1, died=self._died)
         self._dead = intent
         return SupervisorEvent.RESTART_RECORDED
 

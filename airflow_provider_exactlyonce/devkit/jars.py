@@ -1,8 +1,8 @@
-"""The broker's and the connector's jars: resolved once per user, verified, and found again in milliseconds.
+"""The broker's, the connector's and s3a's jars: resolved once per user, verified, and found again in milliseconds.
 
-A stamp beside the jars holds each one's size and times as they were when its SHA-256 was last compared with
-``checksums.txt``. The kernel sets a file's change time at every write, so equal times mean equal bytes and the next
-call needs no hashing; unequal times cost one hashing, and unequal hashes a new download.
+A stamp beside the jars holds each one's size and times as they were when its SHA-256 was last compared with the one
+that is written down here. The kernel sets a file's change time at every write, so equal times mean equal bytes and the
+next call needs no hashing; unequal times cost one hashing, and unequal hashes a new download.
 """
 
 from __future__ import annotations
@@ -17,22 +17,57 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.ivy import Progress, retrieve
+from airflow_provider_exactlyonce.devkit.ivy import DEPENDENCIES, Progress, retrieve
 from airflow_provider_exactlyonce.files import replacing
 
 KAFKA_VERSION: Final = "4.3.1"
 SPARK_VERSION: Final = "4.2.0"
+HADOOP_VERSION: Final = "3.5.0"
 CACHE_VARIABLE: Final = "EXACTLYONCE_CACHE"
 CHECKSUMS: Final = Path(__file__).with_name("checksums.txt")
+#: The class with which Spark creates files on S3 exclusively; `scripts/build_jar.py` makes it of the source beside it.
+EXCLUSIVE_FILES_JAR: Final = Path(__file__).with_name("exclusive-checkpoint-files.jar")
 STAMP_NAME: Final = "verified.json"
 STAGING_PREFIX: Final = "staging-"
 CLASSES_PREFIX: Final = "classes-of-spark-"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class JarSet:
+    """Jars that are resolved together.
+
+    :param name: of their directory in the cache
+    :param dependencies: the ``ivy.xml``
+    :param checksums: SHA-256 by relative name, in the format of ``sha256sum``
+    """
+
+    name: str
+    dependencies: Path
+    checksums: Path
+
+    @property
+    def directory(self) -> Path:
+        """Where they are published; it need not exist."""
+        return cache_directory() / self.name
+
+    @functools.cached_property
+    def digests(self) -> Mapping[str, str]:
+        """SHA-256 by relative name."""
+        lines = self.checksums.read_text(encoding="utf-8").splitlines()
+        return {name: digest for digest, name in (line.split(maxsplit=1) for line in lines)}
+
+
+DEVKIT: Final = JarSet(f"kafka-{KAFKA_VERSION}-spark-{SPARK_VERSION}", DEPENDENCIES, CHECKSUMS)
+S3A: Final = JarSet(
+    f"s3a-{HADOOP_VERSION}", DEPENDENCIES.with_name("s3a.xml"), CHECKSUMS.with_name("s3a_checksums.txt")
+)
 
 
 def broker_jars(progress: Progress = logger.info) -> list[Path]:
@@ -51,6 +86,15 @@ def spark_connector_jars(progress: Progress = logger.info) -> list[Path]:
     return _jars("spark", progress)
 
 
+def s3a_jars(progress: Progress = logger.info) -> list[Path]:
+    """Return what ``spark.jars`` needs to read and write S3, resolving it first if it isn't there.
+
+    :raises DevkitError: when it isn't there and can't be had
+    """
+    resolve(progress, S3A)
+    return [S3A.directory / name for name in S3A.digests]
+
+
 def cache_directory() -> Path:
     """Return the per-user cache; it need not exist."""
     if own := os.environ.get(CACHE_VARIABLE):
@@ -62,29 +106,29 @@ def cache_directory() -> Path:
 
 def jar_directory() -> Path:
     """Return where the jars of these versions are published; it need not exist."""
-    return cache_directory() / f"kafka-{KAFKA_VERSION}-spark-{SPARK_VERSION}"
+    return DEVKIT.directory
 
 
-def resolve(progress: Progress) -> None:
-    """Make sure that every jar is in the cache and is the one that ``checksums.txt`` names.
+def resolve(progress: Progress, jars: JarSet = DEVKIT) -> None:
+    """Make sure that every jar is in the cache and is the one whose checksum is written down.
 
     May be repeated, and by several processes at once: one downloads, the others wait. If it raises, or the process dies
     here, the published folder is as it was; what Ivy had downloaded is used by the next call.
 
     :param progress: called with one line per step; not at all when everything is there
+    :param jars: which
     :raises DevkitError: no network, no Java, a cache that can't be written, or a jar with another checksum
     """
-    directory = jar_directory()
-    if _is_stamped(directory) or not _problems_of_published(directory):
+    if _is_stamped(jars) or not _problems_of_published(jars):
         return
     try:
         with exclusive(cache_directory() / "lock", progress):
             # Asked again, because whoever held the lock before us may have published it.
-            problems = _problems_of_published(directory)
+            problems = _problems_of_published(jars)
             if problems:
-                for problem in problems if directory.exists() else ():
+                for problem in problems if jars.directory.exists() else ():
                     progress(f"resolving again: {problem}")
-                _download(directory, progress)
+                _download(jars, progress)
     except OSError as error:
         raise DevkitError(
             f"the cache {cache_directory()} can't be used ({error}); set {CACHE_VARIABLE} to a writable folder"
@@ -94,7 +138,7 @@ def resolve(progress: Progress) -> None:
 def clear_cache() -> None:
     """Remove what :func:`resolve` made, and nothing that somebody else put there."""
     cache = cache_directory()
-    ours = ("kafka-*-spark-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
+    ours = ("kafka-*-spark-*", "s3a-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
     for path in [path for pattern in ours for path in cache.glob(pattern)]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -123,18 +167,10 @@ def exclusive(lock: Path, progress: Progress) -> Iterator[None]:
 
 def _jars(configuration: str, progress: Progress) -> list[Path]:
     resolve(progress)
-    directory = jar_directory()
-    return [directory / name for name in _checksums() if name.startswith(f"{configuration}/")]
+    return [DEVKIT.directory / name for name in DEVKIT.digests if name.startswith(f"{configuration}/")]
 
 
-@functools.cache
-def _checksums() -> Mapping[str, str]:
-    """Read SHA-256 by relative name, in the format of ``sha256sum``."""
-    lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
-    return {name: digest for digest, name in (line.split(maxsplit=1) for line in lines)}
-
-
-def _download(directory: Path, progress: Progress) -> None:
+def _download(jars: JarSet, progress: Progress) -> None:
     """Fetch into a staging folder, verify, and publish by one rename. Called with the lock held."""
     cache = cache_directory()
     for abandoned in cache.glob(f"{STAGING_PREFIX}*"):  # whoever made it died, because the lock is ours
@@ -142,47 +178,46 @@ def _download(directory: Path, progress: Progress) -> None:
     ivy_cache = cache / "ivy"
     staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=cache))
     try:
-        retrieve(staging, ivy_cache, progress, len(_checksums()))
-        problems = _problems(staging)
+        retrieve(staging, ivy_cache, progress, len(jars.digests), jars.dependencies)
+        problems = _problems(staging, jars)
         if problems:
             # Kept, the wrong file would come from Ivy's cache again and again.
             shutil.rmtree(ivy_cache, ignore_errors=True)
             raise DevkitError(
-                f"refused, because the download differs from {CHECKSUMS.name}: {'; '.join(problems)}."
+                f"refused, because the download differs from {jars.checksums.name}: {'; '.join(problems)}."
                 " Try again; if it stays, a mirror or proxy delivers another file"
             )
         staging.chmod(0o755)  # mkdtemp's own mode would shut out others from a cache shared on purpose
-        _write_stamp(staging)
-        if directory.exists():
-            os.rename(directory, tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=cache))
-        os.rename(staging, directory)
+        _write_stamp(staging, jars)
+        if jars.directory.exists():
+            os.rename(jars.directory, tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=cache))
+        os.rename(staging, jars.directory)
     finally:
         for leftover in cache.glob(f"{STAGING_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
     shutil.rmtree(ivy_cache, ignore_errors=True)
-    progress(f"{len(_checksums())} jars verified and stored in {directory}")
+    progress(f"{len(jars.digests)} jars verified and stored in {jars.directory}")
 
 
-def _problems(directory: Path) -> list[str]:
+def _problems(directory: Path, jars: JarSet) -> list[str]:
     """Compare every jar with its checksum; an empty list means that all are there and right."""
-    expected = _checksums()
     problems = []
-    for name, digest in expected.items():
+    for name, digest in jars.digests.items():
         path = directory / name
         if not path.is_file():
             problems.append(f"{name} is missing")
         elif (actual := _sha256(path)) != digest:
             problems.append(f"{name} has SHA-256 {actual}, expected {digest}")
-    unexpected = sorted({str(path.relative_to(directory)) for path in directory.glob("*/*")} - expected.keys())
+    unexpected = sorted({str(path.relative_to(directory)) for path in directory.glob("*/*")} - jars.digests.keys())
     return problems + [f"{name} has no checksum" for name in unexpected]
 
 
-def _problems_of_published(directory: Path) -> list[str]:
+def _problems_of_published(jars: JarSet) -> list[str]:
     """Hash what is there, and stamp it if it is right."""
-    problems = _problems(directory)
+    problems = _problems(jars.directory, jars)
     if not problems:
         with contextlib.suppress(OSError):  # a cache baked into an image may be read-only; it is hashed each time then
-            _write_stamp(directory)
+            _write_stamp(jars.directory, jars)
     return problems
 
 
@@ -191,23 +226,23 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _facts(directory: Path) -> dict[str, object]:
+def _facts(directory: Path, jars: JarSet) -> dict[str, object]:
     """Collect what a stamp holds: which checksums, and each jar's size and times."""
-    jars = {}
-    for name in _checksums():
+    facts = {}
+    for name in jars.digests:
         status = os.stat(directory / name)
-        jars[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    return {"checksums": _sha256(CHECKSUMS), "jars": jars}
+        facts[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return {"checksums": _sha256(jars.checksums), "jars": facts}
 
 
-def _write_stamp(directory: Path) -> None:
+def _write_stamp(directory: Path, jars: JarSet) -> None:
     with replacing(directory / STAMP_NAME, durable=False, mode=0o644) as file:
-        file.write(json.dumps(_facts(directory)).encode())
+        file.write(json.dumps(_facts(directory, jars)).encode())
 
 
-def _is_stamped(directory: Path) -> bool:
+def _is_stamped(jars: JarSet) -> bool:
     try:
-        stamp = json.loads((directory / STAMP_NAME).read_text(encoding="utf-8"))
-        return bool(stamp == _facts(directory))
+        stamp = json.loads((jars.directory / STAMP_NAME).read_text(encoding="utf-8"))
+        return bool(stamp == _facts(jars.directory, jars))
     except (OSError, ValueError):
         return False

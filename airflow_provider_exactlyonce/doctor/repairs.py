@@ -137,7 +137,7 @@ def _point(facts: Facts, home: Home, finding: Finding) -> str:
         raise RefusedError("the lineage that the ledger names is not in the home")
     before = facts.home.lineage.id if facts.home and facts.home.lineage else "none that is whole"
     with _holding(facts, home) as hold, hold.sure():
-        home.use(target.id)
+        home.switch(target.id, hold.pointer)
     return f"pointed current to lineage {target.id}; before it was {before}"
 
 

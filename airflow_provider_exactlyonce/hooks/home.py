@@ -7,9 +7,44 @@ from typing import TYPE_CHECKING
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import TaskRequest
 from airflow_provider_exactlyonce.exceptions import RefusedError, UnknownPipelineError
+from airflow_provider_exactlyonce.hooks import object_storage
+from airflow_provider_exactlyonce.storage.opening import is_local
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+
+def home_at(checkpoint: str) -> Home:
+    """Return the home that a user has named.
+
+    :param checkpoint: a local path, a ``file:`` URI, or ``s3://CONN_ID@BUCKET/PATH``; without a connection the
+        environment's credentials count
+    :raises RefusedError: when it is of another kind, or the connection can't be used
+    :raises AirflowNotFoundException: when there is no such connection
+    """
+    conn_id, url = object_storage.split(checkpoint)
+    home = Home(url)
+    return home if conn_id is None else Home(checkpoint, object_storage.open_place(conn_id, home.path))
+
+
+def check(checkpoint: str) -> None:
+    """Check how a home is named; asks nobody.
+
+    :raises RefusedError: when it is no name of one
+    """
+    Home(object_storage.split(checkpoint)[1])
+
+
+def check_mounted(home: Home, what: str) -> None:
+    """Check that a task of this kind can work on a home.
+
+    :param what: the kind
+    :raises RefusedError: when the home is in a bucket
+    """
+    if not is_local(home.path):
+        raise RefusedError(
+            f"{home.location} is in a bucket, and {what} in Airflow needs a home on a mounted file system"
+        )
 
 
 def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) -> tuple[Home, str]:
@@ -17,7 +52,7 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
 
     :param kafka_conn_id: connection of type ``kafka``, asked for the ledger when only the pipeline is named
     :param pipeline: its name
-    :param checkpoint: its home, a local path or a ``file:`` URI
+    :param checkpoint: its home, as :func:`home_at` takes it
     :raises UnknownPipelineError: when there is no such home
     :raises RefusedError: when it is another pipeline's
     :raises ExactlyOnceError: when the cluster does not answer
@@ -29,7 +64,7 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
         if pipeline is None:
             raise RefusedError("neither pipeline nor checkpoint is given")
         return Home(home_path(client_config(kafka_conn_id), pipeline)), pipeline
-    home = Home(checkpoint)
+    home = home_at(checkpoint)
     owner = home.pipeline()
     if owner is None:
         raise UnknownPipelineError(f"checkpoint={checkpoint!r} is no home of a pipeline; its first driver makes it one")

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.files import replacing
+from airflow_provider_exactlyonce.storage.opening import is_local
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
@@ -43,7 +44,14 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
     from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.devkit import class_archive
-    from airflow_provider_exactlyonce.hooks import kafka, postgres, schema_registry, spark_submit, stores
+    from airflow_provider_exactlyonce.hooks import (
+        kafka,
+        object_storage,
+        postgres,
+        schema_registry,
+        spark_submit,
+        stores,
+    )
     from airflow_provider_exactlyonce.streaming.settings import (
         KAFKA_VARIABLE,
         POSTGRES_VARIABLE,
@@ -63,12 +71,18 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     remote: dict[str, str] = {}
     local: dict[str, str] = {}
     if cluster is None:
-        local = {**settings.env_vars, **spark_submit.python_environment(), **secrets}
+        reach = object_storage.driver_environment(home.location) if home is not None else {}
+        local = {**settings.env_vars, **spark_submit.python_environment(), **secrets, **reach}
         local |= class_archive.environment({**os.environ, **local}, settings.conf)
     elif home is None:
         raise RefusedError(
             f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where "
             "the task does: give it a connection with deploy-mode client"
+        )
+    elif not is_local(home.path):
+        raise RefusedError(
+            f"connection {settings.conn_id} has deploy-mode cluster, and {home.path} is in a bucket: the driver would "
+            "find neither its passwords there nor the key to it. Use deploy-mode client, or a mounted file system"
         )
     else:
         remote = {

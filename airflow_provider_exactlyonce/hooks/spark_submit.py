@@ -75,7 +75,7 @@ def build_command(
 
     connected = _hook(submitted.conn_id)
     cluster = clusters.cluster_of(connected)
-    jars = submitted.jars if submitted.jars or submitted.packages else _connector_jars()
+    jars = _jars(submitted, arguments)
     conf = submit_settings({name: _text(value) for name, value in submitted.conf.items()})
     conf |= packages.settings_for(conf, str(connected._connection["master"]), cache_directory())
     if cluster is None:
@@ -138,10 +138,13 @@ def _executable(program: str) -> str:
     return path
 
 
-def _connector_jars() -> str:
+def _jars(submitted: DriverSettings, arguments: Sequence[str]) -> str | None:
     from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+    from airflow_provider_exactlyonce.streaming.file_systems import driver_jars
 
-    return ",".join(str(jar) for jar in spark_connector_jars())
+    complete = not (submitted.jars or submitted.packages)
+    jars = [*([submitted.jars] if submitted.jars else ()), *(spark_connector_jars() if complete else ())]
+    return ",".join(map(str, [*jars, *driver_jars(arguments, complete=complete)])) or None
 
 
 def _text(value: object) -> str:

@@ -143,15 +143,16 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         :raises RefusedError: when the request can't be, or the pipeline is unknown
         """
         from airflow_provider_exactlyonce.backfill import workspace
-        from airflow_provider_exactlyonce.control.home import Home
-        from airflow_provider_exactlyonce.hooks import home
+        from airflow_provider_exactlyonce.hooks import home as homes
 
         request = self._request(context)
         if self.pipeline and self.checkpoint:
-            return workspace.make(Home(self.checkpoint), self.pipeline, request)
-        pipelines_home, pipeline = home.find(
-            self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint or None
-        )
+            pipelines_home, pipeline = homes.home_at(self.checkpoint), self.pipeline
+        else:
+            pipelines_home, pipeline = homes.find(
+                self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint or None
+            )
+        homes.check_mounted(pipelines_home, "a backfill")
         return workspace.make(pipelines_home, pipeline, request)
 
     def ledger_of(self, pipeline: str) -> str:

@@ -104,7 +104,7 @@ class _AskingOperator(_PipelineOperator):
                     raise self._too_late(home, pipeline, request.name, result)
                 if self.deferrable:
                     self._defer(home, result, deadline)
-                time.sleep(arguments.seconds(self.poll_interval))
+                time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
             request.done()
         except ExactlyOnceError as error:
             _raise(error)
@@ -116,7 +116,7 @@ class _AskingOperator(_PipelineOperator):
     def _defer(self, home: Home, wait: WaitCondition, deadline: float) -> NoReturn:
         self.defer(
             trigger=DriverTrigger(
-                home=str(home.path),
+                home=home.location,
                 token=wait.token,
                 request=wait.request,
                 poll_interval=arguments.seconds(self.poll_interval),

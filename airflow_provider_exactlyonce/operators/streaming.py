@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.exceptions import (
     WorkerShutdownError,
 )
 from airflow_provider_exactlyonce.hooks import arguments
+from airflow_provider_exactlyonce.hooks import home as homes
 from airflow_provider_exactlyonce.links import pipeline as links
 from airflow_provider_exactlyonce.operators._driver import DriverOperator
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
@@ -80,7 +81,8 @@ class StreamingPipelineOperator(DriverOperator):
 
     :param application: the job's file; a relative path is looked up beside the DAG's file. Of a pipeline that was
         upgraded to another version, that version's file is run instead, and a warning says so. (templated)
-    :param checkpoint: the pipeline's home, a local path or a ``file:`` URI; made if absent. (templated)
+    :param checkpoint: the pipeline's home, made if absent: a path, a ``file:`` URI, or ``s3://CONN_ID@BUCKET/PATH``.
+        (templated)
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
@@ -152,17 +154,12 @@ class StreamingPipelineOperator(DriverOperator):
         arguments.check_kind(self, "restart_strategy", RestartStrategy, "RestartStrategy.exponential()")
         arguments.check_kind(self, "health", HealthRules, "HealthRules(max_restarts=20)")
         arguments.check(self, lambda: untils.text_of(self.until), "until")
-        arguments.check(self, self._check_checkpoint, "checkpoint")
+        arguments.check(self, lambda: homes.check(self.checkpoint), "checkpoint")
         if self.on_worker_shutdown == "detach" and not self.retries:
             raise ValueError(
                 f"{self.task_id}: on_worker_shutdown='detach' needs retries of at least 1: without a next try nobody "
                 "would supervise the driver that goes on"
             )
-
-    def _check_checkpoint(self) -> None:
-        from airflow_provider_exactlyonce.control.home import Home
-
-        Home(self.checkpoint)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Supervise the driver to its end, or defer.
@@ -192,9 +189,7 @@ class StreamingPipelineOperator(DriverOperator):
 
     def home(self, context: Context) -> Home:
         """Return the home of what is run."""
-        from airflow_provider_exactlyonce.control.home import Home
-
-        return Home(self.checkpoint)
+        return homes.home_at(self.checkpoint)
 
     def outcome(self, context: Context, home: Home, facts: dict[str, Any]) -> dict[str, Any]:
         """Return the task's result.
@@ -381,7 +376,7 @@ class _TaskSupervision:
         allowed = task.health.no_commit_within if ours else None
         task.defer(
             trigger=PipelineTrigger(
-                home=str(self._home.path),
+                home=self._home.location,
                 intent=asdict(intent),
                 owner=self._supervisor.supervision.owner,
                 poll_interval=arguments.seconds(task.poll_interval),

@@ -63,11 +63,12 @@ class _PlanOperator(DriverOperator):
             the XCom ``plan`` then
         """
         from airflow_provider_exactlyonce.control.requests import WaitCondition
-        from airflow_provider_exactlyonce.hooks.home import find, request_of
+        from airflow_provider_exactlyonce.hooks.home import check_mounted, find, request_of
         from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
         ti = context["ti"]
         home, pipeline = find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
+        check_mounted(home, "an upgrade or rollback")
         request = request_of(home, context)
         upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools())
         while isinstance(plan := upgrade.advance(), WaitCondition):

@@ -1,21 +1,85 @@
-"""Finds the store of a place."""
+"""Finds the place that a location names, its store, and Hadoop's name for it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage import remote
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.remote import identity_of
+from airflow_provider_exactlyonce.storage.s3_environment import options_of_environment
 from airflow_provider_exactlyonce.storage.store import Store
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 LOCAL: Final = LocalStore()
+#: What fsspec is given for a location of each scheme: credentials are the environment's.
+SCHEMES: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {"s3": options_of_environment}
+_HADOOP_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a"}
 _STORES: Final[dict[tuple[str, int], Store]] = {}
+
+
+def place_of(location: Any) -> Path:
+    """Return the place that a location names.
+
+    :param location: a local path, a URL, or a place already. A connection in ``s3://connection@bucket/key`` is for
+        Airflow, which has made the environment of it
+    :raises RefusedError: when it is on a file system that a home can't be on
+    """
+    if not isinstance(location, str | Path):
+        return location  # type: ignore[no-any-return]
+    parts = urlsplit(str(location))
+    if isinstance(location, Path) or parts.scheme in ("", "file"):
+        return Path(parts.path if parts.scheme == "file" else location).expanduser().resolve()
+    if parts.scheme not in SCHEMES:
+        raise RefusedError(
+            f"{location!r}: a home is a local path, a file: URI, or at "
+            f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}; {parts.scheme}: is not read"
+        )
+    from upath import UPath
+
+    bucket, key = parts.netloc.rpartition("@")[2], parts.path.strip("/")
+    if not bucket or not key:
+        raise RefusedError(f"{location!r} names no directory: give {parts.scheme}://bucket/directory")
+    place: Any = UPath(f"{parts.scheme}://{bucket}/{key}", **SCHEMES[parts.scheme]())
+    return place  # type: ignore[no-any-return]
+
+
+def is_local(place: Any) -> bool:
+    """Whether a place is on this machine's file systems, mounted ones among them."""
+    return isinstance(place, Path)
+
+
+def hadoop_url(place: Any) -> str:
+    """Return what Spark is told instead of a place.
+
+    :param place: a path of this machine, or one of universal_pathlib
+    """
+    if isinstance(place, Path):
+        return f"file:{place}"
+    return f"{_HADOOP_SCHEMES.get(place.protocol, place.protocol)}://{str(place.path).strip('/')}"
+
+
+def names_in(directory: Any) -> Sequence[str]:
+    """Return the names of what is in a directory, sorted; none when it is not there.
+
+    :param directory: on any file system, also one that a home can't be on
+    """
+    return LOCAL.names(directory) if isinstance(directory, Path) else remote.names_in(directory.fs, directory)
+
+
+def holds_files(directory: Any) -> bool:
+    """Whether there is a file in a directory, or below it: some stores keep the directories of files that are gone.
+
+    :param directory: as :func:`names_in` takes it
+    """
+    return any(place.is_file() for place in directory.rglob("*"))
 
 
 def store_of(place: Any) -> Store:

@@ -34,13 +34,7 @@ class RemoteStore(Store):
 
     @override
     def names(self, directory: Path) -> Sequence[str]:
-        path = path_of(directory).rstrip("/")
-        try:
-            listed = self.system.ls(path, detail=False)
-        except FileNotFoundError:
-            return []
-        below = (entry.rstrip("/") for entry in listed)
-        return sorted({entry.rpartition("/")[2] for entry in below if entry.rpartition("/")[0] == path})
+        return names_in(self.system, directory)
 
     @override
     def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
@@ -71,3 +65,14 @@ def identity_of(system: AbstractFileSystem) -> str:
 def path_of(place: Any) -> str:
     """Return what fsspec calls a place."""
     return str(place.path)
+
+
+def names_in(system: AbstractFileSystem, directory: Path) -> Sequence[str]:
+    """Return the names of what is in a directory, sorted; the mark that some writers make of the directory is none."""
+    path = path_of(directory).rstrip("/")
+    try:
+        listed = system.ls(path, detail=False)
+    except FileNotFoundError:
+        return []
+    below = (entry.rstrip("/") for entry in listed)
+    return sorted({entry.rpartition("/")[2] for entry in below if entry.rpartition("/")[0] == path})

@@ -7,6 +7,7 @@ else was faster. So each write carries a mark of its own in the object's metadat
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ T = TypeVar("T")
 
 #: Name of the metadata that tells whose write it was.
 _MARK: Final = "exactlyonce-write"
+#: Seconds for a connection, and for an answer to a document: watchers wait for them.
+_PATIENCE: Final = {"connect_timeout": 5, "read_timeout": 15}
 #: How often a question is asked; it changes nothing.
 _ATTEMPTS: Final = 3
 #: Seconds before each try of a conditional request.
@@ -56,7 +59,7 @@ def open_store(system: S3FileSystem) -> S3Store:
     def client(attempts: int, **more: Any) -> S3FileSystem:
         options = {**system.storage_options, "use_listings_cache": False, "skip_instance_cache": True}
         retries = {"total_max_attempts": attempts, "mode": "standard"}
-        config = {**options.get("config_kwargs", {}), "retries": retries, **more}
+        config = {**_PATIENCE, **options.get("config_kwargs", {}), "retries": retries, **more}
         made = type(system)(**{**options, "config_kwargs": config})
         made.retries = 1  # of s3fs, around those
         return made
@@ -71,6 +74,9 @@ class S3Store(RemoteStore):
     :param once: the same, without repetition
     """
 
+    has_locks = False
+    silence_seconds = 30.0  # a request that is not answered may take two thirds of it
+    seconds_per_read = 5.0
     remedy = (
         "Conditional writes (If-None-Match, If-Match) have to be supported by the server and allowed by the bucket's "
         "policy; `exactlyonce help homes` has the servers that were tested"
@@ -139,11 +145,25 @@ class S3Store(RemoteStore):
 
     @override
     def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
-        raise RefusedError(f"{place} can't be held: an object store has no locks that end with their process")
+        raise RefusedError(
+            f"{place} can't be held: an object store has no locks that end with their process. Upgrades and rollbacks "
+            "need one: they work with a home on a mounted file system"
+        )
 
     @override
     def names(self, directory: Path) -> Sequence[str]:
-        return self._asked(lambda: super(S3Store, self).names(directory)) or ()
+        bucket, key, _ = self._once.split_path(path_of(directory))
+        where = {"Bucket": bucket, "Prefix": f"{key.strip('/')}/", "Delimiter": "/"}
+        names: set[str] = set()
+        page: dict[str, Any] = {"IsTruncated": True}
+        while page["IsTruncated"]:  # s3fs lists the directory above as well when there is nothing in this one
+            more = {"ContinuationToken": token} if (token := page.get("NextContinuationToken")) else {}
+            ask = functools.partial(self.system.call_s3, "list_objects_v2", **where, **more)
+            page = self._asked(ask) or {"IsTruncated": False}
+            keys = [entry["Key"] for entry in page.get("Contents", ())]
+            keys += [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
+            names |= {key.removeprefix(where["Prefix"]).rstrip("/") for key in keys}
+        return sorted(names - {""})
 
     def _where(self, place: Path) -> dict[str, str]:
         bucket, key, _ = self._once.split_path(path_of(place))

@@ -25,6 +25,7 @@ write means the same, of a read that nothing is known. Who reads the place again
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import uuid
 from abc import ABC, abstractmethod
@@ -35,6 +36,9 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+
+#: What no repetition changes, or no file system says. A full disk may be emptied, and a lost server be found.
+_FOR_GOOD: Final = frozenset((errno.E2BIG, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOMEM, errno.EROFS))
 
 
 class ChangedError(ExactlyOnceError):
@@ -74,6 +78,14 @@ class Facts:
 
     size: int
     modified: float
+
+
+def is_no_answer(error: BaseException) -> bool:
+    """Whether an error of a file system says nothing, and the same question may be answered later."""
+    if isinstance(error, OSError):
+        for_good = FileNotFoundError | PermissionError | NotADirectoryError | IsADirectoryError | FileExistsError
+        return not isinstance(error, for_good) and error.errno not in _FOR_GOOD
+    return isinstance(error, OutcomeUnknownError)
 
 
 def version_of(content: bytes) -> str:
@@ -204,8 +216,14 @@ class Store(ABC):
             return "deletes a file that was changed, though it is told not to"
         return None if self.read(place) == Stored(content=b"second", version=second) else "does not read what it wrote"
 
+    #: Whether a place can be held; where none can, what is decided is one document that is replaced if unchanged.
+    has_locks: bool = True
     #: Whoever holds a place for longer, in order to change it, is frozen.
     held_seconds: float = 10.0
+    #: Somebody who lives and writes every few seconds may not be heard of for so long, because of the file system.
+    silence_seconds: float = 0.0
+    #: A watcher reads a document so often at most: where each read costs money, and a slow one holds up others.
+    seconds_per_read: float = 0.0
     #: What to do about a file system that does not keep the contract.
     remedy: str = "Use another one: `exactlyonce help homes` has those that were tested"
 

@@ -23,6 +23,9 @@ SEQUENCER_HOST: Final = "spark.exactlyonce.sequencer.host"
 SEQUENCER_BIND_ADDRESS: Final = "spark.exactlyonce.sequencer.bindAddress"
 SEQUENCER_PORT: Final = "spark.exactlyonce.sequencer.port"
 
+#: The class with which Spark writes the files of a checkpoint.
+FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
+
 #: How large the Arrow batches for Python workers become.
 ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 
@@ -41,9 +44,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
     # Spark's own choice for a local path starts a program (chmod, readlink) some five times for each file of a
     # checkpoint, 2 ms of CPU and more each; this one twice. Both move a finished file into its place.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
+    FILE_MANAGER: ("org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"),
     # Over TCP, Nagle's algorithm and delayed acknowledgements hold a small batch up for 40 ms in every Python worker.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.unix.domain.socket.dir": "/tmp",  # a path has at most 107 bytes, and java.io.tmpdir of YARN is long

@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
+from airflow_provider_exactlyonce.triggers.shared_poller import subscribed
+
 
 class DriverTrigger(BaseTrigger):
     """Fire when a driver has answered a request or is gone, or the deadline has passed.
@@ -17,7 +20,7 @@ class DriverTrigger(BaseTrigger):
     event: the task looks for itself, so that an event that came late or twice changes nothing. The deadline is, because
     ``dag.test()`` forgets all other arguments of a task that was deferred.
 
-    :param home: the pipeline's home, a path
+    :param home: the pipeline's home, as :attr:`~airflow_provider_exactlyonce.control.home.Home.location` has it
     :param token: start token of the driver; None, or empty in older ones, for one that is about to be started again
     :param request: the savepoint that it is asked for, None to wait for its end
     :param poll_interval: seconds between two checks
@@ -45,16 +48,11 @@ class DriverTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to do; yields one event, and not at once: the task has just looked."""
-        while (left := self.deadline - time.time()) > 0:
-            await asyncio.sleep(min(self.poll_interval, left))
-            if not await asyncio.to_thread(self._is_waiting):
-                break
+        await asyncio.sleep(min(self.poll_interval, max(0.0, self.deadline - time.time())))
+        wait = {"token": self.token or None, "request": self.request, "commits": self.commits}
+        async with subscribed(HomeChecker, self.home, wait, self.poll_interval) as subscription:
+            while (left := self.deadline - time.time()) > 0:
+                news = await subscription.changed(left)
+                if news is not None and (news.found or news.refused):
+                    break
         yield TriggerEvent({"deadline": self.deadline})  # type: ignore[no-untyped-call]
-
-    def _is_waiting(self) -> bool:
-        from airflow_provider_exactlyonce.control import drivers
-        from airflow_provider_exactlyonce.control.home import Home
-        from airflow_provider_exactlyonce.control.requests import WaitCondition
-
-        wait = WaitCondition(token=self.token or None, request=self.request, commits=self.commits)
-        return not drivers.has_happened(Home(self.home), wait)

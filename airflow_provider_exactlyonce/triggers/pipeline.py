@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
 from airflow_provider_exactlyonce.triggers.log_throttle import LogThrottle
-
-if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor
-    from airflow_provider_exactlyonce.control.status import Status
-    from airflow_provider_exactlyonce.hooks.metrics import Reporter
+from airflow_provider_exactlyonce.triggers.shared_poller import subscribed
 
 
 class PipelineTrigger(BaseTrigger):
@@ -28,7 +23,7 @@ class PipelineTrigger(BaseTrigger):
 
     When a user marks or clears the task, the driver is stopped before its next batch; not when the triggerer ends.
 
-    :param home: the pipeline's home, a path
+    :param home: the pipeline's home, as :attr:`~airflow_provider_exactlyonce.control.home.Home.location` has it
     :param intent: the driver, fields of :class:`~airflow_provider_exactlyonce.control.intent.Intent`
     :param owner: the task, as the supervisor names it
     :param poll_interval: seconds between two checks
@@ -60,9 +55,6 @@ class PipelineTrigger(BaseTrigger):
         self.deadline = deadline
         self.no_commit_within = no_commit_within
         self.stop_timeout = stop_timeout
-        self._shown: Status | None = None
-        self._metrics: Reporter | None = None
-        self._heartbeats: HeartbeatMonitor | None = None
         self._throttle = LogThrottle()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -72,9 +64,18 @@ class PipelineTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to do; yields one event."""
-        while not (why := await asyncio.to_thread(self._check)):
-            left = min((end - time.time() for end in (self.due, self.deadline) if end), default=self.poll_interval)
-            await asyncio.sleep(max(0.0, min(self.poll_interval, left)))
+        async with subscribed(HomeChecker, self.home, self._subject(), self.poll_interval) as subscription:
+            while (why := self._what_is_over()) is None:
+                ends = [end - time.time() for end in (self.due, self.deadline) if end is not None]
+                news = await subscription.changed(max(0.0, min(ends, default=60.0)))
+                if news is not None and news.found is not None:
+                    why = str(news.found["why"])
+                    break
+                if news is not None and news.refused:
+                    why = news.missing
+                    break
+                if news is not None and news.missing and self._throttle.allow():
+                    self.log.info("%s", news.missing)
         self.log.info("back to a worker: %s", why)
         yield TriggerEvent({"intent": self.intent, "deadline": self.deadline})  # type: ignore[no-untyped-call]
 
@@ -83,50 +84,20 @@ class PipelineTrigger(BaseTrigger):
         if self.stop_timeout is not None:
             await asyncio.to_thread(self._stop, self.stop_timeout)
 
-    def _check(self) -> str | None:
-        from airflow_provider_exactlyonce.control import requests
-        from airflow_provider_exactlyonce.control.home import Home
+    def _subject(self) -> dict[str, Any]:
+        if self.due is not None:
+            return {"restarted": self.intent["token"]}
+        return {"intent": self.intent, "no_commit_within": self.no_commit_within}
 
-        now, home = time.time(), Home(self.home)
-        if self.deadline is not None and now >= self.deadline:
+    def _what_is_over(self) -> str | None:
+        if self.deadline is not None and time.time() >= self.deadline:
             return "the task's execution time-out"
-        try:
-            if self.due is None:
-                return self._check_driver(home, now)
-            stopped = requests.stop_requested(home, self.intent["token"]) is not None
-        except OSError as error:  # what can't be read says nothing about the driver
-            self.log.warning("%s can't be read: %s", self.home, error)
-            return None
-        return "a stop instead of a restart" if stopped else "a restart is due" if now >= self.due else None
-
-    def _check_driver(self, home: Any, now: float) -> str | None:
-        from airflow_provider_exactlyonce.control import drivers, exit_classification
-        from airflow_provider_exactlyonce.control import lease as leases
-        from airflow_provider_exactlyonce.control.driver_watch import stuck
-        from airflow_provider_exactlyonce.control.intent import Intent
-        from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
-        from airflow_provider_exactlyonce.hooks.metrics import Reporter
-        from airflow_provider_exactlyonce.policies.health_rules import HealthRules
-
-        self._metrics = self._metrics or Reporter(home)
-        self._metrics.report()
-        intent = codec.load(Intent, self.intent, "the trigger's intent")
-        status = exit_classification.status_of(home, intent.token)
-        if status is not None and has_progressed(self._shown, status) and self._throttle.allow():
-            self._shown = status
-            self.log.info("%s", progress_line(status))
-        if not drivers.is_there(home, intent.token):
-            return "the driver has ended"
-        self._heartbeats = self._heartbeats or leases.HeartbeatMonitor(intent.token)
-        if self._heartbeats.life(leases.read(home.lease)) is leases.Life.STALE:
-            return "the driver gives no sign of life"
-        allowed = None if self.no_commit_within is None else timedelta(seconds=self.no_commit_within)
-        return stuck(home, intent, HealthRules(no_commit_within=allowed), now)
+        return "a restart is due" if self.due is not None and time.time() >= self.due else None
 
     def _stop(self, timeout_seconds: float) -> None:
         from airflow_provider_exactlyonce.control import requests, stopping
-        from airflow_provider_exactlyonce.control.home import Home
+        from airflow_provider_exactlyonce.hooks.home import home_at
 
-        home, token = Home(self.home), self.intent["token"]
+        home, token = home_at(self.home), self.intent["token"]
         requests.note_killed(home, token, self.owner)
         stopping.detach(home, token, reason="the task was killed", timeout_seconds=timeout_seconds)

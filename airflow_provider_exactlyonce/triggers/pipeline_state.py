@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
+#: Of documents, in one look at a state.
+_READS: Final = 2
 #: For so long it is not looked up again where a pipeline's home is.
 _HOME_SECONDS: Final = 30.0
 
@@ -27,6 +29,7 @@ class StateChecker(Checker):
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)
         self._homes: dict[_Place, tuple[Home, str, float]] = {}
+        self._states: dict[str, tuple[PipelineState, Status | None, float]] = {}  # by home, and until when they count
         self._reporters: dict[str, Reporter] = {}  # by home
 
     def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
@@ -42,15 +45,17 @@ class StateChecker(Checker):
             try:
                 answer = self._state(place)
                 results |= {name: _said(*answer, subject["states"]) for name, subject in waiting.items()}
-            except (KafkaException, ExactlyOnceError) as error:
+            except (KafkaException, ExactlyOnceError, OSError) as error:
                 results.update(dict.fromkeys(waiting, error))
         return results
 
     def _close(self) -> None:
         self._homes.clear()
+        self._states.clear()
         self._reporters.clear()
 
     def _state(self, place: _Place) -> tuple[str, PipelineState, Status | None]:
+        from airflow_provider_exactlyonce.control import json_store
         from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
         from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
         from airflow_provider_exactlyonce.hooks import home as homes
@@ -64,8 +69,14 @@ class StateChecker(Checker):
             except UnknownPipelineError:
                 return pipeline or str(checkpoint), PipelineState.ABSENT, None
             self._homes[place] = home, name, time.monotonic() + _HOME_SECONDS
-        self._reporters.setdefault(str(home.path), Reporter(home)).report()
-        return name, *state_of(home)
+        self._reporters.setdefault(home.location, Reporter(home)).report()
+        state, status, until = self._states.get(home.location, (PipelineState.ABSENT, None, 0.0))
+        if time.monotonic() >= until:
+            with json_store.one_look():
+                state, status = state_of(home)
+            pause = home.look_every(0.0, reads=_READS)
+            self._states[home.location] = state, status, time.monotonic() + pause
+        return name, state, status
 
 
 class PipelineStateTrigger(PollingTrigger):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import json
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -21,6 +23,9 @@ from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 
 #: How often the cause of the waiting is looked up again.
 DIAGNOSE_SECONDS: Final = 30.0
+
+#: A pause is doubled so often, while nobody answers.
+_DOUBLED_AT_MOST: Final = 4
 
 #: What one waits for, as JSON values
 Subject = Mapping[str, Any]
@@ -50,9 +55,15 @@ class Checker(ABC):
 
     #: A poller checks at least as often, in seconds.
     seconds: ClassVar[float] = 60.0
+    #: What ``conn_id`` names, for people.
+    place: ClassVar[str] = "connection"
+    #: In which it blocks; None for those of the event loop.
+    threads: ClassVar[Executor | None] = None
 
     def __init__(self, conn_id: str) -> None:
         self.conn_id = conn_id
+        self.least_seconds = 0.0  # a poller checks so often at most
+        self._unanswered = 0  # checks in a row
         self._lock = threading.Lock()
 
     @abstractmethod
@@ -73,11 +84,22 @@ class Checker(ABC):
         with self._lock:
             try:
                 answers = self._check(subjects, diagnose=diagnose)
-            except (KafkaException, ExactlyOnceError) as error:
+            except (KafkaException, ExactlyOnceError, OSError) as error:
                 answers = dict.fromkeys(subjects, error)
-            if answers and all(isinstance(answer, Exception) for answer in answers.values()):
+            is_silent = bool(answers) and all(isinstance(answer, Exception) for answer in answers.values())
+            self._unanswered = self._unanswered + 1 if is_silent else 0
+            if is_silent:
                 self._close()
             return {name: self._said(answer) for name, answer in answers.items()}
+
+    def pause(self, wanted: float) -> float:
+        """Return how long a poller waits before the next check: longer and longer where nobody answers."""
+        return max(wanted, self.least_seconds * (1 << min(self._unanswered, _DOUBLED_AT_MOST)))
+
+    async def checked(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> dict[str, CheckResult]:
+        """Do :meth:`check` in a thread."""
+        check = functools.partial(self.check, subjects, diagnose=diagnose)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, check)
 
     def close(self) -> None:
         """Close the connections."""
@@ -89,7 +111,7 @@ class Checker(ABC):
             return answer
         if isinstance(answer, ExactlyOnceError) and answer.decision is Decision.REFUSE:
             return CheckResult(missing=str(answer), refused=True)
-        return CheckResult(missing=f"connection {self.conn_id}: {answer}")
+        return CheckResult(missing=f"{self.place} {self.conn_id}: {answer}")
 
 
 def name_of(subject: Subject) -> str:
@@ -135,7 +157,7 @@ class Subscription:
 
     async def now(self) -> CheckResult:
         """Check now, with the cause of the waiting; what was seen last when that takes too long."""
-        look = asyncio.to_thread(self.poller.checker.check, {self.name: self.subject}, diagnose=True)
+        look = self.poller.checker.checked({self.name: self.subject}, diagnose=True)
         try:
             return (await asyncio.wait_for(look, _NOW_SECONDS))[self.name]
         except TimeoutError:
@@ -167,14 +189,14 @@ class Poller:
                 diagnosed = began if diagnose else diagnosed
                 await self._check(diagnose=diagnose)
                 pause = min([self.checker.seconds, *(subscription.seconds for subscription in self.subscriptions)])
-                await self._pause(began + pause - time.monotonic())
+                await self._pause(began + self.checker.pause(pause) - time.monotonic())
         finally:
             await asyncio.to_thread(self.checker.close)
 
     async def _check(self, *, diagnose: bool) -> None:
         subjects = {subscription.name: subscription.subject for subscription in self.subscriptions}
         try:
-            results = await asyncio.to_thread(self.checker.check, subjects, diagnose=diagnose)
+            results = await self.checker.checked(subjects, diagnose=diagnose)
         except Exception as error:  # whatever it is: those who wait must hear of it
             for subscription in self.subscriptions:
                 subscription.tell(error)

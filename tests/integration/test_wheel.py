@@ -26,9 +26,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"airflow_provider_exactlyonce"}
-    for needed in ("py.typed", "get_provider_info.py", "devkit/ivy.xml", "devkit/checksums.txt", "docs/errors.md"):
+    for needed in (
+        "py.typed",
+        "get_provider_info.py",
+        "devkit/ivy.xml",
+        "devkit/checksums.txt",
+        "devkit/s3a.xml",
+        "docs/errors.md",
+    ):
         assert f"airflow_provider_exactlyonce/{needed}" in names
-    assert not [name for name in names if name.endswith((".pyc", ".jar"))]
+    assert [name for name in names if name.endswith((".pyc", ".jar"))] == [
+        "airflow_provider_exactlyonce/devkit/exclusive-checkpoint-files.jar"
+    ]
 
 
 def test_the_wheel_installs_and_its_entry_points_work(wheel: Path, tmp_path: Path) -> None:

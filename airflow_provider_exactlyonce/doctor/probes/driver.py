@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS, STALE_SECONDS, Lease, Life
+from airflow_provider_exactlyonce.control.lease import Lease, Life, heartbeat_seconds, stale_seconds
 from airflow_provider_exactlyonce.control.status import ENDED, Status
 from airflow_provider_exactlyonce.doctor.facts import DriverFacts, Facts
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
@@ -43,9 +43,9 @@ def _is_told_by_another(home: Home, held: Lease, status: Status | None) -> bool:
     """Watch whether another driver than the lease's holder goes on to renew the status."""
     if status is None or status.token == held.token or status.state in ENDED:
         return False
-    if time.time() - status.updated > STALE_SECONDS:
+    if time.time() - status.updated > stale_seconds(home.lease):
         return False
-    deadline = time.monotonic() + 2 * HEARTBEAT_SECONDS + 1
+    deadline = time.monotonic() + 2 * heartbeat_seconds(home.lease) + 1
     while time.monotonic() < deadline:
         now = statuses.read(home.status)
         if now is not None and now.token != status.token:

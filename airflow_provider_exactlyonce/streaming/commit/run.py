@@ -281,7 +281,7 @@ class Run:
             if not self.home.uses(self.lineage.id):
                 log.warning("run %d goes on in lineage %s; a restore since is undone", self.number, self.lineage.id)
                 self.home.remember(self.lineage)
-                self.home.use(self.lineage.id)
+            self.home.use(self.lineage.id)  # in any case: a restore that was frozen in its switch can't end it now
 
     def _claim(self, give_up: Callable[[], bool]) -> bool:
         """Take steps (b) and (c) once; false when another driver wrote to the ledger in between."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -18,6 +17,7 @@ from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.topic_identity import check_sources_are_there, known_sources
+from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.streaming.analysis import determinism
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import sources_of
@@ -313,4 +313,4 @@ class Driver:
         if self._pipeline.checkpoint.on_cancellation is OnCancellation.DELETE:
             path = run.home.checkpoint(run.lineage.id)
             log.info("%s is deleted, as the pipeline says on_cancellation=delete; savepoints stay", path)
-            shutil.rmtree(path, ignore_errors=True)
+            store_of(path).remove(path)

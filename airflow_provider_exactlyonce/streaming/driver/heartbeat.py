@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
+from airflow_provider_exactlyonce.control.lease import heartbeat_seconds
 from airflow_provider_exactlyonce.streaming.commit.run import Run
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
@@ -35,8 +35,9 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin."""
+        pause = heartbeat_seconds(self._run.home.lease)  # each writes to the home
         for name, work in (("heartbeat", self._beat), ("lag", self._measure_lag)):
-            threading.Thread(target=self._repeat, args=(name, work), name=name, daemon=True).start()
+            threading.Thread(target=self._repeat, args=(name, work, pause), name=name, daemon=True).start()
 
     def stop(self) -> None:
         """Give no further sign."""
@@ -51,13 +52,13 @@ class Heartbeat:
         if self._lost_lease.is_set():
             self._run.check_superseded()
 
-    def _repeat(self, name: str, work: Callable[[], None]) -> None:
+    def _repeat(self, name: str, work: Callable[[], None], pause: float) -> None:
         while True:
             try:
                 work()
             except Exception as error:  # a sign of life must not end with one failure
                 log.warning("%s: %s", name, error, extra=driver_log.AWAY if name == "lag" else None)
-            if self._ended.wait(HEARTBEAT_SECONDS):
+            if self._ended.wait(pause):
                 return
 
     def _beat(self) -> None:

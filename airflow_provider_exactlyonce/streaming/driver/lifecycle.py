@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.policies.termination import AVAILABLE
-from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming import file_systems, settings
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.driver.heartbeat import Heartbeat
@@ -134,6 +134,7 @@ class DriverLifecycle:
         self._spark = open_session(self._pipeline.name)
         self.stop.heed_signals()  # a new session has taken SIGINT
         spark_log.quieten(self._spark)
+        file_systems.prepare(self._spark, self._options.home.path)
         self._apply_settings(self._spark)
         return self._spark
 

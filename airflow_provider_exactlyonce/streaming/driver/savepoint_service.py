@@ -52,6 +52,7 @@ class SavepointService:
         self._checkpoint: Final = Checkpoint(home.checkpoint(lineage))
         self._savepoints: Final = Savepoints(home.savepoints)
         self._records: dict[int, CommitRecord] = {}
+        self._stopping: SavepointRequest | None = None
         self._ended: Final = threading.Event()
         self._thread: Final = threading.Thread(target=self._serve, name="savepoints", daemon=True)
 
@@ -75,9 +76,7 @@ class SavepointService:
 
         The stop is noted as one that was asked for, so that a supervisor does not take it for a failure.
         """
-        stopping = next(
-            (request for request in requests.savepoint_requests(self._home, self._token) if request.stop), None
-        )
+        stopping = self._stopping
         if stopping is None:
             return None
         reason = f"savepoint {stopping.label or stopping.request} was asked for, with a stop"
@@ -98,15 +97,19 @@ class SavepointService:
     def _serve(self) -> None:
         try:
             self._clean_up()
-            while not self._ended.wait(_POLL_SECONDS):
-                self._answer_all(last=False)
+            while not self._ended.wait(self._home.look_every(_POLL_SECONDS)):
+                try:
+                    self._answer_all(last=False)
+                except OSError as error:  # it may be read again later
+                    log.warning("which savepoints are asked for can't be read: %s", error)
         except Exception:
             log.exception("no more savepoints are taken by this driver")
 
     def _answer_all(self, *, last: bool) -> None:
         for request in requests.savepoint_requests(self._home, self._token):
             if request.stop and not last:
-                continue  # until the query has ended
+                self._stopping = request  # it is answered when the query has ended
+                continue
             try:
                 answer = self._answer(request)
             except (ExactlyOnceError, OSError) as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -11,9 +13,12 @@ from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.policies.termination import AVAILABLE, target_of
+from airflow_provider_exactlyonce.storage.store import is_no_answer
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
 from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
+
+log = logging.getLogger("exactlyonce")
 
 
 class StopReasons:
@@ -31,6 +36,9 @@ class StopReasons:
         self._until: Final = options.until
         self._report: Final = report
         self._goal: Final = Goal(options.home, target_of(options.until), options.goal)
+        self._home: Final = options.home
+        self._next_question = 0.0
+        self._asked_for: str | None = None
         self._sources: Final[list[Callable[[], str | None]]] = [
             lambda: requests.stop_requested(options.home, options.token)
         ]
@@ -59,7 +67,18 @@ class StopReasons:
             self._look(status.commit, status.watermark)
         if self.done or self._requested:
             return self.done or self._requested
-        return next((reason for source in self._sources if (reason := source())), None)
+        if time.monotonic() >= self._next_question:
+            self._next_question = time.monotonic() + self._home.look_every(0.0)
+            self._ask()
+        return self._asked_for
+
+    def _ask(self) -> None:
+        try:
+            self._asked_for = next((reason for source in self._sources if (reason := source())), None)
+        except OSError as error:  # a home that can't be read for a while ends no driver
+            if not is_no_answer(error):
+                raise
+            log.warning("whether a stop is asked for can't be read: %s", error)
 
     def begin(self) -> None:
         """Fix the run's goal, now that the pipeline's last commit is known."""

@@ -52,4 +52,5 @@ def configure() -> None:
     for handler in logging.getLogger().handlers:
         handler.addFilter(ClusterAway())
     logging.getLogger("kafka").setLevel(logging.ERROR)
+    logging.getLogger("aiobotocore").setLevel(logging.WARNING)  # where it has found credentials, again and again
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # what it tells is raised, too

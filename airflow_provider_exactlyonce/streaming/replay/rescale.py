@@ -8,7 +8,6 @@ read only.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -116,7 +115,7 @@ def rescale(
             return Rescaled(before=partitions, partitions=partitions)
         _check_kind(ground, pipeline)
         lineages.remove_unfinished(home.lineages, hold)
-        session = spark or local_session("exactlyonce rescale")
+        session = spark or local_session("exactlyonce rescale", home.path)
         try:
             return _rescaled(home, hold, ground, reader, session, partitions, tell)
         finally:
@@ -230,7 +229,7 @@ def _rescaled(
         if now is None or (now.place, now.claim) != (ground.tail.place, ground.tail.claim):
             raise AlreadyRunningError(f"a driver of {reader.pipeline} has started meanwhile; stop it and try again")
     except BaseException:
-        shutil.rmtree(home.lineages / lineage.id)
+        lineages.remove(home.lineages / lineage.id)
         raise
     lineages.switch(home, lineage, hold)
     return Rescaled(

@@ -22,8 +22,10 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     ExactlyOnceError,
     FencedError,
+    RefusedError,
     invariant,
 )
+from airflow_provider_exactlyonce.storage.opening import is_local
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
@@ -97,6 +99,11 @@ class StagedCommitter(SinkCommitter):
     """
 
     def __init__(self, sink: Sink, context: SinkContext) -> None:
+        if not is_local(context.home):
+            raise RefusedError(
+                f"sink {sink.name} stages rows in the pipeline's home, and {context.home} is not on a mounted file "
+                "system: give the pipeline a home that is, or another kind of sink"
+            )
         self.key: Final = (context.pipeline, sink.name)
         self._folder: Final = context.home / "sinks" / sink.name / "staging"
         self._run = 0

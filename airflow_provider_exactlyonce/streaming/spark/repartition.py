@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
 from airflow_provider_exactlyonce.checkpoint.state_reader import FORMAT, cause
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.storage.opening import hadoop_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +69,7 @@ class Repartition:
                 rows = rows.option("operatorId", operator.id).option("storeName", store)
                 with self._reporting_progress(f"reading the state of batch {batch}, operator {operator.id}, {store}"):
                     try:
-                        families = rows.load(str(checkpoint)).groupBy("column_family_name")
+                        families = rows.load(hadoop_url(checkpoint)).groupBy("column_family_name")
                         totals = families.agg(F.count("*"), F.sum(row_hash)).collect()
                     except Exception as error:
                         raise ExactlyOnceError(
@@ -92,7 +93,7 @@ class Repartition:
         with self._reporting_progress(f"dealing the state out to {partitions} partitions"):
             try:
                 # False would take a batch that the sink has, and Spark has not, for done and read its input again.
-                manager.repartition(str(self._checkpoint), partitions, enforce_exactly_once_sink=True)
+                manager.repartition(hadoop_url(self._checkpoint), partitions, enforce_exactly_once_sink=True)
             except Exception as error:
                 message = f"Spark can't repartition this state: {cause(error)}"
                 kind = RefusedError if "[STATE_REPARTITION_" in message else ExactlyOnceError

@@ -7,6 +7,7 @@ each ``name`` or ``name=argument``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import lease, requests, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 
 
 class Driver:
@@ -51,7 +53,8 @@ class Driver:
 
     def _beat(self) -> None:
         while self.lease is not None:
-            lease.renew(self.home.lease, self.lease)
+            with contextlib.suppress(OSError, OutcomeUnknownError):
+                lease.renew(self.home.lease, self.lease)
             time.sleep(0.2)
 
     def take_lease_elsewhere(self, clock: str) -> None:
@@ -128,12 +131,12 @@ class Driver:
 
     def note(self, event: str) -> None:
         line = {"run": self.run, "event": event, "at": time.time(), "token": self.token, "pid": os.getpid()}
-        with (self.home.control / "notes.jsonl").open("a") as file:
+        with (self.home.here / "notes.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def go_file(home: Home, run: int) -> Path:
-    return home.path / f"go-{run}"
+    return home.here / f"go-{run}"
 
 
 def let_go(home: Home, run: int = 1) -> None:
@@ -146,7 +149,7 @@ def main() -> None:
     plans = sys.argv[sys.argv.index("--until") + 2 :]
     plans = plans[2:] if plans[:1] == ["--goal"] else plans
     plans = plans[1:] if plans[:1] == ["--backfill"] else plans
-    notes = home.control / "notes.jsonl"
+    notes = home.here / "notes.jsonl"
     starts = notes.read_text().count('"started"') if notes.exists() else 0
     driver = Driver(home, run=starts + 1)
     driver.note("started")

@@ -172,8 +172,8 @@ def test_a_driver_that_hears_nothing_takes_and_gives_up_nothing(path: Path, faul
     assert leases.read(path) == held
 
 
-def test_a_home_on_an_object_store_is_refused_by_name_as_long_as_no_driver_can_run_there() -> None:
+def test_a_home_on_a_file_system_without_an_implementation_is_refused_by_name() -> None:
     from airflow_provider_exactlyonce.control.home import Home
 
-    with pytest.raises(RefusedError, match="s3: is not read"):
-        Home("s3://aws_default@bucket/pipelines/shop")
+    with pytest.raises(RefusedError, match="gs: is not read"):
+        Home("gs://google_default@bucket/pipelines/shop")

@@ -12,11 +12,19 @@ from typing import Any
 import pytest
 from upath import UPath
 
+from airflow_provider_exactlyonce.control import json_store, requests
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage import s3
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, OutcomeUnknownError, Store, Stored
+from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
+from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
+from airflow_provider_exactlyonce.streaming.driver.stop_reasons import StopReasons
 from tests import object_stores
+from tests.clocks import AheadClock
 from tests.object_stores import Faults
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -188,3 +196,51 @@ def test_threads_share_a_store_and_copies_are_made_by_the_server(faults: Faults,
     store.copy(elsewhere / "source", place / "copy")
     assert [seen for seen in faults.seen if seen != "HEAD"] == ["PUT"]
     assert content(store, place / "copy") == b"bytes"
+
+
+def test_an_outage_is_nobody_s_silence(place: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = AheadClock()
+    monkeypatch.setattr(leases, "time", clock)
+    lease = place / "lease.json"
+    leases.acquire(lease, "shop", "t")
+    monitor = HeartbeatMonitor("t", lease)
+    assert monitor.look() is Life.ALIVE
+    faults.plan("GET", *["drop"] * ALWAYS)
+    clock.ahead += 300
+    with pytest.raises(OSError):  # noqa: PT011
+        monitor.look()
+    faults.plan("GET")
+    assert monitor.look() is Life.ALIVE
+    clock.ahead += leases.STALE_SECONDS + 1
+    assert monitor.look() is Life.ALIVE, "a request may have taken so long"
+    clock.ahead += leases.stale_seconds(lease)
+    assert monitor.look() is Life.STALE
+
+
+def test_a_driver_that_can_not_read_what_is_asked_of_it_goes_on_and_hears_of_it_later(
+    place: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3.S3Store, "seconds_per_read", 0.0)
+    home = Home(str(place), place)
+    options = DriverOptions(home=home, config={}, token="t", until="forever")
+    stop = StopReasons(options, DriverReport(home, "t", "shop"))
+    faults.plan("GET", *["drop"] * ALWAYS)
+    assert stop.reason() is None
+    faults.plan("GET")
+    requests.request_stop(home, "t", reason="maintenance")
+    assert stop.reason() == "maintenance"
+    faults.plan("GET", *["drop"] * ALWAYS)
+    assert stop.reason() == "maintenance"
+
+
+def test_one_look_reads_each_document_once(place: Path, faults: Faults) -> None:
+    document = place / "a.json"
+    json_store.write(document, {"number": 1})
+    faults.plan("GET")
+    with json_store.one_look():
+        assert json_store.read(document) == {"number": 1}
+        json_store.write(document, {"number": 2})
+        assert json_store.read(document) == {"number": 1}
+        assert json_store.read(place / "b.json") is json_store.read(place / "b.json") is None
+    assert faults.seen.count("GET") == 2
+    assert json_store.read(document) == {"number": 2}

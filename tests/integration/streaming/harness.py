@@ -127,7 +127,7 @@ class World:
         master: str = "local[2]",
         failpoints: str | None = None,
         until: str = "available",
-        home: Path | None = None,
+        home: Path | str | None = None,
         conf: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> tuple[list[str], dict[str, str]]:

@@ -44,8 +44,9 @@ def test_a_lineage_is_a_copy_with_an_id_and_paths_of_its_own(tmp_path: Path) -> 
 
 
 def test_what_a_killed_restore_leaves_is_removed(tmp_path: Path) -> None:
-    for name in (".unfinished-a", "whole"):
+    for name in (".unfinished-work-a", "b", "whole"):
         (tmp_path / name / "checkpoint").mkdir(parents=True)
+    (tmp_path / ".unfinished-b").touch()
     lineages.remove_unfinished(tmp_path, None)
     assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]
     lineages.remove_unfinished(tmp_path / "absent", None)

@@ -11,6 +11,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import begin_empty, recover
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource
 from airflow_provider_exactlyonce.control import lease
+from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
@@ -48,7 +49,8 @@ def test_it_begins_at_the_source_offsets_of_the_last_commit_and_its_first_batch_
     tail = tail_of(home)
     lost = home.current()
     assert lost is not None
-    empty = begin_empty(home, lost, tail)
+    with leases.holding(home.lease, "p", "recovery") as hold:
+        empty = begin_empty(home, lost, tail, hold)
     assert home.current() == empty
     checkpoint = Checkpoint(home.checkpoint(empty.id))
     assert checkpoint.query_id() == empty.id

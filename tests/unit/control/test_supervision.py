@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrate
 
 
 def before(state: SupervisorState) -> set[SupervisorState]:
-    return {old for (old, _), new in TRANSITIONS.items() if new is state}
+    return {old for (old, _), new in TRANSITIONS.items() if new is state} - {state}
 
 
 def test_every_state_is_reached_and_every_event_moves_something() -> None:

@@ -8,13 +8,16 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_exactlyonce.devkit import ivy, jars
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
 from tests.waiting import HANG_SECONDS
 
 CONTENT = {
@@ -32,7 +35,9 @@ class FakeIvy:
         self.calls = 0
         self.may_go_on: Callable[[], bool] = lambda: True
 
-    def __call__(self, destination: Path, ivy_cache: Path, progress: object, jar_count: int | None = None) -> None:
+    def __call__(
+        self, destination: Path, ivy_cache: Path, progress: object, jar_count: int, dependencies: Path
+    ) -> None:
         self.calls += 1
         assert self.may_go_on()
         ivy_cache.mkdir(exist_ok=True)
@@ -48,16 +53,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def fake_ivy(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeIvy]:
+def fake_ivy(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeIvy:
     """Three small files instead of 52 jars, with checksums of their own."""
     checksums = tmp_path / "checksums.txt"
     checksums.write_text("".join(f"{hashlib.sha256(body).hexdigest()}  {name}\n" for name, body in CONTENT.items()))
     fake = FakeIvy()
-    monkeypatch.setattr(jars, "CHECKSUMS", checksums)
+    devkit = replace(jars.DEVKIT, checksums=checksums)
+    monkeypatch.setattr(jars, "DEVKIT", devkit)
+    monkeypatch.setattr(jars, "resolve", partial(jars.resolve, jars=devkit))
     monkeypatch.setattr(jars, "retrieve", fake)
-    jars._checksums.cache_clear()
-    yield fake
-    jars._checksums.cache_clear()
+    return fake
 
 
 def silent(line: str) -> None:
@@ -108,6 +113,13 @@ def test_versions_agree_in_the_dependencies_the_checksums_and_pyspark() -> None:
     assert importlib.metadata.version("pyspark") == jars.SPARK_VERSION
 
 
+def test_s3a_is_of_sparks_hadoop() -> None:
+    hadoop = f"-{jars.HADOOP_VERSION}.jar"
+    assert f'name="hadoop-aws" rev="{jars.HADOOP_VERSION}"' in jars.S3A.dependencies.read_text()
+    assert f"s3a/hadoop-aws{hadoop}" in jars.S3A.digests
+    assert (pyspark_jars() / f"hadoop-client-api{hadoop}").is_file()
+
+
 def test_the_jars_are_downloaded_once_and_ivys_own_cache_does_not_stay(cache: Path, fake_ivy: FakeIvy) -> None:
     assert [path.read_bytes() for path in jars.broker_jars(silent)] == [b"a broker", b"its logging"]
     assert [path.read_bytes() for path in jars.spark_connector_jars(silent)] == [b"a connector"]
@@ -142,9 +154,9 @@ def test_a_damaged_jar_is_named_and_resolved_again(
 def test_a_jar_that_was_merely_touched_is_hashed_and_kept(fake_ivy: FakeIvy) -> None:
     jar = jars.broker_jars(silent)[0]
     os.utime(jar)
-    assert not jars._is_stamped(jars.jar_directory())
+    assert not jars._is_stamped(jars.DEVKIT)
     jars.broker_jars(silent)
-    assert jars._is_stamped(jars.jar_directory())
+    assert jars._is_stamped(jars.DEVKIT)
     assert fake_ivy.calls == 1
 
 

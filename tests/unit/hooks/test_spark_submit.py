@@ -11,6 +11,7 @@ import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
+from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings, build_command, python_environment
 
@@ -98,6 +99,11 @@ def test_packages_replace_the_connector_jars() -> None:
     arguments = built(jars=None, packages="org:spark-sql-kafka:1")
     assert "--jars" not in arguments
     assert arguments[arguments.index("--packages") + 1] == "org:spark-sql-kafka:1"
+
+
+def test_a_home_on_s3_gets_the_class_that_writes_its_checkpoint_whatever_jars_the_user_brings() -> None:
+    arguments = built("--home", "s3://bucket/home", jars="own.jar")
+    assert arguments[arguments.index("--jars") + 1] == f"own.jar,{EXCLUSIVE_FILES_JAR}"
 
 
 def test_spark_submit_beside_the_interpreter_is_found_when_the_path_has_none(

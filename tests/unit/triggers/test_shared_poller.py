@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.triggers import log_throttle, shared_poller
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
-from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
+from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject, name_of
 from tests.waiting import HANG_SECONDS, eventually_in_loop
 
 
@@ -187,3 +187,16 @@ def test_many_who_wait_for_what_moves_all_the_time_say_so_now_and_then(
     said = re.findall(r"waiting: (\d+): ", capsys.readouterr().out)
     assert log_throttle.LINES_PER_SECOND <= len(said) <= seconds * log_throttle.LINES_PER_SECOND
     assert len(said) == len(set(said)), "nobody twice"
+
+
+def test_where_each_look_costs_the_pause_has_a_least_length_which_doubles_while_nobody_answers() -> None:
+    shelf, subject = Shelf("a"), {"thing": "x"}
+    assert shelf.pause(0.5) == 0.5
+    shelf.least_seconds = 5.0
+    pauses = []
+    for lies in (None, *[OSError("no answer")] * 6, 1):
+        Shelf.things["x"] = lies
+        shelf.check({name_of(subject): subject}, diagnose=False)
+        pauses.append(shelf.pause(0.5))
+    assert pauses == [5, 10, 20, 40, 80, 80, 80, 5]
+    assert shelf.pause(60) == 60

@@ -79,12 +79,26 @@ def test_a_stop_is_a_reason_to_begin_no_batch_and_is_served_at_the_end(
     assert serving.stop_reason() is None
     ask(home, "cc", stop=True)
     assert requests.stop_requested(home, TOKEN) is None
+    rounds.look()
     assert "savepoint x was asked for" in (serving.stop_reason() or "")
     assert "savepoint x was asked for" in (requests.stop_requested(home, TOKEN) or ""), "supervisors see it"
-    rounds.look()
     assert requests.savepoint_answer(home, "cc") is None, "not while the query runs"
     serving.close(serve=True)
     assert requests.savepoint_answer(home, "cc") == SavepointAnswer(savepoint="3-cc")
+
+
+def test_a_home_that_can_not_be_read_for_a_while_ends_no_service(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = service(home)
+    rounds = in_rounds(serving, monkeypatch)
+    home.commands.parent.mkdir(parents=True, exist_ok=True)
+    home.commands.symlink_to(home.commands)  # as unreadable for everybody, root too
+    serving.start(crafted.record(2))
+    rounds.look()
+    home.commands.unlink()
+    ask(home, "ab")
+    rounds.look()
+    assert requests.savepoint_answer(home, "ab") == SavepointAnswer(savepoint="3-ab")
+    serving.close(serve=False)
 
 
 def test_a_driver_that_fails_answers_nothing_so_that_whoever_asked_takes_it(home: Home) -> None:

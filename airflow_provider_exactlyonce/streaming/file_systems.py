@@ -1,0 +1,114 @@
+"""What Spark needs for a home that is not on this machine's file systems: jars, and settings of a session."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.storage import s3_environment
+from airflow_provider_exactlyonce.storage.opening import is_local
+from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, FILE_MANAGER
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_HADOOP: Final = "spark.hadoop."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkFileSystem:
+    """What Spark needs for homes of one scheme.
+
+    :param own_jars: of this package
+    :param jars: that Spark does not bring
+    :param settings: of Hadoop; none is a secret
+    :param file_manager: with which Spark creates the files of a checkpoint, of two who create one only one
+    :param needs: a class of the jars
+    """
+
+    own_jars: tuple[Path, ...] = ()
+    jars: Callable[[], Sequence[Path]] = tuple
+    settings: Callable[[], Mapping[str, str]] = dict
+    file_manager: str = DEFAULTS[FILE_MANAGER]
+    needs: str | None = None
+
+
+FILE_SYSTEMS: Final[Mapping[str, SparkFileSystem]] = {
+    "s3": SparkFileSystem(
+        own_jars=(EXCLUSIVE_FILES_JAR,),
+        jars=s3a_jars,
+        settings=s3_environment.hadoop_settings,
+        file_manager="exactlyonce.ExclusiveCheckpointFileManager",
+        needs="org.apache.hadoop.fs.s3a.S3AFileSystem",
+    ),
+}
+
+
+def driver_jars(arguments: Sequence[str], *, complete: bool = True) -> list[Path]:
+    """Return the jars that a driver needs for the home which its arguments name.
+
+    :param complete: False where others bring what Spark lacks, by ``--packages``: then only those of this package
+    :raises DevkitError: when they aren't there and can't be had
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--home", default="")
+    home = parser.parse_known_args(list(arguments))[0].home
+    return _jars(urlsplit(home).scheme, complete=complete)
+
+
+def session_settings(place: Any) -> dict[str, str]:
+    """Return what a session is made with that works on the checkpoint in a place, and that nobody submits.
+
+    :raises DevkitError: when jars aren't there and can't be had
+    """
+    if is_local(place):
+        return {}
+    system = FILE_SYSTEMS[place.protocol]
+    return {
+        "spark.jars": ",".join(map(str, _jars(place.protocol))),
+        FILE_MANAGER: system.file_manager,
+        **{f"{_HADOOP}{name}": value for name, value in system.settings().items()},
+    }
+
+
+def _jars(scheme: str, *, complete: bool = True) -> list[Path]:
+    system = FILE_SYSTEMS.get(scheme, SparkFileSystem())
+    return [*system.own_jars, *(system.jars() if complete else ())]
+
+
+def prepare(spark: SparkSession, place: Any) -> None:
+    """Let a driver's session work on the checkpoint in a place. What the user has set of Hadoop stays.
+
+    :raises SettingRefusedError: when the user's file manager is not exclusive there
+    :raises RefusedError: when Spark lacks a jar
+    """
+    if is_local(place):
+        return
+    system = FILE_SYSTEMS[place.protocol]
+    submitted = spark.sparkContext.getConf()
+    jvm: Any = spark.sparkContext._jvm
+    for name in (system.needs, system.file_manager):
+        if name is not None and not jvm.org.apache.spark.util.Utils.classIsLoadable(name):
+            raise RefusedError(
+                f"{place}: Spark lacks the class {name}. Start the driver with `exactlyonce run`, or give "
+                "spark-submit --jars with what `exactlyonce help homes` names"
+            )
+    manager = submitted.get(FILE_MANAGER)
+    if manager not in (None, DEFAULTS[FILE_MANAGER], system.file_manager):
+        raise SettingRefusedError(
+            FILE_MANAGER,
+            manager,
+            system.file_manager,
+            f"on {place.protocol}: of two drivers both could write one batch",
+        )
+    spark.conf.set(FILE_MANAGER, system.file_manager)
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in system.settings().items():
+        if not submitted.contains(f"{_HADOOP}{name}"):
+            hadoop.set(name, value)

@@ -1,0 +1,114 @@
+"""Looking at one home for all who wait in the triggerer for what happens there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.control.home import Home
+
+#: An account is read with each look where that costs nothing, and where each read costs, as often as so many looks.
+_READS_OF_AN_ACCOUNT: Final = 12
+#: File systems that do not answer keep a thread each for a while; gates on Kafka do not wait for these.
+_THREADS: Final = ThreadPoolExecutor(8, thread_name_prefix="homes")
+
+
+class HomeChecker(Checker):
+    """Looks at one home: each document is read once in a look, however many want to know of it.
+
+    A subject is a driver that is watched (``intent``, ``no_commit_within``), one that is to be started again
+    (``restarted``), or what a driver is asked for (``token``, ``request``, ``commits``).
+
+    :param conn_id: the home's location; it is opened again, with its connection, after an error
+    """
+
+    place = "home"
+    threads = _THREADS
+
+    def __init__(self, conn_id: str) -> None:
+        super().__init__(conn_id)
+        self._home: Home | None = None
+        self._watched: dict[str, _WatchedDriver] = {}
+
+    def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
+        from airflow_provider_exactlyonce.control import json_store
+        from airflow_provider_exactlyonce.hooks.home import home_at
+
+        self._home = self._home or home_at(self.conn_id)
+        self.least_seconds = self._home.look_every(0.0)
+        self._watched = {name: driver for name, driver in self._watched.items() if name in subjects}
+        with json_store.one_look():
+            return {name: self._look(self._home, name, subject) for name, subject in subjects.items()}
+
+    def _close(self) -> None:
+        self._home = None
+        self._watched.clear()
+
+    def _look(self, home: Home, name: str, subject: Subject) -> CheckResult | Exception:
+        from airflow_provider_exactlyonce.control import drivers, requests
+
+        try:
+            if "intent" in subject:
+                watched = self._watched.get(name) or _WatchedDriver(home, subject)
+                self._watched[name] = watched
+                why = watched.look(home)
+                return CheckResult(missing=watched.line) if why is None else CheckResult(found={"why": why})
+            if "restarted" in subject:
+                is_over = requests.stop_requested(home, subject["restarted"]) is not None
+                return CheckResult(found={"why": "a stop instead of a restart"} if is_over else None)
+            is_over = drivers.has_happened(home, requests.WaitCondition(**subject))
+            return CheckResult(found={"why": "the driver has answered, or is gone"} if is_over else None)
+        except OSError as error:  # what can't be read says nothing about the driver
+            return error
+
+
+class _WatchedDriver:
+    """What is remembered of a driver between two looks."""
+
+    def __init__(self, home: Home, subject: Subject) -> None:
+        from airflow_provider_exactlyonce.control.intent import Intent
+        from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor
+        from airflow_provider_exactlyonce.hooks.metrics import Reporter
+        from airflow_provider_exactlyonce.policies.health_rules import HealthRules
+
+        within = subject["no_commit_within"]
+        self._rules: Final = HealthRules(no_commit_within=None if within is None else timedelta(seconds=within))
+        self._intent: Final = codec.load(Intent, subject["intent"], "the trigger's intent")
+        self._heartbeats: Final = HeartbeatMonitor(self._intent.token, home.lease)
+        self._metrics: Final = Reporter(home)
+        self._shown: Any = None
+        self._next_account = 0.0
+        self.line = ""
+
+    def look(self, home: Home) -> str | None:
+        """Return why a worker has something to do, None while it has not."""
+        from airflow_provider_exactlyonce.control import drivers
+        from airflow_provider_exactlyonce.control.driver_watch import stuck
+        from airflow_provider_exactlyonce.control.lease import Life
+
+        life = self._heartbeats.look()
+        if not drivers.is_there(home, self._intent.token):
+            return "the driver has ended"
+        if life is Life.STALE:
+            return "the driver gives no sign of life"
+        self._metrics.report()
+        if time.monotonic() < self._next_account:
+            return None
+        self._next_account = time.monotonic() + home.look_every(0.0, reads=_READS_OF_AN_ACCOUNT)
+        self._note_progress(home)
+        return stuck(home, self._intent, self._rules, time.time())
+
+    def _note_progress(self, home: Home) -> None:
+        from airflow_provider_exactlyonce.control import exit_classification
+        from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
+
+        status = exit_classification.status_of(home, self._intent.token)
+        if status is not None and has_progressed(self._shown, status):
+            self._shown, self.line = status, progress_line(status)

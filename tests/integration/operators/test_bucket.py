@@ -1,0 +1,309 @@
+"""Operators with a home in a bucket, reached with a connection; drivers are real processes, the store a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce import process_identity
+from airflow_provider_exactlyonce.control import json_store, processes
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import status as statuses
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.hooks import object_storage
+from airflow_provider_exactlyonce.hooks.home import home_at
+from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
+from airflow_provider_exactlyonce.operators.upgrade import UpgradePipelineOperator
+from airflow_provider_exactlyonce.storage import s3
+from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
+from airflow_provider_exactlyonce.triggers.shared_poller import name_of
+from tests import object_stores
+from tests.clocks import AheadClock
+from tests.integration.control.contract_driver import let_go
+from tests.integration.operators.test_streaming import TaskInstance, execute, operator
+from tests.integration.operators.test_streaming import calls as calls
+from tests.integration.operators.test_streaming_deferred import deferred, first_event, leave, trigger_of
+from tests.object_stores import Faults
+from tests.waiting import HANG_SECONDS, eventually
+
+Calls = Callable[[], list[dict[str, Any]]]
+
+# The clients of object stores have deprecations of their own.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("calls")]
+LINES = logging.getLogger("airflow_provider_exactlyonce")
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    with object_stores.moto() as address:
+        yield address
+
+
+@pytest.fixture
+def store(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    """Give what stands between everybody and the store; watchers look often, and writes are repeated at once."""
+    monkeypatch.setattr(s3.S3Store, "seconds_per_read", 0.05)
+    monkeypatch.setattr(s3, "_PAUSES", (0.0, 0.0, 0.1))
+    monkeypatch.setattr(s3, "_ATTEMPTS", 1)
+    with object_stores.proxy(moto) as faults:
+        yield faults
+
+
+@pytest.fixture
+def checkpoint(store: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give a new home's URL; this process itself has no key to it."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    connect(monkeypatch, store.address)
+    return f"s3://lake@bucket/pipelines/{uuid.uuid4()}"
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, address: str, **extra: Any) -> None:
+    connection = {
+        "conn_type": "aws",
+        "login": object_stores.KEY,
+        "password": object_stores.SECRET,
+        "extra": {"endpoint_url": address, "region_name": "us-east-1", **extra},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(connection))
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Return what was logged so far."""
+    monkeypatch.setattr(LINES, "propagate", True)
+    caplog.set_level(logging.INFO)
+    return lambda: caplog.text
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Be another host from now on, which shares no directory with the one before."""
+    monkeypatch.setattr(process_identity, "this_machine", lambda: "another boot of another host")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+
+
+def test_a_driver_is_supervised_over_its_restarts_and_the_key_is_in_its_environment_only(
+    checkpoint: str, tmp_path: Path, request: pytest.FixtureRequest, said: Callable[[], str]
+) -> None:
+    calls: Calls = request.getfixturevalue("calls")
+    plans = ("take-lease commit commit sleep=0.2 die", "take-lease commit end=finished")
+    task, ti = operator(tmp_path, *plans, checkpoint=checkpoint), TaskInstance()
+    result = execute(task, ti)
+    assert (result["run"], result["commit"], result["rows"], result["restarts"]) == (2, 3, 300, 1)
+    assert leases.read(home_at(checkpoint).lease) is None
+    for call in calls():
+        assert checkpoint.replace("lake@", "") in call["arguments"]
+        assert object_stores.SECRET not in " ".join(call["arguments"])
+        assert call["environment"]["AWS_SECRET_ACCESS_KEY"] == object_stores.SECRET
+    shown = [json.dumps([ti.pushed, result, task.checkpoint], default=str), said()]
+    shown += [log.read_text() for log in home_at(checkpoint).logs.iterdir()]
+    assert not any(object_stores.SECRET in text for text in shown)
+
+
+def test_it_defers_with_the_connection_s_name_and_comes_back_to_the_result(checkpoint: str, tmp_path: Path) -> None:
+    task = deferred(tmp_path, "take-lease commit go end=finished", checkpoint=checkpoint)
+    deferral = leave(task)
+    _, arguments = deferral.trigger.serialize()
+    assert arguments["home"] == checkpoint
+    assert object_stores.SECRET not in json.dumps(arguments)
+    let_go(home_at(checkpoint))
+    event = asyncio.run(first_event(trigger_of(deferral)))
+    assert task.resume_from_trigger({"ti": TaskInstance()}, event)["commit"] == 1  # type: ignore[typeddict-item]
+
+
+def test_the_next_try_on_a_host_that_shares_no_directory_takes_the_driver_over_and_rides_out_an_outage(
+    checkpoint: str,
+    tmp_path: Path,
+    store: Faults,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[], str],
+) -> None:
+    calls: Calls = request.getfixturevalue("calls")
+    leave(deferred(tmp_path, "take-lease commit go end=finished", checkpoint=checkpoint))
+    here = home_at(checkpoint)
+    elsewhere(monkeypatch, tmp_path)
+    clock = AheadClock()
+    monkeypatch.setattr(leases, "time", clock)
+
+    def break_it() -> None:
+        eventually(lambda: "taking over the living driver" in said(), said)
+        store.is_down = True
+        eventually(lambda: f"{checkpoint} does not answer, and the driver is left as it is" in said(), said)
+        clock.ahead += 300
+        store.seen.clear()
+        eventually(lambda: len(store.seen) > 3, lambda: str(store.seen))
+        store.is_down = False
+        eventually(lambda: f"{checkpoint} answers again, after" in said(), said)
+        let_go(here)
+
+    breaking = threading.Thread(target=break_it)
+    breaking.start()
+    result = execute(operator(tmp_path, "exit=1", checkpoint=checkpoint))
+    breaking.join()
+    assert (result["run"], result["commit"]) == (1, 1)
+    assert len(calls()) == 1, "one driver was started"
+
+
+def test_a_driver_that_dies_while_the_store_is_down_is_followed_by_one_when_it_answers(
+    checkpoint: str, tmp_path: Path, store: Faults, request: pytest.FixtureRequest, said: Callable[[], str]
+) -> None:
+    calls: Calls = request.getfixturevalue("calls")
+    home = home_at(checkpoint)
+
+    def break_it() -> None:
+        eventually(lambda: (status := statuses.read(home.status)) is not None and status.commit == 1, said)
+        store.is_down = True
+        let_go(home)
+        eventually(lambda: said().count(f"{checkpoint} does not answer: ") >= 2, said)
+        assert len(calls()) == 1, "nothing is started while nobody knows what became of the driver"
+        store.is_down = False
+
+    breaking = threading.Thread(target=break_it)
+    breaking.start()
+    plans = ("take-lease commit go die", "take-lease commit end=finished")
+    result = execute(operator(tmp_path, *plans, checkpoint=checkpoint))
+    breaking.join()
+    assert (result["run"], result["commit"], result["restarts"]) == (2, 2, 1)
+    assert len(calls()) == 2
+
+
+def test_a_triggerer_rides_out_an_outage(
+    checkpoint: str, tmp_path: Path, store: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deferral = leave(deferred(tmp_path, "take-lease commit go end=finished", checkpoint=checkpoint))
+    home, clock = home_at(checkpoint), AheadClock()
+    monkeypatch.setattr(leases, "time", clock)
+
+    async def requests() -> None:
+        store.seen.clear()
+        await asyncio.wait_for(_more(lambda: len(store.seen)), HANG_SECONDS)
+
+    async def watch() -> None:
+        watching = asyncio.create_task(first_event(trigger_of(deferral)))
+        await requests()
+        store.is_down = True
+        clock.ahead += 300
+        await requests()
+        store.is_down = False
+        await requests()
+        assert not watching.done()
+        let_go(home)
+        await asyncio.wait_for(watching, HANG_SECONDS)
+
+    asyncio.run(watch())
+
+
+async def _more(count: Callable[[], int]) -> None:
+    while count() < 4:
+        await asyncio.sleep(0.05)
+
+
+def test_a_store_that_is_slow_throttles_and_loses_answers_starts_no_driver_twice(
+    checkpoint: str, tmp_path: Path, store: Faults, request: pytest.FixtureRequest
+) -> None:
+    calls: Calls = request.getfixturevalue("calls")
+    store.seconds = 0.05
+    store.plan("PUT", *["", "lose", "", "503", "", "", "drop"] * 6)
+    store.plan("GET", *["", "", "", "", "503", "", "", "drop", "", "", "lose"] * 6)
+    plans = ("take-lease commit commit sleep=0.2 die", "take-lease commit end=finished")
+    result = execute(operator(tmp_path, *plans, checkpoint=checkpoint))
+    assert (result["run"], result["commit"], result["rows"], result["restarts"]) == (2, 3, 300, 1)
+    assert len(calls()) == 2
+
+
+def test_who_waits_for_a_home_reads_its_lease_once_a_look_and_the_account_now_and_then(
+    checkpoint: str, tmp_path: Path, moto: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deferral = leave(deferred(tmp_path, "take-lease commit go end=finished", checkpoint=checkpoint))
+    monkeypatch.setattr(s3.S3Store, "seconds_per_read", 1000.0)
+    intent = deferral.trigger.serialize()[1]["intent"]
+    watched = {"intent": intent, "no_commit_within": 3600.0}
+    stopped = {"token": intent["token"], "request": None, "commits": None}
+    with object_stores.proxy(moto) as own:  # the driver has another way
+        connect(monkeypatch, own.address)
+        checker = HomeChecker(checkpoint)
+        looks = []
+        for _ in range(4):
+            looks.append(checker.check({name_of(subject): subject for subject in (watched, stopped)}, diagnose=False))
+            own.seen, seen = [], own.seen
+            assert set(seen) == {"GET"}
+        assert not any(result.found for look in looks for result in look.values())
+        assert len(seen) == 1, "one read for both who wait"
+        let_go(home_at(checkpoint))
+        eventually(lambda: not processes.members(intent["token"]), "it has ended")
+        last = checker.check({name_of(watched): watched}, diagnose=False)
+        assert [result.found for result in last.values()] == [{"why": "the driver has ended"}]
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("s3://AKIA:hunter2@bucket/shop", "has a password in it"),
+        ("gs://lake@bucket/shop", "a connection opens s3://"),
+        ("s3://@bucket/shop", "a connection opens s3://"),
+        ("s3://lake@bucket", "names no directory"),
+    ],
+)
+def test_what_names_no_home_is_refused_when_the_dag_is_parsed_and_no_secret_is_shown(
+    tmp_path: Path, location: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        operator(tmp_path, "exit=1", checkpoint=location)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(RefusedError, match=message):
+        home_at(location)
+
+
+def test_nobody_is_asked_when_a_dag_is_parsed(tmp_path: Path) -> None:
+    operator(tmp_path, "exit=1", checkpoint="s3://no_such_connection@bucket/shop")
+    operator(tmp_path, "exit=1", checkpoint="s3://{{ var.value.lake }}@bucket/shop")
+
+
+def test_a_connection_that_is_not_there_is_no_anonymous_access(tmp_path: Path) -> None:
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    with pytest.raises(AirflowNotFoundException, match="no_such_connection"):
+        home_at("s3://no_such_connection@bucket/shop")
+
+
+def test_a_role_is_assumed_and_its_credentials_are_handed_on(
+    checkpoint: str, moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
+) -> None:
+    role = {"role_arn": "arn:aws:iam::123456789012:role/streams", "service_config": {"sts": {"endpoint_url": moto}}}
+    connect(monkeypatch, moto, **role)
+    home = home_at(checkpoint)
+    json_store.write(home.control / "a.json", {"written": True})
+    assert json_store.read(home.control / "a.json") == {"written": True}
+    environment = object_storage.driver_environment(checkpoint)
+    assert environment["AWS_ACCESS_KEY_ID"].startswith("ASIA")
+    assert environment["AWS_SESSION_TOKEN"]
+    assert "connection lake assumes arn:aws:iam::123456789012:role/streams" in said()
+
+
+def test_a_home_elsewhere_keeps_what_its_processes_write_on_their_host(tmp_path: Path, checkpoint: str) -> None:
+    home = home_at(checkpoint)
+    assert home.here.is_relative_to(tmp_path / "state")
+    assert home.here == Home(str(home.path)).here, "the driver's half finds the same"
+
+
+def test_what_needs_a_mounted_home_is_refused_by_name(checkpoint: str, tmp_path: Path) -> None:
+    home_at(checkpoint).create("shop")
+    context: Any = {"ti": TaskInstance()}
+    backfill = BackfillPipelineOperator(task_id="again", pipeline="shop", checkpoint=checkpoint, commits="1..2")
+    with pytest.raises(RefusedError, match=r"lake@bucket/.* is in a bucket, and a backfill in Airflow needs a home on"):
+        backfill.home(context)
+    upgrade = UpgradePipelineOperator(task_id="upgrade", checkpoint=checkpoint, application="shop.py")
+    with pytest.raises(RefusedError, match="is in a bucket, and an upgrade or rollback in Airflow needs a home on"):
+        upgrade.execute(context)

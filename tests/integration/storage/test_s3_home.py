@@ -1,0 +1,239 @@
+"""A pipeline whose whole home is on an S3 server: it runs exactly once, and each command works on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint import lineages
+from airflow_provider_exactlyonce.cli import main as cli
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.storage.opening import names_in, place_of, store_of
+from airflow_provider_exactlyonce.storage.s3 import S3Store
+from airflow_provider_exactlyonce.storage.store import HeldError
+from tests import object_stores
+from tests.integration.streaming.harness import CONF, JOBS, Driver, World, check_counts
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("default")]
+
+
+def source_records(commit: CommitRecord) -> int:
+    return sum(end - start for ranges in commit.source.values() for start, end in ranges.values())
+
+
+class Bucket:
+    """A pipeline that has never run, with its home in a bucket.
+
+    :ivar folder: where drivers leave their event logs
+    """
+
+    def __init__(self, world: World, address: str, folder: Path) -> None:
+        self.world = world
+        self.url = f"s3://a_connection@bucket/pipelines/{uuid.uuid4()}"
+        self.folder = folder
+        self._environment = {
+            **os.environ,
+            **object_stores.environment(address),
+            "TEST_PIPELINE": world.pipeline,
+            "TEST_SOURCE": world.source,
+            "TEST_SINK": world.sink,
+        }
+        self._commands = 0
+
+    @property
+    def home(self) -> Home:
+        return Home(self.url)
+
+    def start(self, *, until: str = "available", failpoints: str | None = None) -> Driver:
+        """Start a driver; that no secret is where others could read it is checked at the end."""
+        conf = {
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": f"file:{self.folder}",
+        }
+        driver = self.world.start(home=self.url, until=until, failpoints=failpoints, conf=conf, own_jvm=True)
+        command = Path(f"/proc/{driver.process.pid}/cmdline").read_bytes()
+        assert object_stores.SECRET.encode() not in command
+        return driver
+
+    def finish(self, driver: Driver) -> None:
+        assert driver.wait() == 0, driver.output()[-6000:]
+
+    def command(self, *words: str, code: int = 0) -> Any:
+        """Run a command on the pipeline in a process of its own; returns its JSON, or what it says when it refuses."""
+        self._commands += 1
+        brokers = self.world.config["bootstrap.servers"]
+        command = [sys.executable, "-m", cli.__name__, *words, "--home", self.url, "--bootstrap-servers", brokers]
+        done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False, env=self._environment)
+        assert done.returncode == code, f"{words}: {done.stderr[-4000:]}{done.stdout[-2000:]}"
+        return json.loads(done.stdout) if code == 0 else done.stderr
+
+    def check(self) -> None:
+        """Judge what was written, record by record, and look for the secret."""
+        check_counts(self.world)
+        events = b"".join(file.read_bytes() for file in self.folder.rglob("*") if file.is_file())
+        assert b'"fs.s3a.secret.key":"*********(redacted)"' in events, "Spark hides what it has copied there"
+        for read in (events, *(driver.log.read_bytes() for driver in self.world.drivers)):
+            assert object_stores.SECRET.encode() not in read
+
+
+@pytest.fixture(params=["moto", pytest.param("seaweedfs", marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest) -> str:
+    address: str = request.getfixturevalue(request.param)
+    return address
+
+
+@pytest.fixture
+def bucket(
+    server: str,
+    tmp_path: Path,
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    spark_classes: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Bucket]:
+    for name, value in object_stores.environment(server).items():
+        monkeypatch.setenv(name, value)
+    source, sink = make_topic(partitions=3), make_topic(partitions=4)
+    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
+    events = tmp_path / "events"
+    events.mkdir()
+    yield Bucket(world, server, events)
+    world.end()
+
+
+def test_a_hold_that_was_lost_after_its_last_look_switches_nothing(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store has no lock that keeps a successor out meanwhile."""
+    for name, value in object_stores.environment(moto).items():
+        monkeypatch.setenv(name, value)
+    home = Home(f"s3://bucket/{uuid.uuid4()}")
+    first = home.create("shop")
+
+    def restore() -> None:
+        with leases.holding(home.lease, "shop", "frozen") as hold, hold.sure():
+            leases.acquire(home.lease, "shop", "driver", run=1)
+            home.use(first.id)  # as a driver does once it has claimed the pipeline
+            home.switch("another", hold.pointer)
+
+    with pytest.raises(AlreadyRunningError, match="somebody has taken pipeline shop over meanwhile"):
+        restore()
+    assert home.uses(first.id)
+
+
+def test_where_there_is_no_lock_a_lease_keeps_others_out(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in object_stores.environment(moto).items():
+        monkeypatch.setenv(name, value)
+    place = place_of(f"s3://bucket/{uuid.uuid4()}/backfill/turn")
+    with leases.alone(place, "shop"), pytest.raises(HeldError, match="pipeline shop runs: pid"):
+        leases.alone(place, "shop").__enter__()
+    with leases.alone(place, "shop"):
+        assert list(store_of(place).names(place.parent)) == ["turn.lease.json"]
+    assert list(store_of(place).names(place.parent)) == []
+
+
+def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in object_stores.environment(moto).items():
+        monkeypatch.setenv(name, value)
+    key = f"{uuid.uuid4()}/state/0"
+    folder = place_of(f"s3://bucket/{key}")
+    store = store_of(folder)
+    assert isinstance(store, S3Store)
+    store.replace(folder / "1" / "2.zip", b"")
+    store.system.call_s3("put_object", Bucket="bucket", Key=f"{key}/", Body=b"")
+    assert list(names_in(folder)) == list(store.names(folder)) == ["1"]
+    store.remove(folder)
+    assert list(names_in(folder)) == list(names_in(folder.parent)) == []
+
+
+def test_a_driver_that_is_killed_and_started_again_writes_each_row_once(bucket: Bucket) -> None:
+    world = bucket.world
+    world.send(1500)
+    killed = bucket.start(failpoints="after-end-transaction:run=1:batch=1")
+    assert killed.wait() == -signal.SIGKILL, killed.output()[-6000:]
+    again = bucket.start(until="forever")
+    eventually(lambda: world.commits() >= 4, lambda: again.output()[-6000:])
+    taken = bucket.command("savepoint", world.pipeline, "--label", "while it runs")
+    assert taken["label"] == "while it runs"
+    world.send(700)
+    eventually(lambda: sum(map(source_records, world.ledger()[0])) == world.sent, lambda: again.output()[-6000:])
+    stopped = bucket.command("savepoint", world.pipeline, "--stop")
+    bucket.finish(again)
+    assert stopped["commit"] > taken["commit"]
+    bucket.check()
+
+
+@pytest.mark.slow
+def test_a_savepoint_is_restored_exactly_and_every_command_works(bucket: Bucket) -> None:
+    world = bucket.world
+    world.send(1500)
+    bucket.finish(bucket.start())
+    taken = bucket.command("savepoint", world.pipeline)
+    assert bucket.command("savepoint", "verify", world.pipeline, taken["id"])["whole"]
+    assert [saved["id"] for saved in bucket.command("savepoint", "list", world.pipeline)] == [taken["id"]]
+    world.send(900)
+    bucket.finish(bucket.start())
+    before = bucket.home.current()
+    assert before is not None
+
+    restored = bucket.command("restore", world.pipeline, "--savepoint", taken["id"])
+    assert restored["lineage"] != before.id
+    world.send(300)
+    bucket.finish(bucket.start())
+    bucket.check()
+
+    job = str(JOBS / world.job)
+    refused = bucket.command("upgrade", world.pipeline, job, code=RefusedError.exit_code)
+    assert "an object store has no locks that end with their process" in refused
+
+    conf = [part for name, value in CONF.items() for part in ("--conf", f"{name}={value}")]
+    compared = bucket.command("backfill", world.pipeline, "--commits", "2..3", "--master", "local[2]", *conf)
+    assert compared["clean"], compared
+
+    shown = bucket.command("state", "show", world.pipeline, "--limit", "50")
+    assert sum(len(store["rows"]) for store in shown["stores"]) == 37
+    assert bucket.command("state", "show", world.pipeline, "--savepoint", taken["id"])["commit"] == taken["commit"]
+    bucket.command("status", world.pipeline)
+    found = bucket.command("doctor", world.pipeline)
+    assert not [finding for finding in found["findings"] if finding["severity"] == "error"], found
+    rescaled = bucket.command("rescale", world.pipeline, "--state-partitions", "3")
+    assert (rescaled["state_partitions_before"], rescaled["state_partitions"]) == (2, 3)
+    world.send(300)
+    bucket.finish(bucket.start())
+    bucket.check()
+    assert lineages.unfinished(bucket.home.lineages) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["restore-copied", "restore-renamed", "restore-switching", "restore-switched"])
+def test_a_restore_that_is_killed_is_repeated_and_exact(
+    bucket: Bucket, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = bucket.world
+    world.send(900)
+    bucket.finish(bucket.start())
+    taken = bucket.command("savepoint", world.pipeline)
+    world.send(400)
+    bucket.finish(bucket.start())
+    bucket._environment["EXACTLYONCE_FAILPOINTS"] = step
+    bucket.command("restore", world.pipeline, "--savepoint", taken["id"], code=-signal.SIGKILL)
+    del bucket._environment["EXACTLYONCE_FAILPOINTS"]
+    bucket.command("restore", world.pipeline, "--savepoint", taken["id"])
+    world.send(200)
+    bucket.finish(bucket.start())
+    bucket.check()
+    current = bucket.home.current()
+    assert current is not None
+    assert lineages.unfinished(bucket.home.lineages) == []

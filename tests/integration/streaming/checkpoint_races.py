@@ -1,0 +1,54 @@
+"""Eight writers create one file of a checkpoint, again and again, through Spark's file manager; prints how many did.
+
+Run by itself, with a place and the number of races: it has a JVM of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, place_of
+
+WRITERS = 8
+
+
+def main(location: str, races: int) -> None:
+    place = place_of(location)
+    spark = local_session("races", place)
+    jvm: Any = spark._jvm
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    folder = jvm.org.apache.hadoop.fs.Path(hadoop_url(place))
+    manager = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.create(folder, conf)
+
+    def create(file: Any, writer: int) -> str:
+        try:
+            stream = manager.createAtomic(file, False)
+            stream.write(bytes([writer]))
+            stream.close()
+        except Exception as error:
+            return str(error.java_exception.getClass().getSimpleName())  # type: ignore[attr-defined]
+        return "created"
+
+    ended: Counter[str] = Counter()
+    with ThreadPoolExecutor(WRITERS) as writers:
+        for race in range(races):
+            file = jvm.org.apache.hadoop.fs.Path(folder, f"offsets/{race}")
+            outcomes = list(writers.map(partial(create, file), range(WRITERS)))
+            assert "created" in outcomes, outcomes
+            assert (place / "offsets" / str(race)).read_bytes() == bytes([outcomes.index("created")])
+            ended.update(outcomes)
+    cancelled = manager.createAtomic(jvm.org.apache.hadoop.fs.Path(folder, "cancelled"), False)
+    cancelled.write(b"x")
+    cancelled.cancel()
+    print(json.dumps({"manager": manager.getClass().getName(), "left": (place / "cancelled").exists(), **ended}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

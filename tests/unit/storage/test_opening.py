@@ -1,0 +1,78 @@
+"""What a location names, here and for Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage import s3_environment
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, names_in, place_of
+
+VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("location", ["{}/home", "file:{}/home", "file://{}/home"])
+def test_a_path_and_a_file_uri_are_of_this_machine(tmp_path: Path, location: str) -> None:
+    place = place_of(location.format(tmp_path))
+    assert place == tmp_path / "home"
+    assert hadoop_url(place) == f"file:{tmp_path}/home"
+
+
+@pytest.mark.parametrize("location", ["s3://bucket/pipelines/shop", "s3://aws_default@bucket/pipelines/shop/"])
+def test_a_place_in_a_bucket_is_the_same_with_and_without_a_connection(location: str) -> None:
+    place = place_of(location)
+    assert str(place) == "s3://bucket/pipelines/shop"
+    assert hadoop_url(place) == "s3a://bucket/pipelines/shop"
+    assert hadoop_url(place / "lineages") == "s3a://bucket/pipelines/shop/lineages"
+    assert place_of(place) is place
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("gs://bucket/home", r"'gs://bucket/home': a home is a local path.*s3://; gs: is not read"),
+        ("s3://bucket", "names no directory"),
+        ("s3:///home", "names no directory"),
+    ],
+)
+def test_what_no_home_can_be_on_is_refused_by_name(location: str, message: str) -> None:
+    with pytest.raises(RefusedError, match=message):
+        place_of(location)
+
+
+def test_python_and_hadoop_are_told_the_same_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "client_kwargs" not in s3_environment.options_of_environment()
+    assert "fs.s3a.endpoint" not in s3_environment.hadoop_settings()
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    assert s3_environment.options_of_environment()["client_kwargs"] == {"region_name": "eu-central-1"}
+    assert s3_environment.hadoop_settings()["fs.s3a.endpoint.region"] == "eu-central-1"
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    assert s3_environment.options_of_environment() == {
+        "use_listings_cache": False,
+        "client_kwargs": {"region_name": "eu-west-1"},
+        "endpoint_url": "http://127.0.0.1:9000",
+        "config_kwargs": {"s3": {"addressing_style": "path"}},
+    }
+    assert (
+        s3_environment.hadoop_settings().items()
+        >= {
+            "fs.s3a.endpoint.region": "eu-west-1",
+            "fs.s3a.endpoint": "http://127.0.0.1:9000",
+            "fs.s3a.path.style.access": "true",
+        }.items()
+    )
+
+
+def test_what_is_in_a_directory_that_is_not_there_is_nothing(tmp_path: Path) -> None:
+    from upath import UPath
+
+    assert list(names_in(tmp_path / "absent")) == list(names_in(UPath(f"memory://{tmp_path}/absent"))) == []

@@ -32,7 +32,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
-from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets, by_topic
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -267,7 +267,7 @@ class BackfillDriver:
             batch=done.batch + 1,
             run=run.number,
             version=begun.version,
-            source=results.ends_as_ranges(begun.resolved.ends),
+            source=by_topic({place: (end, end) for place, end in sorted(begun.resolved.ends.items())}),
             source_topic_ids={},
             sink={},
             offsets="",
@@ -343,15 +343,17 @@ class BackfillDriver:
         return [*self._sink.topics, *([self._late.topic] if self._late.topic is not None else [])]
 
     def _tell_batch(self, record: CommitRecord) -> None:
+        so_far = self._lifecycle.report.status
+        rows = so_far.rows + record.rows
         self._lifecycle.report.tell(
             commit=record.commit,
             committed=record.committed / 1000,
             batch=record.batch,
-            commits_of_run=self._lifecycle.report.status.commits_of_run + 1,
-            rows=self._lifecycle.report.status.rows + record.rows,
-            rows_by_sink={KAFKA: self._lifecycle.report.status.rows + record.rows},
-            records=self._lifecycle.report.status.records + (record.records or 0),
-            late_rows=self._lifecycle.report.status.late_rows + (record.late_rows or 0),
+            commits_of_run=so_far.commits_of_run + 1,
+            rows=rows,
+            rows_by_sink={KAFKA: rows},
+            records=so_far.records + (record.records or 0),
+            late_rows=so_far.late_rows + (record.late_rows or 0),
             late_total=record.late_total,
             watermark=record.watermark,
         )

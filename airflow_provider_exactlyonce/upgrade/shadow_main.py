@@ -54,11 +54,8 @@ def make(request: ShadowRequest) -> dict[str, Any]:
         tail = reader.tail()
     last = tail.place.commit if tail is not None else 0
     base = find_base(home, options.shadow_commits, last)
-    spark = open_session(f"shadow run of {pipeline.name}")
-    try:
+    with open_session(f"shadow run of {pipeline.name}") as spark:
         stretch, rows = repeat(spark, pipeline, config, base, last, Path(request.folder, "lineage"))
-    finally:
-        spark.stop()
     bad = {pipeline.kafka_sink("a shadow run").bad_topic, pipeline.late_rows.topic} - {None}
     old = delivered.read(config, pipeline.name, stretch.first, stretch.last, leave_out=cast(set[str], bad))
     new = [row for row in rows if row.topic not in bad]

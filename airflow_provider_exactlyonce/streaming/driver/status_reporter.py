@@ -148,9 +148,7 @@ class DriverReport:
 
 def _given(record: CommitRecord) -> str:
     """Return what a commit has read and what each sink was given, for a log."""
-    sinks = record.rows_by_sink
-    if len(sinks) > 1:
-        counts = ", ".join(f"{rows:,} rows for {name}" for name, rows in sinks.items())
-    else:
-        counts = f"{record.primary_rows:,} rows"
+    counts = f"{record.primary_rows:,} rows"
+    if len(record.rows_by_sink) > 1:
+        counts = ", ".join(f"{rows:,} rows for {name}" for name, rows in record.rows_by_sink.items())
     return counts if record.records is None else f"{counts} of {record.records:,} records"

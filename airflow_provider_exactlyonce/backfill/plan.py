@@ -165,7 +165,6 @@ class _Planner:
         return {**self._position, **record.ends}
 
     def _whole(self, record: CommitRecord, *, emits: bool, exact: bool) -> None:
-        """Add a recorded commit."""
         ends = self._after(record)
         back = [place for place, end in ends.items() if end < self._position[place]]
         if back:

@@ -133,18 +133,17 @@ def _spark(old: Version, new: Version) -> Iterator[VersionChange]:
         yield note("Spark", old.spark_version, new.spark_version, "the savepoint does not say which Spark ran it")
         return
     before, after = _numbers(old.spark_version), _numbers(new.spark_version)
-    if before == after:
-        return
-    if after > before:
-        reason = "a newer Spark reads older checkpoints; what it plans for the same job may differ"
-        yield note("Spark", old.spark_version, new.spark_version, reason, "try it on a copy: exactlyonce restore --to")
-    elif after[:2] == before[:2]:
-        reason = "an older patch release; it reads what the newer one wrote unless its release notes say otherwise"
-        yield note("Spark", old.spark_version, new.spark_version, reason, "try it on a copy: exactlyonce restore --to")
-    else:
+    if after < before and after[:2] != before[:2]:
         reason = "an older Spark may not read what a newer one wrote, and does not always notice"
         way_out = f"run it with Spark {old.spark_version} or newer; or {BUILD_ANEW}"
         yield incompatible("Spark", old.spark_version, new.spark_version, reason, way_out)
+    elif after != before:
+        reason = (
+            "a newer Spark reads older checkpoints; what it plans for the same job may differ"
+            if after > before
+            else "an older patch release; it reads what the newer one wrote unless its release notes say otherwise"
+        )
+        yield note("Spark", old.spark_version, new.spark_version, reason, "try it on a copy: exactlyonce restore --to")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ same again finds that record, and nothing is run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -100,7 +101,9 @@ class BackfillDriver:
         with workspace.turn(home, self._give_up):
             self._lifecycle.report.own(alone=True)  # who has the turn
             self._lifecycle.report.tell()
-            start = begin(home, self._options.config, self._pipeline.version, self._topics_read())
+            config = self._options.config
+            topics = self._pipeline.topics_among(lambda: StableOffsets(config).topics())
+            start = begin(home, config, self._pipeline.version, topics)
             done = self._run_again(start.begun, start.done) if isinstance(start, Start) else start
             workspace.write_result(home, done)
             workspace.forget(home)
@@ -194,12 +197,10 @@ class BackfillDriver:
             done=done,
             written=written.batches if self._writes else None,
         )
-        try:
+        with contextlib.closing(backfill_steps):
             self._lifecycle.report.tell(state=DriverState.RUNNING, progressed=time.time())
             self._run_steps(run, stream, sink, backfill_steps)
             return self._complete(run, begun, backfill_steps)
-        finally:
-            backfill_steps.close()
 
     @property
     def _writes(self) -> bool:
@@ -334,10 +335,6 @@ class BackfillDriver:
         source = savepoints.checkpoint(savepoint.id).path
         lineages.make(home.lineages / lineage.id, source, savepoint.files, lineage)
         return lineage
-
-    def _topics_read(self) -> list[str]:
-        """Return the topics that the sources read now."""
-        return self._pipeline.topics_among(lambda: StableOffsets(self._options.config).topics())
 
     def _sink_topics(self) -> list[str]:
         return [*self._sink.topics, *([self._late.topic] if self._late.topic is not None else [])]

@@ -110,13 +110,9 @@ def _list(given: argparse.Namespace) -> int:
 def _describe(given: argparse.Namespace) -> int:
     with _transactions(given) as (transactions, _):
         transaction = _known(transactions, given.transactional_id)
-        partitions = [
-            {**asdict(partition), "held_back": partition.offsets}
-            for partition in transactions.held(transaction.partitions)
-        ]
-    facts = _facts(
-        transaction, {(partition["topic"], partition["partition"]): partition["held_back"] for partition in partitions}
-    )
+        held = transactions.held(transaction.partitions)
+    partitions = [{**asdict(partition), "held_back": partition.offsets} for partition in held]
+    facts = _facts(transaction, {(partition.topic, partition.partition): partition.offsets for partition in held})
     text = pairs({name: value for name, value in facts.items() if name != "partitions"})
     print_answer(given, {**facts, "partitions": partitions}, f"{text}\n{table(partitions)}".rstrip())
     return 0

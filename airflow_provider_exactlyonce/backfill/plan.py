@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from airflow_provider_exactlyonce.backfill.request import BackfillState, Output
-from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved, ends_of
+from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import by_place
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
@@ -124,10 +126,9 @@ class _Planner:
         """Plan a range that may begin and end within a commit."""
         starts = self._resolved.starts
         rest = iter(commits)
-        following: CommitRecord | None = None
         for record in rest:
-            if any(end > starts.get(place, end) for place, end in ends_of(record).items()):
-                following = record
+            if any(end > starts.get(place, end) for place, end in record.ends.items()):
+                rest = chain((record,), rest)
                 break
             self._whole(record, emits=False, exact=self._is_exact(record))
         self._position = {**self._resolved.unseen, **self._position}
@@ -138,7 +139,7 @@ class _Planner:
             self._close(emits=False)
         # Partitions that the range does not name stay where they are.
         end = {**self._position, **self._resolved.ends}
-        for record in _with(following, rest):
+        for record in rest:
             ends = self._after(record)
             within = {
                 place: max(self._position[place], min(offset, end.setdefault(place, self._position[place])))
@@ -159,13 +160,11 @@ class _Planner:
         return record.version == self._terms.version
 
     def _after(self, record: CommitRecord) -> Positions:
-        for topic, of in record.source.items():
-            for partition, (start, _) in of.items():
-                self._position.setdefault((topic, partition), start)
-        return {**self._position, **ends_of(record)}
+        for place, (start, _) in by_place(record.source).items():
+            self._position.setdefault(place, start)
+        return {**self._position, **record.ends}
 
     def _whole(self, record: CommitRecord, *, emits: bool, exact: bool) -> None:
-        """Add a recorded commit."""
         ends = self._after(record)
         back = [place for place, end in ends.items() if end < self._position[place]]
         if back:
@@ -202,9 +201,3 @@ class _Planner:
     def _add(self, step: BackfillStep) -> None:
         self.steps.append(step)
         self._position = step.ends
-
-
-def _with(first: CommitRecord | None, rest: Iterator[CommitRecord]) -> Iterator[CommitRecord]:
-    if first is not None:
-        yield first
-        yield from rest

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from airflow_provider_exactlyonce import codec, moments
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -173,11 +173,11 @@ class BackfillRequest:
         return cls(
             commits=_commits(commits) if commits is not None else None,
             offsets=_offsets(offsets) if offsets is not None else None,
-            watermark=_times("watermark", watermark) if watermark is not None else None,
+            watermark=_watermark(watermark) if watermark is not None else None,
             time=(_milliseconds("start", start), _milliseconds("end", end))
             if start is not None and end is not None
             else None,
-            state=BackfillState(state) if state in list(BackfillState) else _refuse_state(state),
+            state=cast(BackfillState, state),  # which is checked above
             warm_up=_warm_up(warm_up),
             output=str(output),
         )
@@ -204,10 +204,6 @@ def _milliseconds(name: str, value: datetime | str) -> int:
         raise RefusedError(f"{name}={value!r} is no time as 2026-01-31T12:00:00+00:00") from None
 
 
-def _refuse_state(state: str) -> BackfillState:
-    raise RefusedError(f"state {state!r} of a backfill: {' or '.join(BackfillState)}")
-
-
 def _commits(value: str | tuple[int, int]) -> tuple[int, int]:
     if not isinstance(value, str):
         first, last = value
@@ -232,11 +228,11 @@ def _offsets(value: Mapping[str, Mapping[Any, Any]] | str) -> Offsets:
         ) from None
 
 
-def _times(name: str, value: tuple[datetime | str, datetime | str] | str) -> tuple[int, int]:
+def _watermark(value: tuple[datetime | str, datetime | str] | str) -> tuple[int, int]:
     parts = value.split("..") if isinstance(value, str) else list(value)
     if len(parts) != 2:
-        raise RefusedError(f"{name}={value!r} is not FROM..TO, two times")
-    return _milliseconds(name, parts[0]), _milliseconds(name, parts[1])
+        raise RefusedError(f"watermark={value!r} is not FROM..TO, two times")
+    return _milliseconds("watermark", parts[0]), _milliseconds("watermark", parts[1])
 
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Backf
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets, by_place
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
@@ -23,12 +23,23 @@ Positions = dict[Place, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolved:
-    """A range of the source, and where the run begins.
+class Span:
+    """A range of the source.
 
-    :param starts: where the range begins in each partition that it reads
+    :param starts: where it begins in each partition that it reads
     :param ends: where it ends, exclusive; the same partitions
     :param commits: first and last, of a range of whole commits
+    """
+
+    starts: Positions
+    ends: Positions
+    commits: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved(Span):
+    """A range of the source, and where the run begins.
+
     :param begins: where the run begins in the source: before the range, where state has to be made
     :param unseen: partitions of the range that the state which it begins with has not seen, and where their logs begin
     :param savepoint: whose state it begins with, None for none
@@ -37,11 +48,8 @@ class Resolved:
         was committed since; None of a range that an older release has resolved
     """
 
-    starts: Positions
-    ends: Positions
     begins: Positions
     unseen: Positions = field(default_factory=dict)
-    commits: tuple[int, int] | None = None
     savepoint: str | None = None
     base_commit: int = 0
     newest_commit: int | None = None
@@ -89,20 +97,6 @@ def positions_to_json(positions: Mapping[Place, int]) -> dict[str, dict[str, int
 def positions_from_json(body: Mapping[str, Mapping[str, int]]) -> Positions:
     """Read what :func:`positions_to_json` gave."""
     return {(topic, int(partition)): offset for topic, of in body.items() for partition, offset in of.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """A range of the source.
-
-    :param starts: where it begins in each partition that it reads
-    :param ends: where it ends, exclusive; the same partitions
-    :param commits: first and last, of a range of whole commits
-    """
-
-    starts: Positions
-    ends: Positions
-    commits: tuple[int, int] | None = None
 
 
 class Resolver:
@@ -174,8 +168,7 @@ class _Resolver:
     def resolve_again(self, request: BackfillRequest, begun: Resolved) -> Resolved:
         if request.state is BackfillState.EMPTY:
             return begun
-        span = Span(starts=begun.starts, ends=begun.ends, commits=begun.commits)
-        return replace(self._with_base(request, span), newest_commit=begun.newest_commit)
+        return replace(self._with_base(request, begun), newest_commit=begun.newest_commit)
 
     def _with_base(self, request: BackfillRequest, span: Span) -> Resolved:
         if span.commits is not None:
@@ -219,7 +212,7 @@ class _Resolver:
         return first, last
 
     def _by_watermark(self, after: int, to: int) -> tuple[int, int]:
-        before = last = 0
+        before = last = newest = 0
         for record in self._records():
             if before == 0 and record.watermark >= after:
                 if 1 < record.commit == self._oldest:
@@ -228,8 +221,8 @@ class _Resolver:
             if record.watermark >= to:
                 last = record.commit
                 break
+            newest = record.watermark
         else:
-            newest = self._newest_watermark()
             raise RefusedError(
                 f"the watermark of {self._reader.pipeline} has not reached {moments.text(to)}: it is at "
                 f"{moments.text(newest) if newest else 'no time yet'}"
@@ -247,17 +240,14 @@ class _Resolver:
             "a later range, or keep more history with ledger_retention"
         )
 
-    def _newest_watermark(self) -> int:
-        tail = self._reader.tail()
-        return tail.commit.watermark if tail is not None and tail.commit is not None else 0
-
     def _bounds(self, request: BackfillRequest) -> tuple[Positions, Positions]:
         """Return where a range of offsets or of time begins and ends."""
         if request.offsets is not None:
-            spans = {(topic, part): span for topic, of in request.offsets.items() for part, span in of.items()}
+            spans = by_place(request.offsets)
             for topic, partition in spans.keys() - set(self._places):
                 raise RefusedError(f"{topic}-{partition} is no partition of a source of {self._reader.pipeline}")
-            return {place: span[0] for place, span in spans.items()}, {place: span[1] for place, span in spans.items()}
+            starts = {place: start for place, (start, _) in spans.items()}
+            return starts, {place: end for place, (_, end) in spans.items()}
         start, end = request.time or (0, 0)
         if end > time.time() * 1000:
             raise RefusedError(
@@ -276,16 +266,15 @@ class _Resolver:
 
     def _at(self, milliseconds: int, stable: Positions) -> Positions:
         offsets = self._offsets.at_timestamp(self._places, milliseconds)
-        positions: Positions = {}
-        for place, offset in offsets.items():
-            positions[place] = stable[place] if offset is None else min(offset, stable[place])
-        return positions
+        return {
+            place: stable[place] if offset is None else min(offset, stable[place]) for place, offset in offsets.items()
+        }
 
     def _covering(self, starts: Positions, ends: Positions) -> tuple[int, int]:
         """Return the commits that have read something of a range."""
         hits: list[int] = []
         for record in self._records():
-            read = {(topic, part): span for topic, of in record.source.items() for part, span in of.items()}
+            read = by_place(record.source)
             if 1 < record.commit == self._oldest and any(
                 starts.get(place, begin) < begin for place, (begin, _) in read.items()
             ):
@@ -322,7 +311,7 @@ class _Resolver:
             return Resolved(
                 starts=starts,
                 ends=ends,
-                begins=_source(savepoint),
+                begins=by_place(savepoint.source),
                 commits=commits,
                 savepoint=savepoint.id,
                 base_commit=savepoint.commit,
@@ -333,7 +322,7 @@ class _Resolver:
     def _with_state(self, starts: Positions, ends: Positions) -> Resolved:
         """Choose the newest state before a range that does not begin with a commit."""
         for savepoint in self._older_savepoints(self._newest):
-            begins = _source(savepoint)
+            begins = by_place(savepoint.source)
             if all(begins.get(place, 0) <= start for place, start in starts.items()):
                 return Resolved(
                     starts=starts,
@@ -393,7 +382,7 @@ class _Resolver:
         """Return the last commit that ended before a range in every partition."""
         last = 0
         for record in self._records():
-            if any(end > starts.get(place, end) for place, end in ends_of(record).items()):
+            if any(end > starts.get(place, end) for place, end in record.ends.items()):
                 break
             last = record.commit
         return last
@@ -405,17 +394,7 @@ class _Resolver:
         for record in self._records(first):
             if record.commit > last:
                 break
-            for topic, of in record.source.items():
-                for partition, (start, end) in of.items():
-                    starts.setdefault((topic, partition), start)
-                    ends[topic, partition] = end
+            for place, (start, end) in by_place(record.source).items():
+                starts.setdefault(place, start)
+                ends[place] = end
         return starts, ends
-
-
-def ends_of(record: CommitRecord) -> Positions:
-    """Return where a commit ends in the source."""
-    return {(topic, part): end for topic, of in record.source.items() for part, (_, end) in of.items()}
-
-
-def _source(savepoint: Savepoint) -> Positions:
-    return {(topic, part): end for topic, of in savepoint.source.items() for part, end in of.items()}

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, digits
-from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved, Span
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, digits, ranges_to_json
+from airflow_provider_exactlyonce.backfill.resolve import Resolved, Span
 from airflow_provider_exactlyonce.backfill.workspace import Begun
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import by_topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, backfill_pipeline
 
@@ -68,12 +69,9 @@ def name_of(pipeline: str, version: str, request: BackfillRequest, span: Span | 
     )
 
 
-def source_of(resolved: Resolved | Span) -> dict[str, dict[str, list[int]]]:
+def source_of(span: Span) -> dict[str, dict[str, list[int]]]:
     """Return a range's source offsets as JSON values."""
-    by_topic: dict[str, dict[str, list[int]]] = {}
-    for (topic, partition), end in sorted(resolved.ends.items()):
-        by_topic.setdefault(topic, {})[str(partition)] = [resolved.starts[topic, partition], end]
-    return by_topic
+    return ranges_to_json(by_topic({place: (span.starts[place], end) for place, end in span.ends.items()}))
 
 
 def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> BackfillWritten:
@@ -157,11 +155,3 @@ def describe(
         "diverged": list(diverged),
         "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
-
-
-def ends_as_ranges(ends: Positions) -> dict[str, dict[int, tuple[int, int]]]:
-    """Return source ranges without a record, at the end of what was read."""
-    by_topic: dict[str, dict[int, tuple[int, int]]] = {}
-    for (topic, partition), end in sorted(ends.items()):
-        by_topic.setdefault(topic, {})[partition] = (end, end)
-    return by_topic

@@ -56,12 +56,8 @@ def left_by_writers(file: Path, size: int) -> str | None:
 
     :param size: bytes of the file
     """
-    size_and_checksum = by_spark(file)
-    return (
-        size_and_checksum[1]
-        if size_and_checksum is not None and size_and_checksum[0] == size
-        else by_hadoop(file, size)
-    )
+    noted = by_spark(file)
+    return noted[1] if noted is not None and noted[0] == size else by_hadoop(file, size)
 
 
 def read(file: Path, like: str = _CRC32) -> str:

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -133,18 +133,17 @@ def _spark(old: Version, new: Version) -> Iterator[VersionChange]:
         yield note("Spark", old.spark_version, new.spark_version, "the savepoint does not say which Spark ran it")
         return
     before, after = _numbers(old.spark_version), _numbers(new.spark_version)
-    if before == after:
-        return
-    if after > before:
-        reason = "a newer Spark reads older checkpoints; what it plans for the same job may differ"
-        yield note("Spark", old.spark_version, new.spark_version, reason, "try it on a copy: exactlyonce restore --to")
-    elif after[:2] == before[:2]:
-        reason = "an older patch release; it reads what the newer one wrote unless its release notes say otherwise"
-        yield note("Spark", old.spark_version, new.spark_version, reason, "try it on a copy: exactlyonce restore --to")
-    else:
+    if after < before and after[:2] != before[:2]:
         reason = "an older Spark may not read what a newer one wrote, and does not always notice"
         way_out = f"run it with Spark {old.spark_version} or newer; or {BUILD_ANEW}"
         yield incompatible("Spark", old.spark_version, new.spark_version, reason, way_out)
+    elif after != before:
+        reason = (
+            "a newer Spark reads older checkpoints; what it plans for the same job may differ"
+            if after > before
+            else "an older patch release; it reads what the newer one wrote unless its release notes say otherwise"
+        )
+        yield note("Spark", old.spark_version, new.spark_version, reason, "try it on a copy: exactlyonce restore --to")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -228,62 +227,42 @@ def _read_on(old: Version, new: Version) -> bool:
     return True
 
 
-def _source_columns(old: Version, new: Version) -> list[VersionChange] | None:
-    if old.plan is None or new.plan is None:
-        return None
-    findings = []
-    for before, after in zip(old.plan.sources, new.plan.sources, strict=False):
+def _source_columns(old: QueryPlan, new: QueryPlan) -> Iterator[VersionChange]:
+    for before, after in zip(old.sources, new.sources, strict=False):
         if before.topic != after.topic or before.columns == after.columns:
             continue
         old_types, new_types = (dict(column.split(" ", 1) for column in source.columns) for source in (before, after))
-        changed = [
-            f"{name} {old_types[name]}"
-            for name in old_types
-            if name in new_types and new_types[name] != old_types[name]
-        ]
+        changed = [name for name, kind in old_types.items() if new_types.get(name, kind) != kind]
         if changed:
-            now = [
-                f"{name} {new_types[name]}"
-                for name in old_types
-                if name in new_types and new_types[name] != old_types[name]
-            ]
+            was, now = ([f"{name} {types[name]}" for name in changed] for types in (old_types, new_types))
             reason = "from the next batch on records are read so; one that does not fit stops the pipeline"
-            findings.append(note(f"columns of {before.topic}", changed, now, reason))
+            yield note(f"columns of {before.topic}", was, now, reason)
         gone = [column for column in before.columns if column.split(" ", 1)[0] not in new_types]
         added = [column for column in after.columns if column.split(" ", 1)[0] not in old_types]
         if gone or added:
             reason = "records are read so from the next batch on"
-            findings.append(compatible(f"columns of {before.topic}", gone, added, reason))
-    return findings
+            yield compatible(f"columns of {before.topic}", gone, added, reason)
 
 
-def _filters(old: Version, new: Version) -> list[VersionChange] | None:
-    if old.plan is None or new.plan is None:
-        return None
-    gone, added = _differences(old.plan.filters, new.plan.filters)
-    if not gone and not added:
-        return []
-    reason = "holds from the next batch on; what is in the state stays"
-    return [compatible("filters", gone, added, reason)]
+def _filters(old: QueryPlan, new: QueryPlan) -> Iterator[VersionChange]:
+    gone = [clause for clause in old.filters if clause not in new.filters]
+    added = [clause for clause in new.filters if clause not in old.filters]
+    if gone or added:
+        yield compatible("filters", gone, added, "holds from the next batch on; what is in the state stays")
 
 
-def _differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], list[str]]:
-    return [clause for clause in old if clause not in new], [clause for clause in new if clause not in old]
-
-
-def _watermarks(old: Version, new: Version) -> list[VersionChange] | None:
-    if old.plan is None or new.plan is None:
-        return None
-    before = {watermark.column: watermark.delay_milliseconds for watermark in old.plan.watermarks}
-    after = {watermark.column: watermark.delay_milliseconds for watermark in new.plan.watermarks}
+def _watermarks(old: QueryPlan, new: QueryPlan) -> Iterator[VersionChange]:
+    before, after = (
+        {watermark.column: watermark.delay_milliseconds for watermark in plan.watermarks} for plan in (old, new)
+    )
     if before == after:
-        return []
-    if not old.plan.operators and not new.plan.operators:
-        return [compatible("watermark", _delays(before), _delays(after), "without state a watermark changes nothing")]
-    findings = []
-    for column in before:
-        if column in after and before[column] != after[column]:
-            findings.append(_delay_changed(column, before[column], after[column]))
+        return
+    if not old.operators and not new.operators:
+        yield compatible("watermark", _delays(before), _delays(after), "without state a watermark changes nothing")
+        return
+    for column, delay in before.items():
+        if after.get(column, delay) != delay:
+            yield _delay_changed(column, delay, after[column])
     gone = {column: delay for column, delay in before.items() if column not in after}
     added = {column: delay for column, delay in after.items() if column not in before}
     if gone and added:
@@ -291,14 +270,13 @@ def _watermarks(old: Version, new: Version) -> list[VersionChange] | None:
             "Spark goes on from the watermark of the old column: where the new one is behind it, all its rows are late "
             "and are dropped"
         )
-        findings.append(incompatible("watermark", _delays(gone), _delays(added), reason))
+        yield incompatible("watermark", _delays(gone), _delays(added), reason)
     elif gone:
         reason = "state that it would have removed stays for ever, and no row is late any more"
-        findings.append(note("watermark", _delays(gone), None, reason))
+        yield note("watermark", _delays(gone), None, reason)
     elif added:
         reason = "rows that are later than this are dropped from now on, and old state is removed"
-        findings.append(note("watermark", None, _delays(added), reason))
-    return findings
+        yield note("watermark", None, _delays(added), reason)
 
 
 def _delay_changed(column: str, before: int, after: int) -> VersionChange:
@@ -346,17 +324,11 @@ def _output_mode_changed(old: Version, new: Version) -> Iterator[VersionChange]:
         yield note("output mode", before, after, reason)
 
 
-def _sink(old: Version, new: Version) -> list[VersionChange] | None:
-    if old.plan is None or new.plan is None:
-        return None
-    findings = []
-    for name in sorted({*old.plan.sink, *new.plan.sink}):
-        before, after = old.plan.sink.get(name, ()), new.plan.sink.get(name, ())
+def _sink(old: QueryPlan, new: QueryPlan) -> Iterator[VersionChange]:
+    for name in sorted({*old.sink, *new.sink}):
+        before, after = old.sink.get(name, ()), new.sink.get(name, ())
         if before != after:
-            findings.append(
-                note(f"sink: {name}", before, after, _SINKS.get(name, "records differ from the next batch on"))
-            )
-    return findings
+            yield note(f"sink: {name}", before, after, _SINKS.get(name, "records differ from the next batch on"))
 
 
 _SINKS: Final = {
@@ -392,6 +364,13 @@ def _user_functions(old: Version, new: Version) -> list[VersionChange] | None:
 
 
 _Check = Callable[[Version, Version], Iterator[VersionChange] | list[VersionChange] | None]
+
+
+def _of_plans(check: Callable[[QueryPlan, QueryPlan], Iterator[VersionChange]]) -> _Check:
+    """Return a check of two versions, which compares what they compute where both are known."""
+    return lambda old, new: None if old.plan is None or new.plan is None else check(old.plan, new.plan)
+
+
 _CHECKS: Final[tuple[tuple[str, _Check], ...]] = (
     ("pipeline", _pipeline),
     ("plan", _what_is_known),
@@ -400,14 +379,14 @@ _CHECKS: Final[tuple[tuple[str, _Check], ...]] = (
     ("state backend", _backend),
     ("state partitions", _partitions),
     ("sources", _sources),
-    ("source columns", _source_columns),
-    ("filters", _filters),
-    ("watermark", _watermarks),
+    ("source columns", _of_plans(_source_columns)),
+    ("filters", _of_plans(_filters)),
+    ("watermark", _of_plans(_watermarks)),
     ("stateful operators", operators),
     ("what state means", meaning),
     ("state schemas", schemas),
     ("output mode", _output_mode),
-    ("sink", _sink),
+    ("sink", _of_plans(_sink)),
     ("output columns", _output_columns),
     ("user functions", _user_functions),
 )

@@ -105,9 +105,14 @@ class SavepointTaker:
 
     def _take_without_driver(self) -> Savepoint:
         self.forget()
-        return self._taken() or _take_here(
-            self._home, self._pipeline, self._config(), label=self._label, request=self._request
-        )
+        taken = self._taken()
+        if taken is not None:
+            return taken
+        home, pipeline, lineage = self._home, self._pipeline, self._home.current()
+        if lineage is None or home.pipeline() != pipeline:
+            raise RefusedError(f"{home.path} is no home of pipeline {pipeline}: there is nothing to save")
+        path = home.checkpoint(lineage.id)
+        return _take_of(home, pipeline, self._config(), lineage, path, label=self._label, request=self._request)
 
 
 def take(
@@ -152,14 +157,6 @@ def not_answered(home: Home, token: str | None) -> NotAnsweredError:
         f"{drivers.describe(home, token)} has not answered in time; its batch may be long, or it has not committed any "
         "yet. Ask again with a longer timeout"
     )
-
-
-def _take_here(home: Home, pipeline: str, config: Mapping[str, Any], *, label: str | None, request: str) -> Savepoint:
-    lineage = home.current()
-    if lineage is None or home.pipeline() != pipeline:
-        raise RefusedError(f"{home.path} is no home of pipeline {pipeline}: there is nothing to save")
-    path = home.checkpoint(lineage.id)
-    return _take_of(home, pipeline, config, lineage, path, label=label, request=request)
 
 
 def take_retained(home: Home, pipeline: str, config: Mapping[str, Any], path: Path) -> Savepoint:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -180,13 +179,9 @@ def _accepts(old: Any, new: Any) -> bool:
     if old["type"] != new["type"]:
         return False
     if old["type"] == "struct":
-        pairs = list(itertools.zip_longest(old["fields"], new["fields"]))
-        return all(
-            old_field is not None
-            and new_field is not None
-            and (old_field["nullable"] or not new_field["nullable"])
-            and _accepts(old_field["type"], new_field["type"])
-            for old_field, new_field in pairs
+        return len(old["fields"]) == len(new["fields"]) and all(
+            (old_field["nullable"] or not new_field["nullable"]) and _accepts(old_field["type"], new_field["type"])
+            for old_field, new_field in zip(old["fields"], new["fields"], strict=True)
         )
     if old["type"] == "array":
         return (old["containsNull"] or not new["containsNull"]) and _accepts(old["elementType"], new["elementType"])
@@ -248,8 +243,6 @@ def type_name(kind: Any) -> str:
         return f"struct<{_readable(kind)}>"
     if kind["type"] == "array":
         return f"array<{type_name(kind['elementType'])}>"
-    return (
-        f"map<{type_name(kind['keyType'])}, {type_name(kind['valueType'])}>"
-        if kind["type"] == "map"
-        else str(kind["type"])
-    )
+    if kind["type"] == "map":
+        return f"map<{type_name(kind['keyType'])}, {type_name(kind['valueType'])}>"
+    return str(kind["type"])

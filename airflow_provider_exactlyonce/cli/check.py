@@ -40,19 +40,16 @@ def _check(given: argparse.Namespace) -> int:
     job = loader.load(given.job, given.pipeline)
     store, name = _find(given, job.name)
     savepoint = store.get(name)
-    spark = planning_session(asked)
-    try:
+    with planning_session(asked) as spark:
         report = check_compatibility(job, savepoint, store.checkpoint(name).path, spark, asked)
-    finally:
-        spark.stop()
-    facts = {
+    body = {
         "pipeline": job.name,
         "job": given.job,
         "version": job.version,
         "job_hash": job.job_hash,
         "savepoint": savepoint.id,
+        **report.document(),
     }
-    body = {**facts, **report.document()}
     print_answer(given, body, f"{given.job} against {savepoint.id}: {_told(report)}")
     return RefusedError.exit_code if report.verdict is Verdict.INCOMPATIBLE else 0
 

@@ -47,7 +47,6 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _told(examination: Examination) -> str:
-    """Return the examination for people."""
     lines = [f"repaired {name}: {done}" for name, done in examination.done]
     lines += [f"not repaired {name}: {why}" for name, why in examination.refused]
     for finding in examination.findings:

@@ -32,13 +32,10 @@ def _explain(given: argparse.Namespace) -> int:
 
     asked = settings.pairs(given.conf)
     job = loader.load(given.job, given.pipeline)
-    spark = planning_session(asked)
-    try:
+    with planning_session(asked) as spark:
         with loader.blamed(given.job, "planning it"):
             result = job.planned(spark)
             job.check(result)
         plan = guarantees.examine(job, result, determinism.find(result), asked)
-    finally:
-        spark.stop()
     print_answer(given, plan.document, plan.text)
     return RefusedError.exit_code if plan.is_weaker and not plan.allow_weaker else 0

@@ -110,13 +110,9 @@ def _list(given: argparse.Namespace) -> int:
 def _describe(given: argparse.Namespace) -> int:
     with _transactions(given) as (transactions, _):
         transaction = _known(transactions, given.transactional_id)
-        partitions = [
-            {**asdict(partition), "held_back": partition.offsets}
-            for partition in transactions.held(transaction.partitions)
-        ]
-    facts = _facts(
-        transaction, {(partition["topic"], partition["partition"]): partition["held_back"] for partition in partitions}
-    )
+        held = transactions.held(transaction.partitions)
+    partitions = [{**asdict(partition), "held_back": partition.offsets} for partition in held]
+    facts = _facts(transaction, {(partition.topic, partition.partition): partition.offsets for partition in held})
     text = pairs({name: value for name, value in facts.items() if name != "partitions"})
     print_answer(given, {**facts, "partitions": partitions}, f"{text}\n{table(partitions)}".rstrip())
     return 0
@@ -158,10 +154,10 @@ def _abort_open(given: argparse.Namespace, transactions: Transactions, config: M
                 f"{transaction.transactional_id} is not aborted: {alive}. Stop the pipeline instead"
             )
     facts = _facts(transaction, _held(transactions, transaction.partitions))
-    if not _confirmed(given, facts, "Abort it, and fence its producer?"):
-        return _said(given, facts, aborted=False)
-    transactions.abort(transaction)
-    return _said(given, facts, aborted=True)
+    is_confirmed = _is_confirmed(given, facts, "Abort it, and fence its producer?")
+    if is_confirmed:
+        transactions.abort(transaction)
+    return _tell_aborted(given, facts, aborted=is_confirmed)
 
 
 def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> int:
@@ -176,10 +172,10 @@ def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> int
             f"{given.silent_for:.0f} s; `exactlyonce transactions hanging` lists those that hang"
         )
     facts = _hanging_facts(hanging[0], _held(transactions, [(given.topic, given.partition)]))
-    if not _confirmed(given, facts, "Write the missing abort marker?"):
-        return _said(given, facts, aborted=False)
-    transactions.abort_hanging(hanging[0])
-    return _said(given, facts, aborted=True)
+    is_confirmed = _is_confirmed(given, facts, "Write the missing abort marker?")
+    if is_confirmed:
+        transactions.abort_hanging(hanging[0])
+    return _tell_aborted(given, facts, aborted=is_confirmed)
 
 
 def _known(transactions: Transactions, transactional_id: str) -> Transaction:
@@ -223,7 +219,7 @@ def _hanging_facts(hanging: Hanging, held: Mapping[Place, int]) -> dict[str, Any
     }
 
 
-def _confirmed(given: argparse.Namespace, facts: Mapping[str, Any], question: str) -> bool:
+def _is_confirmed(given: argparse.Namespace, facts: Mapping[str, Any], question: str) -> bool:
     if given.yes:
         return True
     if not sys.stdin.isatty():
@@ -232,6 +228,6 @@ def _confirmed(given: argparse.Namespace, facts: Mapping[str, Any], question: st
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _said(given: argparse.Namespace, facts: Mapping[str, Any], *, aborted: bool) -> int:
+def _tell_aborted(given: argparse.Namespace, facts: Mapping[str, Any], *, aborted: bool) -> int:
     print_answer(given, {"aborted": aborted, **facts}, "aborted" if aborted else "left as it is")
     return 0

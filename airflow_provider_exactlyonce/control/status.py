@@ -155,7 +155,7 @@ class Status:
 
 def write(path: Path, status: Status, *, durable: bool = False) -> None:
     """Replace the status document."""
-    json_store.write(path, {**asdict(status), "state": status.state.value}, durable=durable)
+    json_store.write(path, asdict(status), durable=durable)
 
 
 def read(path: Path) -> Status | None:
@@ -186,7 +186,8 @@ def progress_line(status: Status) -> str:
             f"{replay.done}{left}"
         )
     if status.state is DriverState.STARTING or (status.state is DriverState.RUNNING and status.commits_of_run == 0):
-        return f"{status.pipeline}: driver {status.state.value}{_claimed(status)}, last commit {status.commit}"
+        run = f" as run {status.run}" if status.run else ""
+        return f"{status.pipeline}: driver {status.state.value}{run}, last commit {status.commit}"
     lag = "unknown" if status.lag is None else f"{status.lag:,}"
     parts = [
         f"batch {status.batch}",
@@ -201,7 +202,3 @@ def progress_line(status: Status) -> str:
         parts.append(f"watermark {moments.text(status.watermark)}")
     end = "" if status.state is DriverState.RUNNING else f" ({status.state.value})"
     return f"{status.pipeline}: {', '.join(parts)}{end}"
-
-
-def _claimed(status: Status) -> str:
-    return f" as run {status.run}" if status.run else ""

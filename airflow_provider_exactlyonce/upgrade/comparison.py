@@ -58,7 +58,7 @@ class Differences:
         """
 
         def is_allowed(kind: str) -> bool:
-            limit = allow[kind]
+            limit = allow.get(kind, 0)
             return limit is None or self.counts[kind] <= limit
 
         kinds = [kind for kind in ("missing", "extra") if self.counts[kind]]
@@ -66,19 +66,11 @@ class Differences:
             kinds += ["changed"] if self.counts["changed"] else []
         else:
             kinds += sorted(kind for kind in self.counts if kind.startswith("changed."))
-        return [kind for kind in kinds if kind not in allow or not is_allowed(kind)]
+        return [kind for kind in kinds if not is_allowed(kind)]
 
     def document(self) -> dict[str, Any]:
         """Return the JSON form."""
-        body = {
-            "delivered": self.delivered,
-            "recomputed": self.recomputed,
-            "equal": self.equal,
-            "columns": self.columns,
-            "columns_left_out": self.columns_left_out,
-            "counts": dict(sorted(self.counts.items())),
-            "examples": dict(self.examples),
-        }
+        body = {**vars(self), "counts": dict(sorted(self.counts.items()))}
         document: dict[str, Any] = json.loads(json.dumps(body, default=float))
         return document
 
@@ -161,15 +153,14 @@ def _judge(
         differ = [name for name in columns if _value(left_row.content.get(name)) != _value(right_row.content.get(name))]
         differences.counts["changed"] += 1
         differences.counts.update(f"changed.{name}" for name in differ)
-        example = {**_shown(left_row), "recomputed": right_row.content, "columns": differ}
-        _keep(differences, "changed", {"delivered" if name == "content" else name: of for name, of in example.items()})
+        contents = {"delivered": left_row.content, "recomputed": right_row.content}
+        _keep(differences, "changed", {**_place(left_row), **contents, "columns": differ})
         paired |= {id(left_row), id(right_row)}
     for kind, rows in (("missing", left), ("extra", right)):
         for row in rows:
-            if id(row) in paired:
-                continue
-            differences.counts[kind] += 1
-            _keep(differences, kind, _shown(row))
+            if id(row) not in paired:
+                differences.counts[kind] += 1
+                _keep(differences, kind, {**_place(row), "content": row.content})
 
 
 def _pairs(columns: Sequence[str], left: list[Row], right: list[Row]) -> list[tuple[Row, Row]]:
@@ -198,9 +189,8 @@ def _keep(differences: Differences, kind: str, example: Mapping[str, Any]) -> No
         differences.examples[kind].append(example)
 
 
-def _shown(row: Row) -> dict[str, Any]:
-    key = None if row.key is None else row.key.decode(errors="backslashreplace")
-    return {"topic": row.topic, "key": key, "content": row.content}
+def _place(row: Row) -> dict[str, Any]:
+    return {"topic": row.topic, "key": None if row.key is None else row.key.decode(errors="backslashreplace")}
 
 
 def _text(row: Row, columns: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,16 +77,13 @@ def run_to_end(launch: Launch, log: Path) -> int:
     :param log: receives its output
     """
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
+    with open(log, "wb", opener=partial(os.open, mode=0o600)) as output:
         done = subprocess.run(
             list(launch.command),
             env={**os.environ, **launch.environment},
             stdin=subprocess.DEVNULL,
-            stdout=descriptor,
+            stdout=output,
             stderr=subprocess.STDOUT,
             check=False,
         )
-    finally:
-        os.close(descriptor)
     return done.returncode

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from airflow_provider_exactlyonce import failpoints, process_identity
 from airflow_provider_exactlyonce.checkpoint import job as jobs
@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker, not_answered
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.checkpoint.stop import Stop, not_stopped
+from airflow_provider_exactlyonce.checkpoint.stop import Stop, Stopped, not_stopped
 from airflow_provider_exactlyonce.control import (
     drivers,
     exit_classification,
@@ -42,6 +42,7 @@ from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     ExactlyOnceError,
     IncompatibleVersionError,
+    NotAnsweredError,
     RefusedError,
     ShadowDiffersError,
     UpgradeUnstableError,
@@ -139,9 +140,9 @@ class Upgrade:
                 raise RefusedError(f"{file} was changed since the upgrade began: begin another one")
             # What follows takes this, whatever becomes of the file.
             releases.keep(self._home, answer["version"], file, content)
+        except AlreadyRunningError:
+            raise
         except RefusedError as error:
-            if isinstance(error, AlreadyRunningError):
-                raise
             return _refused(plan, error)
         checked = replace(plan, old=old, new=answer["version"], savepoint=savepoint.id, check=answer)
         if answer["version"] == old:
@@ -196,14 +197,17 @@ class Upgrade:
         outcome = taking.advance()
         if not isinstance(outcome, WaitCondition):
             return outcome
-        self._limit(plan, plan.options.stop_timeout, not_answered(self._home, outcome.token))
-        return replace(outcome, seconds=plan.options.stop_timeout)
+        return self._wait(plan, outcome, not_answered(self._home, outcome.token))
 
-    def _limit(self, plan: Plan, seconds: float, error: ExactlyOnceError) -> None:
-        """Raise when a step has taken longer; the next try has as long again."""
-        if time.time() - plan.entered > seconds:
+    def _wait(self, plan: Plan, until: WaitCondition, error: ExactlyOnceError) -> WaitCondition:
+        """Raise when the driver has taken longer than it may; the next try has as long again."""
+        if time.time() - plan.entered > plan.options.stop_timeout:
             upgrade_plan.write(self._home, replace(plan, entered=time.time()), dry_run=self._dry_run)
             raise error
+        return replace(until, seconds=plan.options.stop_timeout)
+
+    def _not_stopped(self, plan: Plan, token: str | None) -> NotAnsweredError:
+        return not_stopped(self._home, plan.pipeline, token, plan.options.stop_timeout)
 
     def _compare(self, plan: Plan) -> Plan:
         """Repeat the newest commits with the new version, and compare what it gives with what was delivered."""
@@ -224,21 +228,10 @@ class Upgrade:
 
     def _stop(self, plan: Plan) -> Plan | WaitCondition:
         """Stop the old version with a savepoint, which stays until nobody can want to go back to it."""
-        options = plan.options
-        stop = Stop(
-            self._home,
-            plan.pipeline,
-            self._tools.config,
-            request=plan.id,
-            reason=f"an upgrade to version {plan.new}",
-            savepoint=options.savepoint,
-        )
-        outcome = stop.advance()
+        reason = f"an upgrade to version {plan.new}"
+        outcome = self._stop_driver(plan, request=plan.id, reason=reason, savepoint=plan.options.savepoint)
         if isinstance(outcome, WaitCondition):
-            self._limit(
-                plan, options.stop_timeout, not_stopped(self._home, plan.pipeline, outcome.token, options.stop_timeout)
-            )
-            return replace(outcome, seconds=options.stop_timeout)
+            return self._wait(plan, outcome, self._not_stopped(plan, outcome.token))
         savepoint = outcome.savepoint.id if outcome.savepoint is not None else str(plan.savepoint)
         savepoints, before = Savepoints(self._home.savepoints), releases.read(self._home)
         if not plan.pinned and not savepoints.get(savepoint).pinned:
@@ -296,7 +289,7 @@ class Upgrade:
         """Stop what runs, with force if it does not end its batch in time."""
         reason = f"a rollback to version {plan.old}"
         request = f"{plan.id}b"  # the stop of the old version has the plan's own
-        outcome = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
+        outcome = self._stop_driver(plan, request=request, reason=reason)
         was_stopped = plan.was_stopped
         if isinstance(outcome, WaitCondition):
             if time.time() - plan.entered <= plan.options.stop_timeout:
@@ -304,7 +297,7 @@ class Upgrade:
             if outcome.token is not None:
                 stopping.ask_and_enforce(self._home, outcome.token, reason=reason, timeout_seconds=0)
                 if drivers.is_there(self._home, outcome.token):
-                    raise not_stopped(self._home, plan.pipeline, outcome.token, plan.options.stop_timeout)
+                    raise self._not_stopped(plan, outcome.token)
         elif plan.application is None:  # a rollback by hand; what an upgrade has found is known
             was_stopped = outcome.token is None
         return moved(plan, Event.STOPPED, was_stopped=was_stopped)
@@ -346,13 +339,10 @@ class Upgrade:
 
     def _rest(self, plan: Plan) -> Plan | WaitCondition:
         """Stop what was started, because nothing ran before."""
-        request, reason = f"{plan.id}c", "the pipeline was stopped before"
-        outcome = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
+        outcome = self._stop_driver(plan, request=f"{plan.id}c", reason="the pipeline was stopped before")
         self._reap()
         if isinstance(outcome, WaitCondition):
-            limit = plan.options.stop_timeout
-            self._limit(plan, limit, not_stopped(self._home, plan.pipeline, outcome.token, limit))
-            return replace(outcome, seconds=limit)
+            return self._wait(plan, outcome, self._not_stopped(plan, outcome.token))
         is_upgrade = plan.application is not None and plan.error is None
         return moved(plan, Event.UPGRADE_AT_REST if is_upgrade else Event.ROLLBACK_AT_REST)
 
@@ -364,6 +354,12 @@ class Upgrade:
         if application is None:
             raise RefusedError(f"the copy of the job's file of version {version} is gone from {self._home.path}")
         return str(application.file)
+
+    def _stop_driver(
+        self, plan: Plan, *, request: str, reason: str, savepoint: bool | str = False
+    ) -> Stopped | WaitCondition:
+        asked = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason, savepoint=savepoint)
+        return asked.advance()
 
     def _start_driver(self, plan: Plan, application: str) -> str:
         """Start the driver that the plan names, unless an earlier try has; returns where its output is."""
@@ -453,11 +449,10 @@ def _failed(plan: Plan, reason: str) -> Plan:
     return moved(plan, Event.FAILED, reason=f"{before}{reason}", error=UpgradeUnstableError.__name__)
 
 
-def _why_incompatible(answer: Mapping[str, object]) -> str:
-    findings: object = answer["findings"]
+def _why_incompatible(answer: Mapping[str, Any]) -> str:
     reasons = [
         f"{finding['aspect']}: {finding['old']} -> {finding['new']}: {finding['reason']}; {finding['way_out']}"
-        for finding in findings  # type: ignore[attr-defined]
+        for finding in answer["findings"]
         if finding["verdict"] == "incompatible"
     ]
     return f"version {answer['version']} can't go on from savepoint {answer['savepoint']}: " + ". ".join(reasons)

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.upgrade import delivered
 from airflow_provider_exactlyonce.upgrade.comparison import Content, compare
-from airflow_provider_exactlyonce.upgrade.shadow_replay import ShadowReplay, find_base
+from airflow_provider_exactlyonce.upgrade.shadow_replay import find_base, repeat
 from airflow_provider_exactlyonce.upgrade.shadow_run import ShadowRequest
 
 Function = Callable[[Content], Content | None]
@@ -54,15 +54,11 @@ def make(request: ShadowRequest) -> dict[str, Any]:
         tail = reader.tail()
     last = tail.place.commit if tail is not None else 0
     base = find_base(home, options.shadow_commits, last)
-    spark = open_session(f"shadow run of {pipeline.name}")
-    try:
-        repeat = ShadowReplay(home, pipeline, config, Path(request.folder, "lineage"))
-        stretch = repeat.run(spark, base, last)
-    finally:
-        spark.stop()
+    with open_session(f"shadow run of {pipeline.name}") as spark:
+        stretch, rows = repeat(spark, pipeline, config, base, last, Path(request.folder, "lineage"))
     bad = {pipeline.kafka_sink("a shadow run").bad_topic, pipeline.late_rows.topic} - {None}
     old = delivered.read(config, pipeline.name, stretch.first, stretch.last, leave_out=cast(set[str], bad))
-    new = [row for row in repeat.rows if row.topic not in bad]
+    new = [row for row in rows if row.topic not in bad]
     differences = compare(old, new, columns=options.compare, function=function)
     unintended = differences.unintended(options.allow)
     return {

@@ -6,11 +6,11 @@ transaction and no ledger: the pipeline that runs meanwhile does not notice.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from airflow_provider_exactlyonce.checkpoint import integrity, lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
@@ -24,9 +24,7 @@ from airflow_provider_exactlyonce.upgrade.comparison import Row, decode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_exactlyonce.kafka.wire import WireClient
     from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
-    from airflow_provider_exactlyonce.streaming.replay.replay import Replay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,101 +91,60 @@ def find_base(home: Home, commits: int, last: int) -> ShadowBase:
     )
 
 
-class ShadowReplay:
-    """One repetition.
+def repeat(
+    spark: SparkSession,
+    pipeline: PipelineDefinition,
+    config: dict[str, str],
+    base: ShadowBase,
+    last: int,
+    directory: Path,
+) -> tuple[CommitSpan, list[Row]]:
+    """Repeat all commits after the base's up to ``last``; returns what they add up to, and their rows.
 
-    :param home: of the pipeline; only read
-    :param directory: for the copy; must not exist
     :param config: client configuration in librdkafka's names
+    :param directory: for the copy; must not exist
+    :raises RefusedError: when commits or source records are gone
+    :raises ExactlyOnceError: when it could not be done
     """
+    from airflow_provider_exactlyonce.kafka.wire import WireClient
+    from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
+    from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay
+    from airflow_provider_exactlyonce.streaming.spark.query_runner import QueryCallbacks, QueryOptions, QueryRunner
 
-    def __init__(self, home: Home, pipeline: PipelineDefinition, config: Mapping[str, str], directory: Path) -> None:
-        self._home: Final = home
-        self._pipeline: Final = pipeline
-        self._config: Final = dict(config)
-        self._checkpoint: Final = Checkpoint(directory / "checkpoint")
-        self.rows: Final[list[Row]] = []
+    sink_topic = pipeline.kafka_sink("a shadow run").topic
+    lineage = Lineage(id=str(uuid.uuid4()), base_batch=base.batch, base_commit=base.commit)
+    lineages.make(directory, base.source.path, base.files, lineage)
+    checkpoint = Checkpoint(directory / "checkpoint")
+    commits = RecordedCommits(LedgerReader(config, pipeline.name), base.commit + 1, last)
+    stretch = commits.check()
+    check_input(config, stretch)
+    comparison = Comparison(version=pipeline.version, accept=True)
+    replay = Replay(
+        spark, _CopiedLineage(lineage), checkpoint, commits, stretch=stretch, comparison=comparison, goes_live=False
+    )
+    rows: list[Row] = []
 
-    def run(self, spark: SparkSession, base: ShadowBase, last: int) -> CommitSpan:
-        """Repeat all commits after the base's up to ``last``; returns what they add up to.
-
-        :raises RefusedError: when commits or source records are gone
-        :raises ExactlyOnceError: when it could not be done
-        """
-        from airflow_provider_exactlyonce.kafka.wire import WireClient
-        from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay
-
-        lineage = Lineage(id=str(uuid.uuid4()), base_batch=base.batch, base_commit=base.commit)
-        lineages.make(self._checkpoint.path.parent, base.source.path, base.files, lineage)
-        commits = RecordedCommits(LedgerReader(self._config, self._pipeline.name), base.commit + 1, last)
-        stretch = commits.check()
-        check_input(self._config, stretch)
-        comparison = Comparison(version=self._pipeline.version, accept=True)
-        replay = Replay(
-            spark,
-            _CopiedLineage(lineage),
-            self._checkpoint,
-            commits,
-            stretch=stretch,
-            comparison=comparison,
-            goes_live=False,
-        )
-        try:
-            with WireClient(self._config) as client:
-                self._repeat(spark, replay, _Collector(self._pipeline, replay, client, lineage.id, self._checkpoint))
-        finally:
-            replay.close()
-        return stretch
-
-    def _repeat(self, spark: SparkSession, replay: Replay, collector: _Collector) -> None:
-        from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
-        from airflow_provider_exactlyonce.streaming.spark.query_runner import (
-            QueryCallbacks,
-            QueryOptions,
-            QueryRunner,
-        )
-
-        sink = self._pipeline.kafka_sink("a shadow run")
-        stream = columns.encode(sink, self._pipeline.routes.kafka_rows(self._pipeline.result(spark, self._config)))
-        stream = stream.withColumns({name: stream[name].cast("binary") for name in ("key", "value")})
-        options = QueryOptions(
-            name=self._pipeline.name, output_mode=self._pipeline.output_mode, checkpoint=self._checkpoint.path
-        )
-        callbacks = QueryCallbacks(needs_restart=replay.needs_restart)
-        QueryRunner(stream, collector.process, options, callbacks).run_recorded(replay)
-        self.rows.extend(collector.rows)
-
-
-class _Collector:
-    """Keeps the rows of each batch that is repeated.
-
-    :param client: tells the ids of source topics
-    :param lineage: the copy's
-    """
-
-    def __init__(
-        self, pipeline: PipelineDefinition, replay: Replay, client: WireClient, lineage: str, checkpoint: Checkpoint
-    ) -> None:
-        self._topic: Final = pipeline.kafka_sink("a shadow run").topic
-        self._replay: Final = replay
-        self._client: Final = client
-        self._lineage: Final = lineage
-        self._checkpoint: Final = checkpoint
-        self.rows: Final[list[Row]] = []
-
-    def process(self, frame: DataFrame, number: int) -> None:
-        """Keep a batch's rows; the callback of ``foreachBatch``.
-
-        :raises ExactlyOnceError: what ends the query
-        """
-        from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
-
-        if not self._replay.pending:
+    def collect(frame: DataFrame, number: int) -> None:
+        if not replay.pending:
             raise ExactlyOnceError("all is repeated")  # what comes next is not committed yet
-        self._replay.recorded(planned_batch(self._checkpoint, self._client, self._lineage, number))
+        replay.recorded(planned_batch(checkpoint, client, lineage.id, number))
         for row in frame.collect():
-            name = row["topic"] if "topic" in frame.columns else self._topic
-            key = None if row["key"] is None else bytes(row["key"])
-            value = None if row["value"] is None else bytes(row["value"])
-            self.rows.append(decode(str(name), key, value))
-        self._replay.repeated()
+            topic = row["topic"] if "topic" in frame.columns else sink_topic
+            key, value = (None if row[name] is None else bytes(row[name]) for name in ("key", "value"))
+            rows.append(decode(str(topic), key, value))
+        replay.repeated()
+
+    with contextlib.closing(replay), WireClient(config) as client:
+        stream = _encoded(pipeline, pipeline.result(spark, config))
+        options = QueryOptions(name=pipeline.name, output_mode=pipeline.output_mode, checkpoint=checkpoint.path)
+        callbacks = QueryCallbacks(needs_restart=replay.needs_restart)
+        QueryRunner(stream, collect, options, callbacks).run_recorded(replay)
+    return stretch, rows
+
+
+def _encoded(pipeline: PipelineDefinition, result: DataFrame) -> DataFrame:
+    """Return the records that the sink would get."""
+    from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
+
+    stream = columns.encode(pipeline.kafka_sink("a shadow run"), pipeline.routes.kafka_rows(result))
+    return stream.withColumns({name: stream[name].cast("binary") for name in ("key", "value")})

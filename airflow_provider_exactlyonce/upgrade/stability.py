@@ -91,7 +91,7 @@ def _lag(pipeline: str, config: Mapping[str, Any]) -> int:
         ends = offsets.last_stable(offsets.partitions(tail.commit.source))
     except KafkaException as error:
         raise ExactlyOnceError(f"how far {pipeline} is can't be seen: {error.args[0]}") from error
-    read = {(topic, partition): end for topic, of in tail.commit.source.items() for partition, (_, end) in of.items()}
+    read = tail.commit.ends
     return sum(max(0, end - read.get(place, 0)) for place, end in ends.items())
 
 

@@ -8,6 +8,7 @@ same again finds that record, and nothing is run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -32,7 +33,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
-from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets, by_topic
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -100,7 +101,9 @@ class BackfillDriver:
         with workspace.turn(home, self._give_up):
             self._lifecycle.report.own(alone=True)  # who has the turn
             self._lifecycle.report.tell()
-            start = begin(home, self._options.config, self._pipeline.version, self._topics_read())
+            config = self._options.config
+            topics = self._pipeline.topics_among(lambda: StableOffsets(config).topics())
+            start = begin(home, config, self._pipeline.version, topics)
             done = self._run_again(start.begun, start.done) if isinstance(start, Start) else start
             workspace.write_result(home, done)
             workspace.forget(home)
@@ -194,12 +197,10 @@ class BackfillDriver:
             done=done,
             written=written.batches if self._writes else None,
         )
-        try:
+        with contextlib.closing(backfill_steps):
             self._lifecycle.report.tell(state=DriverState.RUNNING, progressed=time.time())
             self._run_steps(run, stream, sink, backfill_steps)
             return self._complete(run, begun, backfill_steps)
-        finally:
-            backfill_steps.close()
 
     @property
     def _writes(self) -> bool:
@@ -267,7 +268,7 @@ class BackfillDriver:
             batch=done.batch + 1,
             run=run.number,
             version=begun.version,
-            source=results.ends_as_ranges(begun.resolved.ends),
+            source=by_topic({place: (end, end) for place, end in sorted(begun.resolved.ends.items())}),
             source_topic_ids={},
             sink={},
             offsets="",
@@ -335,23 +336,21 @@ class BackfillDriver:
         lineages.make(home.lineages / lineage.id, source, savepoint.files, lineage)
         return lineage
 
-    def _topics_read(self) -> list[str]:
-        """Return the topics that the sources read now."""
-        return self._pipeline.topics_among(lambda: StableOffsets(self._options.config).topics())
-
     def _sink_topics(self) -> list[str]:
         return [*self._sink.topics, *([self._late.topic] if self._late.topic is not None else [])]
 
     def _tell_batch(self, record: CommitRecord) -> None:
+        so_far = self._lifecycle.report.status
+        rows = so_far.rows + record.rows
         self._lifecycle.report.tell(
             commit=record.commit,
             committed=record.committed / 1000,
             batch=record.batch,
-            commits_of_run=self._lifecycle.report.status.commits_of_run + 1,
-            rows=self._lifecycle.report.status.rows + record.rows,
-            rows_by_sink={KAFKA: self._lifecycle.report.status.rows + record.rows},
-            records=self._lifecycle.report.status.records + (record.records or 0),
-            late_rows=self._lifecycle.report.status.late_rows + (record.late_rows or 0),
+            commits_of_run=so_far.commits_of_run + 1,
+            rows=rows,
+            rows_by_sink={KAFKA: rows},
+            records=so_far.records + (record.records or 0),
+            late_rows=so_far.late_rows + (record.late_rows or 0),
             late_total=record.late_total,
             watermark=record.watermark,
         )

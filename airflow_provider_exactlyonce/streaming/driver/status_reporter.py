@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import shown
 
@@ -140,7 +140,7 @@ class DriverReport:
 
     def _lag(self) -> int | None:
         """Return how many source records are available and not committed, None while nothing is known."""
-        ends = {(topic, number): end for topic, ranges in self._read.items() for number, (_, end) in ranges.items()}
+        ends = {place: end for place, (_, end) in by_place(self._read).items()}
         if not (ends and self._available):
             return None
         return sum(max(0, self._available.get(place, end) - end) for place, end in ends.items())
@@ -148,9 +148,7 @@ class DriverReport:
 
 def _given(record: CommitRecord) -> str:
     """Return what a commit has read and what each sink was given, for a log."""
-    sinks = record.rows_by_sink
-    if len(sinks) > 1:
-        counts = ", ".join(f"{rows:,} rows for {name}" for name, rows in sinks.items())
-    else:
-        counts = f"{record.primary_rows:,} rows"
+    counts = f"{record.primary_rows:,} rows"
+    if len(record.rows_by_sink) > 1:
+        counts = ", ".join(f"{rows:,} rows for {name}" for name, rows in record.rows_by_sink.items())
     return counts if record.records is None else f"{counts} of {record.records:,} records"

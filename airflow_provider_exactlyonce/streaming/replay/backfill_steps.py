@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import progress
 from airflow_provider_exactlyonce.backfill.plan import BackfillStep
 from airflow_provider_exactlyonce.backfill.progress import Done
-from airflow_provider_exactlyonce.backfill.resolve import Positions, ends_of
+from airflow_provider_exactlyonce.backfill.resolve import Positions
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted, composed
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError
@@ -132,7 +132,7 @@ class BackfillSteps:
         :raises RefusedError: when what was written then ends elsewhere
         """
         record = self._next_record() if self.upcoming.emits else None
-        if record is not None and ends_of(record) != self.upcoming.ends:
+        if record is not None and record.ends != self.upcoming.ends:
             raise self._another_range(record, self.upcoming)
         return record
 
@@ -151,7 +151,7 @@ class BackfillSteps:
     def _another_range(self, record: CommitRecord, step: BackfillStep | None) -> RefusedError:
         actual = f"ends at {_shown(step.ends)}" if step is not None else "does not exist"
         return RefusedError(
-            f"backfill {record.backfill} has written a batch that ends at {_shown(ends_of(record))} (record "
+            f"backfill {record.backfill} has written a batch that ends at {_shown(record.ends)} (record "
             f"{record.commit} of {record.pipeline}), and here that batch {actual}: it was asked for then as another "
             "range of the source. Nothing was written; ask for what is missing by its offsets"
         )
@@ -243,7 +243,7 @@ class BackfillSteps:
     def _is_left_out(self) -> bool:
         """Tell whether the upcoming step is one without data that was left out when the range was written."""
         record = self._next_record() if self.pending and self.upcoming.closing and self.upcoming.emits else None
-        return record is not None and ends_of(record) != self.upcoming.ends
+        return record is not None and record.ends != self.upcoming.ends
 
     def _leave_out_closing(self, last: int, before: BatchOffsets | None) -> None:
         """Pass over steps without data that have nothing to let go; what was written then is run again."""

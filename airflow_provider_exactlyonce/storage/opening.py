@@ -42,7 +42,11 @@ def _opened(system: AbstractFileSystem) -> Store:
         from airflow_provider_exactlyonce.storage import s3
 
         return s3.open_store(system)
+    if "hdfs" in protocols and type(system).__module__.startswith("hdfs_native"):
+        from airflow_provider_exactlyonce.storage import hdfs
+
+        return hdfs.open_store(system)
     raise RefusedError(
         f"{type(system).__name__} is no file system for a home: it is not known that of two who create a file one "
-        "does. Use a path, or s3:"
+        "does. Use a path, s3:, or hdfs: with airflow-provider-exactlyonce[hdfs]"
     )

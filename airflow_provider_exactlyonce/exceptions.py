@@ -55,9 +55,9 @@ class SettingRefusedError(RefusedError):
     """
 
     def __init__(self, name: str, value: object, required: object, why: str) -> None:
-        found = "not set" if value is None else f"{value!r}"
+        actual = "not set" if value is None else f"{value!r}"
         demanded = "not be set" if required is None else f"be {required!r}"
-        super().__init__(f"{name} is {found}; it must {demanded}: {why}")
+        super().__init__(f"{name} is {actual}; it must {demanded}: {why}")
         self.name, self.value, self.required = name, value, required
 
 

@@ -35,15 +35,15 @@ def java() -> str | None:
     """Return a Java that is new enough: JAVA_HOME's, the PATH's, or the newest that a package has installed."""
     homes = [Path(home) for home in (os.environ.get("JAVA_HOME"),) if home]
     packaged = sorted(Path("/usr/lib/jvm").glob("*"), reverse=True)
-    found = [str(home / "bin" / "java") for home in (*homes, *packaged)] + [shutil.which("java") or ""]
+    programs = [str(home / "bin" / "java") for home in (*homes, *packaged)] + [shutil.which("java") or ""]
     versions = {}
-    for one in found:
-        if os.access(one, os.X_OK):
+    for program in programs:
+        if os.access(program, os.X_OK):
             try:
-                versions[one] = java_version(one)
+                versions[program] = java_version(program)
             except DevkitError:
                 continue
-    best = max(versions, key=lambda one: versions[one], default=None)
+    best = max(versions, key=lambda program: versions[program], default=None)
     return best if best is not None and versions[best] >= JAVA else None
 
 
@@ -56,8 +56,8 @@ def archive_folder() -> Path:
                 retrieve(Path(staging, "jars"), Path(staging, "ivy"), print, dependencies=DEPENDENCIES)
                 [archive] = Path(staging, "jars").glob("*/*.tar.gz")
                 with open(archive, "rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-                assert found == SHA256, f"{archive.name} has SHA-256 {found}, expected {SHA256}"
+                    checksum = hashlib.file_digest(file, "sha256").hexdigest()
+                assert checksum == SHA256, f"{archive.name} has SHA-256 {checksum}, expected {SHA256}"
                 with tarfile.open(archive) as content:
                     content.extractall(Path(staging, "app"), filter="data")
                 Path(staging, "app").rename(folder)
@@ -70,10 +70,10 @@ class Apicurio:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            other.bind(("127.0.0.1", 0))
-            self.port, self._management_port = one.getsockname()[1], other.getsockname()[1]
+        with socket.socket() as api, socket.socket() as management:
+            api.bind(("127.0.0.1", 0))
+            management.bind(("127.0.0.1", 0))
+            self.port, self._management_port = api.getsockname()[1], management.getsockname()[1]
 
     @property
     def url(self) -> str:

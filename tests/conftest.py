@@ -42,15 +42,15 @@ MakeTopic = Callable[..., str]
 
 def descendants() -> list[psutil.Process]:
     """Find what this process started, and what that started, and is still there."""
-    found = []
+    processes = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
-def told(process: psutil.Process) -> str:
+def command_line(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return f"{process.pid}: {' '.join(process.cmdline())[:300]}"
     return str(process.pid)
@@ -73,7 +73,7 @@ def nothing_left_running() -> Iterator[None]:
     deadline = time.monotonic() + GRACE_SECONDS
     while (left := descendants()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    lines = [told(process) for process in left]
+    lines = [command_line(process) for process in left]
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -86,7 +86,7 @@ def orphans_are_reaped() -> Iterator[None]:
     yield
     dead = {child.pid for child in psutil.Process().children()} - {process.pid for process in descendants()}
     if dead:
-        for pid in dead - {one.pid for one in gc.get_objects() if issubclass(type(one), subprocess.Popen)}:
+        for pid in dead - {popen.pid for popen in gc.get_objects() if issubclass(type(popen), subprocess.Popen)}:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 

@@ -31,10 +31,10 @@ class FaultyStorage:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        attribute = getattr(self._inner, name)
         if name not in self.STEPS:
-            return found
-        return lambda *given: target_call(f"storage.{name}", lambda: found(*given))
+            return attribute
+        return lambda *given: target_call(f"storage.{name}", lambda: attribute(*given))
 
     def check_exclusive(self, folder: str) -> None:
         self._inner.check_exclusive(folder)

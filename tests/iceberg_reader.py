@@ -19,20 +19,20 @@ def newest_metadata(catalog: Path, table: str) -> str:
     namespace, _, name = table.partition(".")
     connection = sqlite3.connect(catalog)
     try:
-        ((found,),) = connection.execute(
+        ((location,),) = connection.execute(
             "SELECT metadata_location FROM iceberg_tables WHERE table_namespace = ? AND table_name = ?",
             (namespace, name),
         ).fetchall()
     finally:
         connection.close()
-    return str(found)
+    return str(location)
 
 
 def read_iceberg(metadata: str) -> list[dict[str, Any]]:
     """Return the rows of a table as its metadata has it."""
     with _duckdb() as connection:
-        found = connection.execute("SELECT * FROM iceberg_scan(?)", [metadata]).fetch_arrow_table()
-    return found.to_pylist()  # type: ignore[no-any-return]
+        table = connection.execute("SELECT * FROM iceberg_scan(?)", [metadata]).fetch_arrow_table()
+    return table.to_pylist()  # type: ignore[no-any-return]
 
 
 def _duckdb() -> duckdb.DuckDBPyConnection:

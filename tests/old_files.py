@@ -27,8 +27,8 @@ class OldLog:
 
     def last(self) -> dict[str, Any] | None:
         records = sorted((self.folder / "log").glob("*.json"))
-        found: dict[str, Any] | None = json.loads(records[-1].read_text()) if records else None
-        return found
+        record: dict[str, Any] | None = json.loads(records[-1].read_text()) if records else None
+        return record
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what a reader of 0.1.0 sees: the files back to the newest compaction."""
@@ -37,11 +37,11 @@ class OldLog:
         snapshot, files = record["snapshot"], list(record["files"])
         for position in range(record["position"] - 1, max(snapshot, 1) - 1, -1):
             files += json.loads((self.folder / "log" / f"{position:020d}.json").read_text())["files"]
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for file in files:
             with (self.root / file["name"]).open("rb") as opened:
-                found += pq.ParquetFile(opened).read().to_pylist()
-        return found
+                rows += pq.ParquetFile(opened).read().to_pylist()
+        return rows
 
     def claim(self, run: int) -> None:
         self._append("claim", run=run)

@@ -110,12 +110,12 @@ ENTRIES = {"get_provider_info", "health", "restart", "until"}
 
 def floors() -> list[list[str]]:
     """Return the rooms by height, the lowest first: each imports only from floors below its own."""
-    sorter, found = TopologicalSorter(ROOMS), []
+    sorter, levels = TopologicalSorter(ROOMS), []
     sorter.prepare()
     while sorter.is_active():
-        found.append(sorted(sorter.get_ready()))
-        sorter.done(*found[-1])
-    return found
+        levels.append(sorted(sorter.get_ready()))
+        sorter.done(*levels[-1])
+    return levels
 
 
 def about(room: str) -> str:

@@ -68,61 +68,61 @@ Rows = dict[tuple[str, ...], list[tuple[Any, ...]]]
 
 
 def orders(given: Iterable[Event]) -> Rows:
-    found: Rows = defaultdict(list)
+    rows: Rows = defaultdict(list)
     in_basket = set()
-    for one in given:
-        key = (one.uuid, one.itemCode)
-        if one.behavior == "add":
+    for event in given:
+        key = (event.uuid, event.itemCode)
+        if event.behavior == "add":
             status = None if key in in_basket else "added"
             in_basket.add(key)
         else:
-            status = {"pay": "paid", "del": "cancelled"}[one.behavior] if key in in_basket else None
+            status = {"pay": "paid", "del": "cancelled"}[event.behavior] if key in in_basket else None
             in_basket.discard(key)
         if status:
-            found[key].append((*key, status, one.event_id))
-    return found
+            rows[key].append((*key, status, event.event_id))
+    return rows
 
 
 def alerts(given: Iterable[Event]) -> Rows:
-    found: Rows = defaultdict(list)
+    rows: Rows = defaultdict(list)
     in_a_row: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for one in given:
-        key = (one.uuid, one.itemCode)
-        in_a_row[key] = [*in_a_row[key], one.event_id] if one.behavior == "add" else []
+    for event in given:
+        key = (event.uuid, event.itemCode)
+        in_a_row[key] = [*in_a_row[key], event.event_id] if event.behavior == "add" else []
         if len(in_a_row[key]) == 3:
-            found[key].append((*key, in_a_row.pop(key)))
-    return found
+            rows[key].append((*key, in_a_row.pop(key)))
+    return rows
 
 
 def payments(given: Iterable[Event]) -> Rows:
-    found: Rows = defaultdict(list)
+    rows: Rows = defaultdict(list)
     paid: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
-    for one in given:
-        key = (one.uuid, one.itemCode)
-        if one.behavior == "pay":
-            paid[key] += one.price
-            found[key].append((*key, paid[key], one.event_id))
-    return found
+    for event in given:
+        key = (event.uuid, event.itemCode)
+        if event.behavior == "pay":
+            paid[key] += event.price
+            rows[key].append((*key, paid[key], event.event_id))
+    return rows
 
 
 def averages(given: Iterable[Event]) -> Rows:
-    found: Rows = defaultdict(list)
+    rows: Rows = defaultdict(list)
     prices: dict[str, tuple[Decimal, int]] = defaultdict(lambda: (Decimal(0), 0))
-    for one in given:
-        total, n = prices[one.uuid]
-        prices[one.uuid] = total, n = total + one.price, n + 1
-        found[one.uuid,].append((one.uuid, round(total / n, 4), one.event_id))
-    return found
+    for event in given:
+        total, n = prices[event.uuid]
+        prices[event.uuid] = total, n = total + event.price, n + 1
+        rows[event.uuid,].append((event.uuid, round(total / n, 4), event.event_id))
+    return rows
 
 
 def distinct(given: Iterable[Event]) -> Rows:
-    found: Rows = defaultdict(list)
+    rows: Rows = defaultdict(list)
     seen = set()
-    for one in given:
-        if one.event_id not in seen:
-            seen.add(one.event_id)
-            found[one.uuid,].append((one.uuid, one.itemCode, one.behavior, one.price, one.event_id))
-    return found
+    for event in given:
+        if event.event_id not in seen:
+            seen.add(event.event_id)
+            rows[event.uuid,].append((event.uuid, event.itemCode, event.behavior, event.price, event.event_id))
+    return rows
 
 
 EXPECTED: Mapping[str, Callable[[Iterable[Event]], Rows]] = {

@@ -22,16 +22,16 @@ def eventually(
 ) -> Found:
     """Return the first true value of a condition; what is said of a hang may be found out then."""
     deadline = time.monotonic() + hang_seconds
-    while not (found := condition()):
+    while not (answer := condition()):
         assert time.monotonic() < deadline, f"it never came true: {what if isinstance(what, str) else what()}"
         time.sleep(poll_seconds)
-    return found
+    return answer
 
 
 async def eventually_in_loop(condition: Callable[[], Found | None], what: str, *, poll_seconds: float = 0.01) -> Found:
     """Do the same in an event loop, which goes on meanwhile."""
     deadline = time.monotonic() + HANG_SECONDS
-    while not (found := condition()):
+    while not (answer := condition()):
         assert time.monotonic() < deadline, f"it never came true: {what}"
         await asyncio.sleep(poll_seconds)
-    return found
+    return answer

@@ -24,11 +24,11 @@ class LogWriters:
         from airflow_provider_exactlyonce.kafka.batch_headers import read_headers
 
         place = topic, partition
-        known = self._fetched.get(place, [])
-        if not known or not known[0].first <= offset <= known[-1].last:
-            known = list(read_headers(self._client.fetch(topic, partition, offset)))
-        while known and known[0].last < offset:
-            known.pop(0)
-        self._fetched[place] = known
-        batch = known[0] if known else None
+        headers = self._fetched.get(place, [])
+        if not headers or not headers[0].first <= offset <= headers[-1].last:
+            headers = list(read_headers(self._client.fetch(topic, partition, offset)))
+        while headers and headers[0].last < offset:
+            headers.pop(0)
+        self._fetched[place] = headers
+        batch = headers[0] if headers else None
         return batch if batch is not None and batch.first <= offset else None

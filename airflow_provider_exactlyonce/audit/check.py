@@ -183,14 +183,14 @@ class _Audit:
         existing = []
         for topic in sorted({topic for topic, _ in ledger.sink_ends}):
             described = self._client.metadata(topic)
-            known = ledger.sink_topic_ids.get(topic)
+            recorded_id = ledger.sink_topic_ids.get(topic)
             if described is None:
                 self._add(
                     "I1", ledger.last, (topic, -1), -1, "the sink topic does not exist any more; its rows are lost"
                 )
-            elif known is not None and known != described.topic_id:
-                said = f"the sink topic was recreated: its id is {described.topic_id}, commits went to {known}"
-                self._add("I1", ledger.last, (topic, -1), -1, said)
+            elif recorded_id is not None and recorded_id != described.topic_id:
+                message = f"the sink topic was recreated: its id is {described.topic_id}, commits went to {recorded_id}"
+                self._add("I1", ledger.last, (topic, -1), -1, message)
             else:
                 existing.append(topic)
         return existing
@@ -208,10 +208,10 @@ class _Audit:
         for topic, partition in open_places:
             offset = stable[topic, partition]
             if offset == log_ends[topic, partition]:
-                said = (
+                message = (
                     f"the log ends here; the ledger has rows up to offset {ends[topic, partition] - 1}: they are lost"
                 )
-                self._add("I1", 0, (topic, partition), offset, said)
+                self._add("I1", 0, (topic, partition), offset, message)
                 continue
             batch = self._writers.batch_at(topic, partition, offset)
             writer = f"producer {batch.producer_id}, epoch {batch.epoch}" if batch else "an unknown producer"

@@ -67,9 +67,9 @@ class Findings:
         :param where: said in front of each message
         """
         self.counts.update(others.counts)
-        left = KEPT - len(self.kept)
+        room = KEPT - len(self.kept)
         self.kept += [
-            replace(violation, message=f"{where}: {violation.message}") for violation in others.kept[: max(0, left)]
+            replace(violation, message=f"{where}: {violation.message}") for violation in others.kept[: max(0, room)]
         ]
 
     def in_order(self) -> list[Violation]:

@@ -125,10 +125,10 @@ class LedgerCheck:
     def _check_source(self, record: CommitRecord, ends: dict[Place, int]) -> None:
         for topic, ranges in record.source.items():
             topic_id = record.source_topic_ids.get(topic)
-            known = self._source_topic_ids.get(topic, topic_id)
-            if topic_id is not None and known is not None:
-                if topic_id != known:
-                    self._say("I4", record.commit, f"source topic {topic} was recreated: {known} became {topic_id}")
+            former_id = self._source_topic_ids.get(topic, topic_id)
+            if topic_id is not None and former_id is not None:
+                if topic_id != former_id:
+                    self._say("I4", record.commit, f"source topic {topic} was recreated: {former_id} became {topic_id}")
                 self._source_topic_ids[topic] = topic_id
             for partition, (start, end) in ranges.items():
                 place = topic, partition
@@ -136,8 +136,8 @@ class LedgerCheck:
                 if start > expected:
                     self._say("I4", record.commit, f"source offsets {expected} to {start - 1} are in no commit", place)
                 elif start < expected:
-                    said = f"source offsets {start} to {expected - 1} are in an earlier commit, too"
-                    self._say("I4", record.commit, said, place, start)
+                    message = f"source offsets {start} to {expected - 1} are in an earlier commit, too"
+                    self._say("I4", record.commit, message, place, start)
                 if end < start:
                     self._say("I4", record.commit, f"the source range ends at {end}, before its start {start}", place)
                 ends[place] = end
@@ -150,8 +150,8 @@ class LedgerCheck:
         else:
             self.records += record.records
             if not 0 <= record.records <= offsets:
-                said = f"it says {record.records} records were read, and its source ranges have {offsets} offsets"
-                self._say("I4", record.commit, said)
+                message = f"it says {record.records} records were read, and its source ranges have {offsets} offsets"
+                self._say("I4", record.commit, message)
         for left_out in record.late or ():
             if left_out.rows <= 0:
                 self._say("I4", record.commit, f"operator {left_out.operator} can't have left out {left_out.rows} rows")
@@ -180,17 +180,19 @@ class LedgerCheck:
             for partition, written in ranges.items():
                 place = topic, partition
                 if not 0 < written.rows <= written.last - written.first + 1:
-                    said = f"{written.rows} rows can't be at the offsets {written.first} to {written.last}"
-                    self._say("I7", record.commit, said, place, written.first)
+                    message = f"{written.rows} rows can't be at the offsets {written.first} to {written.last}"
+                    self._say("I7", record.commit, message, place, written.first)
                 if written.first < self.sink_ends.get(place, 0):
-                    said = f"the range {written.first} to {written.last} overlaps an earlier commit's"
-                    self._say("I1", record.commit, said, place, written.first)
+                    message = f"the range {written.first} to {written.last} overlaps an earlier commit's"
+                    self._say("I1", record.commit, message, place, written.first)
                 self.sink_ends[place] = max(written.last + 1, self.sink_ends.get(place, 0))
         if record.late_topic is not None:
             rows, _ = sums.pop(record.late_topic, (0, 0))
             if rows != (record.late_rows or 0):
-                said = f"it has left out {record.late_rows} late rows, and {rows} were written to {record.late_topic}"
-                self._say("I4", record.commit, said)
+                message = (
+                    f"it has left out {record.late_rows} late rows, and {rows} were written to {record.late_topic}"
+                )
+                self._say("I4", record.commit, message)
         rows, digest = (sum(column) for column in zip(*sums.values(), strict=True)) if sums else (0, 0)
         # One of the topics may be the one for bad records, which rows and digest leave out.
         bad = (

@@ -133,7 +133,7 @@ class SinkCheck:
         ranges: list[tuple[Place, RangeFound]],
         starts: Mapping[Place, int],
     ) -> None:
-        left = []
+        found_ranges = []
         for (topic, partition), found_range in ranges:
             start = starts[topic, partition]
             self.totals.ranges += 1
@@ -142,14 +142,14 @@ class SinkCheck:
             elif found_range.rows < found_range.expected.rows and self.judged.topics[topic].is_compacted:
                 self.totals.compacted_ranges += 1
             else:
-                left.append(((topic, partition), found_range))
-        short = [entry for entry in left if entry[1].rows < entry[1].expected.rows]
-        self.totals.rows += sum(found_range.rows for _, found_range in left)
+                found_ranges.append(((topic, partition), found_range))
+        short = [entry for entry in found_ranges if entry[1].rows < entry[1].expected.rows]
+        self.totals.rows += sum(found_range.rows for _, found_range in found_ranges)
         if short:
-            is_lost = all(found_range.rows == 0 for _, found_range in left)
+            is_lost = all(found_range.rows == 0 for _, found_range in found_ranges)
             (topic, partition), found_range = short[0]
-            rows = sum(found_range.expected.rows for _, found_range in left)
-            readable = sum(min(found_range.rows, found_range.expected.rows) for _, found_range in left)
+            rows = sum(found_range.expected.rows for _, found_range in found_ranges)
+            readable = sum(min(found_range.rows, found_range.expected.rows) for _, found_range in found_ranges)
             self._say(
                 "I1" if is_lost else "I3",
                 commit,
@@ -158,20 +158,20 @@ class SinkCheck:
                 f"the batch is {'lost' if is_lost else 'torn'}: {readable} of its {rows} rows are readable; "
                 f"{self._what_is_at(topic, partition, found_range.missing, starts)}",
             )
-        for place, found_range in left:
+        for place, found_range in found_ranges:
             expected = found_range.expected
             if found_range.rows > expected.rows:
-                said = (
+                message = (
                     f"{found_range.rows} rows are readable between {expected.first} and {expected.last}, "
                     f"{expected.rows} are its own"
                 )
-                self._say("I1", commit, place, expected.first, said)
+                self._say("I1", commit, place, expected.first, message)
             elif found_range.rows == expected.rows and found_range.digest != expected.digest:
-                said = (
+                message = (
                     f"the digest of its {found_range.rows} rows is {found_range.digest:016x}, the ledger says "
                     f"{expected.digest:016x}"
                 )
-                self._say("I7", commit, place, expected.first, said)
+                self._say("I7", commit, place, expected.first, message)
 
     def _what_is_at(self, topic: str, partition: int, offset: int, starts: Mapping[Place, int]) -> str:
         if offset < starts[topic, partition]:
@@ -188,11 +188,11 @@ class SinkCheck:
         writer = "an unknown producer" if batch is None else f"producer {batch.producer_id}, epoch {batch.epoch}"
         whose = "this pipeline's" if batch and batch.producer_id in self.judged.producer_ids else "not this pipeline's"
         rows = f"{stray.rows} readable {'row' if stray.rows == 1 else 'rows'} up to offset {stray.last}"
-        known = self._remembered.get((stray.rows, stray.digest))
-        if known is not None:
-            commit, (topic, partition) = known
-            said = f"doubled batch: {rows} repeat what commit {commit} wrote to {topic}-{partition}"
-            self._say("I1", commit, place, stray.first, f"{said}; written by {writer}, {whose}")
+        remembered = self._remembered.get((stray.rows, stray.digest))
+        if remembered is not None:
+            commit, (topic, partition) = remembered
+            message = f"doubled batch: {rows} repeat what commit {commit} wrote to {topic}-{partition}"
+            self._say("I1", commit, place, stray.first, f"{message}; written by {writer}, {whose}")
         else:
             self._say("I2", stray.after, place, stray.first, f"{rows} are in no commit; written by {writer}, {whose}")
 

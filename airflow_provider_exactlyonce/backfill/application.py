@@ -45,9 +45,9 @@ def application_of(made: Home, config: Mapping[str, Any]) -> str:
 
 
 def _kept(home: Home, pipeline: str, version: str) -> str:
-    known = releases.application(home, version)
-    if known is None:
+    application = releases.application(home, version)
+    if application is None:
         raise RefusedError(
             f"the file of version {version} of {pipeline} is not kept in {home.path}: name the job's file"
         )
-    return str(known.file)
+    return str(application.file)

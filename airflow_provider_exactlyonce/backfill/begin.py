@@ -48,13 +48,13 @@ def begin(home: Home, config: Mapping[str, Any], version: str, topics: Sequence[
     :param topics: the pipeline's sources
     :raises RefusedError: when it can't be run, or it can't be told what is written
     """
-    asked, known = workspace.asked_of(home), workspace.begun(home)
+    asked, begun = workspace.asked_of(home), workspace.begun(home)
     _check_ledger(home, asked, config)
     resolver = Resolver(config, asked.pipeline, topics, Savepoints(Home(asked.home).savepoints))
-    if known is not None and known.version == version:
-        name, commits = known.name, known.resolved.commits
+    if begun is not None and begun.version == version:
+        name, commits = begun.name, begun.resolved.commits
     else:
-        known = None
+        begun = None
         span = None if asked.request.time is not None else resolver.span(asked.request)
         name = results.name_of(asked.pipeline, version, asked.request, span)
         commits = span.commits if span is not None else None
@@ -63,12 +63,12 @@ def begin(home: Home, config: Mapping[str, Any], version: str, topics: Sequence[
     if written.result is not None:
         return written.result
     done = _settled(home)
-    same = known is not None and (written.begun is None or known.resolved.writes_the_same(written.begun))
-    if known is None or done is None or not same:
-        known = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
-        workspace.begin(home, known)
+    same = begun is not None and (written.begun is None or begun.resolved.writes_the_same(written.begun))
+    if begun is None or done is None or not same:
+        begun = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
+        workspace.begin(home, begun)
         done = None
-    return Start(begun=known, done=done)
+    return Start(begun=begun, done=done)
 
 
 def _check_ledger(home: Home, asked: SavedRequest, config: Mapping[str, Any]) -> None:

@@ -53,14 +53,14 @@ class Done:
         return replace(
             self,
             ran=self.ran[: max(0, batch - self.base)],
-            differences={number: one for number, one in self.differences.items() if number <= batch},
+            differences={number: difference for number, difference in self.differences.items() if number <= batch},
             diverged={number: commit for number, commit in self.diverged.items() if number <= batch},
         )
 
 
 def write(checkpoint: Checkpoint, done: Done) -> None:
     """Keep what has been done."""
-    batches = {name: {str(batch): one for batch, one in getattr(done, name).items()} for name in _BY_BATCH}
+    batches = {name: {str(batch): outcome for batch, outcome in getattr(done, name).items()} for name in _BY_BATCH}
     json_store.write(checkpoint.path.parent / _FILE, {"schema": _SCHEMA, **codec.dump(done), **batches})
 
 
@@ -77,8 +77,8 @@ def settle(checkpoint: Checkpoint) -> Done | None:
     :returns: None when the checkpoint can't be gone on with
     """
     done = read(checkpoint)
-    found, defects = integrity.newest_whole(checkpoint)
-    newest = -1 if found is None else found
+    whole_batch, defects = integrity.newest_whole(checkpoint)
+    newest = -1 if whole_batch is None else whole_batch
     if done is None or not done.base <= newest <= done.batch:
         return None
     last = max(done.batch, checkpoint.newest_commit() or 0)

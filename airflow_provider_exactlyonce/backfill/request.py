@@ -212,10 +212,10 @@ def _commits(value: str | tuple[int, int]) -> tuple[int, int]:
     if not isinstance(value, str):
         first, last = value
         return int(first), int(last)
-    found = _COMMITS.fullmatch(value)
-    if found is None:
+    match = _COMMITS.fullmatch(value)
+    if match is None:
         raise RefusedError(f"commits={value!r} is not FIRST..LAST, as in 17..25")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _offsets(value: Mapping[str, Mapping[Any, Any]] | str) -> Offsets:

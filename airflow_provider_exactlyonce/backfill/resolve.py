@@ -80,10 +80,10 @@ class Resolved:
 
 def positions_to_json(positions: Mapping[Place, int]) -> dict[str, dict[str, int]]:
     """Return positions as JSON values."""
-    found: dict[str, dict[str, int]] = {}
+    by_topic: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):
-        found.setdefault(topic, {})[str(partition)] = offset
-    return found
+        by_topic.setdefault(topic, {})[str(partition)] = offset
+    return by_topic
 
 
 def positions_from_json(body: Mapping[str, Mapping[str, int]]) -> Positions:
@@ -134,9 +134,9 @@ class Resolver:
         :raises RefusedError: when the range is not there, or its state can't be made
         """
         with self._opened() as resolver:
-            found = resolver.resolve(request) if begun is None else resolver.resolve_again(request, begun)
-            resolver.check_input(found)
-            return found
+            resolved = resolver.resolve(request) if begun is None else resolver.resolve_again(request, begun)
+            resolver.check_input(resolved)
+            return resolved
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[_Resolver]:
@@ -185,15 +185,15 @@ class _Resolver:
             return Resolved(starts=span.starts, ends=span.ends, begins=begins)
         return self._with_state(span.starts, span.ends)
 
-    def check_input(self, found: Resolved) -> None:
+    def check_input(self, resolved: Resolved) -> None:
         """Check that all that is read is there.
 
         :raises RefusedError: naming the first source records that are not
         """
         first, stable = self._offsets.starts(self._places), self._stable()
-        for place, end in sorted(found.ends.items()):
+        for place, end in sorted(resolved.ends.items()):
             topic, partition = place
-            begin = found.begins.get(place, found.starts[place])
+            begin = resolved.begins.get(place, resolved.starts[place])
             if begin < end and first[place] > begin:
                 raise RefusedError(
                     f"source records that the backfill reads are gone: {topic}-{partition}, offsets {begin} to "
@@ -275,9 +275,9 @@ class _Resolver:
         return starts, self._at(end, stable)
 
     def _at(self, milliseconds: int, stable: Positions) -> Positions:
-        found = self._offsets.at_timestamp(self._places, milliseconds)
+        offsets = self._offsets.at_timestamp(self._places, milliseconds)
         positions: Positions = {}
-        for place, offset in found.items():
+        for place, offset in offsets.items():
             positions[place] = stable[place] if offset is None else min(offset, stable[place])
         return positions
 

@@ -70,10 +70,10 @@ def name_of(pipeline: str, version: str, request: BackfillRequest, span: Span | 
 
 def source_of(resolved: Resolved | Span) -> dict[str, dict[str, list[int]]]:
     """Return a range's source offsets as JSON values."""
-    found: dict[str, dict[str, list[int]]] = {}
+    by_topic: dict[str, dict[str, list[int]]] = {}
     for (topic, partition), end in sorted(resolved.ends.items()):
-        found.setdefault(topic, {})[str(partition)] = [resolved.starts[topic, partition], end]
-    return found
+        by_topic.setdefault(topic, {})[str(partition)] = [resolved.starts[topic, partition], end]
+    return by_topic
 
 
 def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> BackfillWritten:
@@ -128,7 +128,7 @@ def describe(
     :param diverged: commits before the range that gave other rows, which was accepted
     """
     resolved = begun.resolved
-    found = [
+    violations = [
         {
             "invariant": "I7",
             "commit": commit,
@@ -151,9 +151,9 @@ def describe(
         "batches": len(written),
         "suppressed_batches": suppressed,
         "compared": compared,
-        "clean": not found,
-        "violations": {"I7": len(found)} if found else {},
-        "found": found,
+        "clean": not violations,
+        "violations": {"I7": len(violations)} if violations else {},
+        "found": violations,
         "diverged": list(diverged),
         "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
@@ -161,7 +161,7 @@ def describe(
 
 def ends_as_ranges(ends: Positions) -> dict[str, dict[int, tuple[int, int]]]:
     """Return source ranges without a record, at the end of what was read."""
-    found: dict[str, dict[int, tuple[int, int]]] = {}
+    by_topic: dict[str, dict[int, tuple[int, int]]] = {}
     for (topic, partition), end in sorted(ends.items()):
-        found.setdefault(topic, {})[partition] = (end, end)
-    return found
+        by_topic.setdefault(topic, {})[partition] = (end, end)
+    return by_topic

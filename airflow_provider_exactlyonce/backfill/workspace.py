@@ -118,15 +118,15 @@ def check_ledger(home: Home, tail: LedgerTail | None) -> None:
     :param tail: the ledger's end, None when there is none
     :raises RefusedError: when it was deleted, recreated or set back
     """
-    known = known_ledger(home)
-    if known is None:
+    ledger = known_ledger(home)
+    if ledger is None:
         return
-    was = (known.cluster_id, known.topic_id)
-    if tail is not None and (tail.cluster_id, tail.topic_id) == was and tail.place.commit >= known.commit:
+    was = (ledger.cluster_id, ledger.topic_id)
+    if tail is not None and (tail.cluster_id, tail.topic_id) == was and tail.place.commit >= ledger.commit:
         return
     now = f"topic {tail.topic_id} of cluster {tail.cluster_id} with {tail.place.commit}" if tail else "gone"
     raise RefusedError(
-        f"the ledger of backfills was topic {was[1]} of cluster {was[0]} with {known.commit} records, and is {now}: "
+        f"the ledger of backfills was topic {was[1]} of cluster {was[0]} with {ledger.commit} records, and is {now}: "
         "what was written would be written again. Check bootstrap.servers; if it was deleted on purpose, delete "
         f"{home.path.parent} as well"
     )

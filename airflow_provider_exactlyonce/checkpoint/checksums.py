@@ -56,8 +56,12 @@ def left_by_writers(file: Path, size: int) -> str | None:
 
     :param size: bytes of the file
     """
-    found = by_spark(file)
-    return found[1] if found is not None and found[0] == size else by_hadoop(file, size)
+    size_and_checksum = by_spark(file)
+    return (
+        size_and_checksum[1]
+        if size_and_checksum is not None and size_and_checksum[0] == size
+        else by_hadoop(file, size)
+    )
 
 
 def read(file: Path, like: str = _CRC32) -> str:

@@ -44,7 +44,7 @@ def of_savepoint(savepoint: Savepoint, conf: Mapping[str, str]) -> Version:
         spark_version=savepoint.spark_version,
         job_hash=savepoint.job_hash,
         output_mode=savepoint.output_mode,
-        topics=tuple(one.topic for one in savepoint.plan.sources) if savepoint.plan else tuple(savepoint.source),
+        topics=tuple(source.topic for source in savepoint.plan.sources) if savepoint.plan else tuple(savepoint.source),
         read=tuple(savepoint.source),
         plan=savepoint.plan,
         operators=savepoint.operators,
@@ -61,14 +61,14 @@ def compare(old: Version, new: Version) -> CompatibilityReport:
     findings: list[VersionChange] = []
     unchanged = []
     for aspect, check in _CHECKS:
-        found = check(old, new)
-        if found is None:
+        differences = check(old, new)
+        if differences is None:
             continue
-        told = list(found)
-        findings += told
-        if not told:
+        changes = list(differences)
+        findings += changes
+        if not changes:
             unchanged.append(aspect)
-    findings.sort(key=lambda one: -ORDER.index(one.verdict))
+    findings.sort(key=lambda finding: -ORDER.index(finding.verdict))
     return CompatibilityReport(findings=tuple(findings), unchanged=tuple(unchanged))
 
 
@@ -82,7 +82,7 @@ def _renamed(old: Version, new: Version) -> QueryPlan | None:
         whole = rf"(?<![\w.,/-]){re.escape(json.dumps(before)[1:-1])}\."
         of_columns = re.sub(whole, f"{json.dumps(after)[1:-1]}.".replace("\\", r"\\"), of_columns)
     names = dict(zip(old.topics, new.topics, strict=True))
-    sources = [{**one, "topic": names.get(one["topic"], one["topic"])} for one in body["sources"]]
+    sources = [{**source, "topic": names.get(source["topic"], source["topic"])} for source in body["sources"]]
     return plans.decode({**body, **json.loads(of_columns), "sources": sources})
 
 
@@ -100,7 +100,7 @@ def _pipeline(old: Version, new: Version) -> Iterator[VersionChange]:
 def _what_is_known(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is not None and new.plan is not None:
         return None
-    told = (
+    uncompared = (
         "aggregate functions, columns that they and the keys are made of, windows, watermarks, join conditions, sinks"
     )
     return [
@@ -108,7 +108,7 @@ def _what_is_known(old: Version, new: Version) -> list[VersionChange] | None:
             "plan",
             "not known" if old.plan is None else "known",
             "not known" if new.plan is None else "known",
-            f"without a description of what both versions compute these could not be compared: {told}",
+            f"without a description of what both versions compute these could not be compared: {uncompared}",
             "start the old version with this release, take a savepoint, and check against that",
         )
     ]
@@ -172,7 +172,7 @@ def _backend(old: Version, new: Version) -> Iterator[VersionChange]:
 
 
 def _partitions(old: Version, new: Version) -> list[VersionChange] | None:
-    before = max((one.partitions for one in old.operators or ()), default=None)
+    before = max((operator.partitions for operator in old.operators or ()), default=None)
     if new.partitions is None or before is None:
         return None
     if new.partitions == before:
@@ -221,9 +221,9 @@ def _read_on(old: Version, new: Version) -> bool:
     """Tell whether each source of the old version is one of the new, and what it has read goes on being read."""
     if len(old.topics) != len(new.topics):
         return False
-    for one, other in zip(map(SourceTopics.parse, old.topics), map(SourceTopics.parse, new.topics), strict=True):
-        read = one.among(old.read)
-        if one != other and not (read and all(topic in other for topic in read)):
+    for before, after in zip(map(SourceTopics.parse, old.topics), map(SourceTopics.parse, new.topics), strict=True):
+        read = before.among(old.read)
+        if before != after and not (read and all(topic in after for topic in read)):
             return False
     return True
 
@@ -231,22 +231,30 @@ def _read_on(old: Version, new: Version) -> bool:
 def _source_columns(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is None or new.plan is None:
         return None
-    found = []
+    findings = []
     for before, after in zip(old.plan.sources, new.plan.sources, strict=False):
         if before.topic != after.topic or before.columns == after.columns:
             continue
-        types, wanted = (dict(column.split(" ", 1) for column in one.columns) for one in (before, after))
-        changed = [f"{name} {types[name]}" for name in types if name in wanted and wanted[name] != types[name]]
+        old_types, new_types = (dict(column.split(" ", 1) for column in source.columns) for source in (before, after))
+        changed = [
+            f"{name} {old_types[name]}"
+            for name in old_types
+            if name in new_types and new_types[name] != old_types[name]
+        ]
         if changed:
-            now = [f"{name} {wanted[name]}" for name in types if name in wanted and wanted[name] != types[name]]
+            now = [
+                f"{name} {new_types[name]}"
+                for name in old_types
+                if name in new_types and new_types[name] != old_types[name]
+            ]
             reason = "from the next batch on records are read so; one that does not fit stops the pipeline"
-            found.append(note(f"columns of {before.topic}", changed, now, reason))
-        gone = [one for one in before.columns if one.split(" ", 1)[0] not in wanted]
-        added = [one for one in after.columns if one.split(" ", 1)[0] not in types]
+            findings.append(note(f"columns of {before.topic}", changed, now, reason))
+        gone = [column for column in before.columns if column.split(" ", 1)[0] not in new_types]
+        added = [column for column in after.columns if column.split(" ", 1)[0] not in old_types]
         if gone or added:
             reason = "records are read so from the next batch on"
-            found.append(compatible(f"columns of {before.topic}", gone, added, reason))
-    return found
+            findings.append(compatible(f"columns of {before.topic}", gone, added, reason))
+    return findings
 
 
 def _filters(old: Version, new: Version) -> list[VersionChange] | None:
@@ -260,22 +268,22 @@ def _filters(old: Version, new: Version) -> list[VersionChange] | None:
 
 
 def _differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], list[str]]:
-    return [one for one in old if one not in new], [one for one in new if one not in old]
+    return [clause for clause in old if clause not in new], [clause for clause in new if clause not in old]
 
 
 def _watermarks(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is None or new.plan is None:
         return None
-    before = {one.column: one.delay_milliseconds for one in old.plan.watermarks}
-    after = {one.column: one.delay_milliseconds for one in new.plan.watermarks}
+    before = {watermark.column: watermark.delay_milliseconds for watermark in old.plan.watermarks}
+    after = {watermark.column: watermark.delay_milliseconds for watermark in new.plan.watermarks}
     if before == after:
         return []
     if not old.plan.operators and not new.plan.operators:
         return [compatible("watermark", _delays(before), _delays(after), "without state a watermark changes nothing")]
-    found = []
+    findings = []
     for column in before:
         if column in after and before[column] != after[column]:
-            found.append(_delay_changed(column, before[column], after[column]))
+            findings.append(_delay_changed(column, before[column], after[column]))
     gone = {column: delay for column, delay in before.items() if column not in after}
     added = {column: delay for column, delay in after.items() if column not in before}
     if gone and added:
@@ -283,14 +291,14 @@ def _watermarks(old: Version, new: Version) -> list[VersionChange] | None:
             "Spark goes on from the watermark of the old column: where the new one is behind it, all its rows are late "
             "and are dropped"
         )
-        found.append(incompatible("watermark", _delays(gone), _delays(added), reason))
+        findings.append(incompatible("watermark", _delays(gone), _delays(added), reason))
     elif gone:
         reason = "state that it would have removed stays for ever, and no row is late any more"
-        found.append(note("watermark", _delays(gone), None, reason))
+        findings.append(note("watermark", _delays(gone), None, reason))
     elif added:
         reason = "rows that are later than this are dropped from now on, and old state is removed"
-        found.append(note("watermark", None, _delays(added), reason))
-    return found
+        findings.append(note("watermark", None, _delays(added), reason))
+    return findings
 
 
 def _delay_changed(column: str, before: int, after: int) -> VersionChange:
@@ -341,14 +349,14 @@ def _output_mode_changed(old: Version, new: Version) -> Iterator[VersionChange]:
 def _sink(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is None or new.plan is None:
         return None
-    found = []
+    findings = []
     for name in sorted({*old.plan.sink, *new.plan.sink}):
         before, after = old.plan.sink.get(name, ()), new.plan.sink.get(name, ())
         if before != after:
-            found.append(
+            findings.append(
                 note(f"sink: {name}", before, after, _SINKS.get(name, "records differ from the next batch on"))
             )
-    return found
+    return findings
 
 
 _SINKS: Final = {
@@ -362,7 +370,7 @@ def _output_columns(old: Version, new: Version) -> list[VersionChange] | None:
     if old.result_schema is None or new.result_schema is None:
         return None
     before, after = (
-        {one["name"]: type_name(one["type"]) for one in json.loads(schema)["fields"]}
+        {field["name"]: type_name(field["type"]) for field in json.loads(schema)["fields"]}
         for schema in (old.result_schema, new.result_schema)
     )
     if before == after:

@@ -41,29 +41,31 @@ class BatchFiles:
 
 def files_of(checkpoint: Checkpoint, batch: int) -> BatchFiles:
     """Return what a restart after a batch needs, with what is wrong with it as far as names and sizes tell."""
-    found = FileSet(files={QUERY_ID, f"offsets/{batch}", f"commits/{batch}"})
+    needed = FileSet(files={QUERY_ID, f"offsets/{batch}", f"commits/{batch}"})
     if batch:
-        found.files.add(f"offsets/{batch - 1}")  # Spark takes from it where the batch after this one begins
-    offsets = _entry(checkpoint, batch, found)
-    found.files |= set(_source_files(checkpoint, offsets))
-    ids = _state_ids(checkpoint, batch, found)
+        needed.files.add(f"offsets/{batch - 1}")  # Spark takes from it where the batch after this one begins
+    offsets = _entry(checkpoint, batch, needed)
+    needed.files |= set(_source_files(checkpoint, offsets))
+    ids = _state_ids(checkpoint, batch, needed)
     state = StateDirectory(checkpoint.path).needed(batch, ids)
-    found.files |= state.files
-    found.sizes |= state.sizes
-    found.defects += state.defects
+    needed.files |= state.files
+    needed.sizes |= state.sizes
+    needed.defects += state.defects
     if any(path.endswith(".changelog") for path in state.files):  # later batches find their snapshot by these ids
-        found.files |= {f"commits/{number}" for number in ids}
-    found.defects += [
+        needed.files |= {f"commits/{number}" for number in ids}
+    needed.defects += [
         Defect(path=path, reason=reason)
-        for path in sorted(found.files)
+        for path in sorted(needed.files)
         if (
-            reason := _size_defect(checkpoint.path / path, found.sizes.get(path), has_note=f"{path}.crc" in found.files)
+            reason := _size_defect(
+                checkpoint.path / path, needed.sizes.get(path), has_note=f"{path}.crc" in needed.files
+            )
         )
     ]
     named: dict[str, Defect] = {}
-    for defect in found.defects:  # one defect a file: the first says most
+    for defect in needed.defects:  # one defect a file: the first says most
         named.setdefault(defect.path, defect)
-    return BatchFiles(number=batch, files=tuple(sorted(found.files)), defects=tuple(named.values()))
+    return BatchFiles(number=batch, files=tuple(sorted(needed.files)), defects=tuple(named.values()))
 
 
 def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] | None = None) -> list[Defect]:
@@ -74,14 +76,14 @@ def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] |
     seen = {} if seen is None else seen
     needed = files_of(checkpoint, batch)
     defects = list(needed.defects)
-    known = {defect.path for defect in defects}
+    defective = {defect.path for defect in defects}
     try:
         since = (checkpoint.path / "commits" / str(batch)).stat().st_mtime - RECENT_SECONDS
     except FileNotFoundError:
         return defects
     for path in needed.files:
         file = checkpoint.path / path
-        if path in known or file.stat().st_mtime < since:
+        if path in defective or file.stat().st_mtime < since:
             continue
         if path not in seen:
             seen[path] = content_defect(file)
@@ -98,18 +100,20 @@ def newest_whole(checkpoint: Checkpoint, *, known_query: bool = False) -> tuple[
     defects: list[Defect] = []
     seen: dict[str, str | None] = {}
     for batch in reversed(checkpoint.batches("commits")):
-        found = [one for one in defects_of(checkpoint, batch, seen) if not (known_query and one.path == QUERY_ID)]
-        if not found:
+        batch_defects = [
+            defect for defect in defects_of(checkpoint, batch, seen) if not (known_query and defect.path == QUERY_ID)
+        ]
+        if not batch_defects:
             return batch, defects
-        defects += [defect for defect in found if defect not in defects]
+        defects += [defect for defect in batch_defects if defect not in defects]
     return None, defects
 
 
 def content_defect(file: Path) -> str | None:
     """Compare a file with what its writer left to check it by; None when it is whole, or there is nothing."""
     expected = checksums.left_by_writers(file, file.stat().st_size)
-    if expected is not None and (found := checksums.read(file, expected)) != expected:
-        return f"is torn: its checksum is {found}, and {expected} was written"
+    if expected is not None and (checksum := checksums.read(file, expected)) != expected:
+        return f"is torn: its checksum is {checksum}, and {expected} was written"
     if expected is None and file.suffix == ".zip":
         with file.open("rb") as opened, zipfile.ZipFile(opened) as archive:
             torn = archive.testzip()
@@ -122,7 +126,7 @@ def content_defect(file: Path) -> str | None:
     return None
 
 
-def _entry(checkpoint: Checkpoint, batch: int, found: FileSet) -> BatchOffsets | None:
+def _entry(checkpoint: Checkpoint, batch: int, needed: FileSet) -> BatchOffsets | None:
     """Read the small files, and note what is wrong with them."""
     newest = None
     for number in (batch - 1, batch) if batch else (batch,):
@@ -130,17 +134,17 @@ def _entry(checkpoint: Checkpoint, batch: int, found: FileSet) -> BatchOffsets |
             newest = checkpoint.offsets(number)
         except TornFileError as error:
             newest = None
-            found.defects.append(Defect(path=f"offsets/{number}", reason=f"is torn: {error}"))
+            needed.defects.append(Defect(path=f"offsets/{number}", reason=f"is torn: {error}"))
     try:
         if checkpoint.query_id() is None:
-            found.defects.append(Defect(path=QUERY_ID, reason="is missing"))
+            needed.defects.append(Defect(path=QUERY_ID, reason="is missing"))
     except TornFileError as error:
-        found.defects.append(Defect(path=QUERY_ID, reason=f"is torn: {error}"))
+        needed.defects.append(Defect(path=QUERY_ID, reason=f"is torn: {error}"))
     return newest
 
 
 def _state_ids(
-    checkpoint: Checkpoint, batch: int, found: FileSet
+    checkpoint: Checkpoint, batch: int, needed: FileSet
 ) -> dict[int, Mapping[int, tuple[frozenset[str], ...]]]:
     """Return what the commits up to a batch tell of the ids of state files."""
     ids = {}
@@ -151,7 +155,7 @@ def _state_ids(
             commit = checkpoint.commit(number)
         except TornFileError as error:
             if number == batch:
-                found.defects.append(Defect(path=f"commits/{number}", reason=f"is torn: {error}"))
+                needed.defects.append(Defect(path=f"commits/{number}", reason=f"is torn: {error}"))
             continue
         if commit is not None and commit.state_ids is not None:
             ids[number] = commit.state_ids

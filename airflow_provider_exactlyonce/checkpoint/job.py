@@ -78,8 +78,8 @@ def check_deterministic(home: Home, stretch: CommitSpan, *, following: str | Non
 def unsure(home: Home, version: str) -> tuple[str, ...]:
     """Return what of a version may give other rows each time, as far as it has said when it ran."""
     lineages = store_of(home.lineages).names(home.lineages)
-    found = next((job for lineage in lineages if (job := read(home, lineage, version))), None)
-    return found.nondeterministic if found is not None else ()
+    job_of_version = next((job for lineage in lineages if (job := read(home, lineage, version))), None)
+    return job_of_version.nondeterministic if job_of_version is not None else ()
 
 
 def copy(home: Home, lineage: str, to: str) -> None:

@@ -93,14 +93,14 @@ def switch(home: Home, lineage: Lineage, hold: Hold) -> None:
 
 def _unstarted(home: Home, lineage: Lineage) -> list[Path]:
     """Return what was made before this one and nobody has started: no run has claimed the pipeline since."""
-    found = []
+    unstarted = []
     for name in store_of(home.lineages).names(home.lineages):
-        known = home.lineage(name)
-        if known is None or known.id == lineage.id or known.parent is None:
+        candidate = home.lineage(name)
+        if candidate is None or candidate.id == lineage.id or candidate.parent is None:
             continue
-        if (known.parent_run, known.parent_commit) == (lineage.parent_run, lineage.parent_commit):
-            found.append(home.lineages / name)
-    return found
+        if (candidate.parent_run, candidate.parent_commit) == (lineage.parent_run, lineage.parent_commit):
+            unstarted.append(home.lineages / name)
+    return unstarted
 
 
 def _doom(directory: Path) -> Path:
@@ -138,15 +138,15 @@ def remove_unfinished(directory: Path, hold: Hold | None) -> None:
     :raises AlreadyRunningError: when somebody else is
     """
     with hold.sure() if hold is not None else nullcontext():
-        doomed = [_doom(left) for left in unfinished(directory)]
-    for left in doomed:
-        shutil.rmtree(left)
+        doomed = [_doom(leftover) for leftover in unfinished(directory)]
+    for leftover in doomed:
+        shutil.rmtree(leftover)
 
 
 def _rewrite_paths(checkpoint: Path, final: Path) -> None:
     """Make the state's metadata name the schema files of this copy: Spark has written absolute paths into it."""
     for file in checkpoint.glob("state/*/_metadata/v2/*"):
-        text = _SCHEMA_FILE.sub(lambda found: f"file:{final}{found[1]}", file.read_text())
+        text = _SCHEMA_FILE.sub(lambda match: f"file:{final}{match[1]}", file.read_text())
         file.write_text(text)
 
 

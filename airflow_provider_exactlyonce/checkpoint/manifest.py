@@ -159,7 +159,7 @@ def encode(savepoint: Savepoint) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         **vars(savepoint),
-        "operators": [asdict(one) for one in savepoint.operators],
+        "operators": [asdict(operator) for operator in savepoint.operators],
         "plan": plans.encode(savepoint.plan) if savepoint.plan else None,
     }
 

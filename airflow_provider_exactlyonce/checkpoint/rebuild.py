@@ -33,8 +33,8 @@ def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool =
     :raises RefusedError: when the checkpoint does not fit the ledger, or a replay would lack something
     :raises AlreadyRunningError: when a driver lives
     """
-    left, token = leases.check_stopped(home.lease, pipeline), f"rebuild-{uuid.uuid4()}"
-    with leases.holding(home.lease, pipeline, token, left) as hold, LedgerReader(config, pipeline) as reader:
+    old_lease, token = leases.check_stopped(home.lease, pipeline), f"rebuild-{uuid.uuid4()}"
+    with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:
         tail, old = reader.tail(), home.current()
         if tail is None or tail.claim is None or old is None:
             raise RefusedError(f"{home.path} has no lineage that a run has claimed: there is nothing to make one of")
@@ -134,8 +134,8 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
                 total, left = total + end - start, left + (end - start) // 2
                 if end > start and first is None:
                     first = ends[topic], partition
-        found = {topic: of for topic, of in ends.items() if of or len(ends) == 1}
-        lines.append(found if position is not None else None)
+        halved_ends = {topic: of for topic, of in ends.items() if of or len(ends) == 1}
+        lines.append(halved_ends if position is not None else None)
     if total < 2 or first is None:
         raise RefusedError(
             f"the batch has {total} records in the partitions that it goes on in, and can't be cut: give it more time "
@@ -149,15 +149,15 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
 
 def set_aside(home: Home, path: Path) -> Path:
     """Move something of the home out of everybody's way; returns where it is now."""
-    kept = _aside(home, path)
-    path.rename(kept)
-    return kept
+    aside = _aside(home, path)
+    path.rename(aside)
+    return aside
 
 
 def keep_copy(home: Home, path: Path) -> Path | None:
     """Keep a copy of a file that is about to be replaced; returns where it is, None when there is no such file."""
-    kept = _aside(home, path)
-    return Path(shutil.copy2(path, kept)) if path.is_file() else None
+    aside = _aside(home, path)
+    return Path(shutil.copy2(path, aside)) if path.is_file() else None
 
 
 def _aside(home: Home, path: Path) -> Path:

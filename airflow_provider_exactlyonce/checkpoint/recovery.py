@@ -56,37 +56,37 @@ def recover(
     checkpoint, savepoints = Checkpoint(home.checkpoint(lineage.id)), Savepoints(home.savepoints)
     if repair_query_id(checkpoint, lineage.id):
         log.warning("metadata of %s was missing or torn, and is written again", checkpoint.path)
-    found = decide(checkpoint, savepoints, lineage, tail.place.commit)
-    if found.source is RestartSource.CHECKPOINT:
-        return found.source
-    log.warning("%s is damaged: %s", checkpoint.path, found.damage)
-    if found.source is RestartSource.NOTHING and not allow_empty_state:
+    decision = decide(checkpoint, savepoints, lineage, tail.place.commit)
+    if decision.source is RestartSource.CHECKPOINT:
+        return decision.source
+    log.warning("%s is damaged: %s", checkpoint.path, decision.damage)
+    if decision.source is RestartSource.NOTHING and not allow_empty_state:
         raise RefusedError(
-            f"the state of pipeline {pipeline} is lost: {found.damage}. Its ledger is at commit {tail.place.commit}, "
-            f"and there is no whole savepoint in {home.savepoints}. Put lineage {lineage.id} back from a copy of the "
-            "home; or start once with --allow-empty-state, which goes on after that commit's source offsets as if "
-            "nothing had been seen before"
+            f"the state of pipeline {pipeline} is lost: {decision.damage}. Its ledger is at commit "
+            f"{tail.place.commit}, and there is no whole savepoint in {home.savepoints}. Put lineage {lineage.id} back "
+            "from a copy of the home; or start once with --allow-empty-state, which goes on after that commit's source "
+            "offsets as if nothing had been seen before"
         )
-    if found.source is RestartSource.NEWEST_AGAIN:
+    if decision.source is RestartSource.NEWEST_AGAIN:
         with _holding(home, pipeline) as hold, hold.sure():
-            run_newest_again(checkpoint, found)
-        log.warning("batch %s of %s is run again", f"{(found.batch or 0) + 1:,}", checkpoint.path)
-    elif found.source is RestartSource.NOTHING:
+            run_newest_again(checkpoint, decision)
+        log.warning("batch %s of %s is run again", f"{(decision.batch or 0) + 1:,}", checkpoint.path)
+    elif decision.source is RestartSource.NOTHING:
         with _holding(home, pipeline) as hold, hold.sure():
             empty = begin_empty(home, lineage, tail)
         log.warning("lineage %s begins with empty state after commit %d", empty.id, tail.place.commit)
     else:
-        savepoint = found.savepoint if found.source is RestartSource.SAVEPOINT else None
-        chosen = savepoint or _save(home, pipeline, config, lineage, checkpoint, found)
+        savepoint = decision.savepoint if decision.source is RestartSource.SAVEPOINT else None
+        chosen = savepoint or _save(home, pipeline, config, lineage, checkpoint, decision)
         request = RestoreRequest(savepoint=chosen.id, accept_nondeterminism=accept_nondeterminism)
         restored = restore(home, pipeline, config, request)
         log.warning("restored savepoint %s of commit %d: lineage %s", chosen.id, chosen.commit, restored.lineage.id)
-    return found.source
+    return decision.source
 
 
 def _holding(home: Home, pipeline: str) -> AbstractContextManager[Hold]:
-    left = leases.check_stopped(home.lease, pipeline)
-    return leases.holding(home.lease, pipeline, f"recovery-{uuid.uuid4()}", left)
+    old_lease = leases.check_stopped(home.lease, pipeline)
+    return leases.holding(home.lease, pipeline, f"recovery-{uuid.uuid4()}", old_lease)
 
 
 def _save(
@@ -95,16 +95,16 @@ def _save(
     config: Mapping[str, Any],
     lineage: Lineage,
     checkpoint: Checkpoint,
-    found: RestartDecision,
+    decision: RestartDecision,
 ) -> Savepoint:
     """Save the newest batch that is whole, so that it can be restored."""
-    batch = found.batch if found.batch is not None else -1
+    batch = decision.batch if decision.batch is not None else -1
     with LedgerReader(config, pipeline) as reader:
         record = record_of(reader, lineage.commit_of(batch))
     if record is None:
         raise RefusedError(
-            f"{checkpoint.path} is whole up to batch {batch} only ({found.damage}), and the ledger of {pipeline} has "
-            f"forgotten its commit {lineage.commit_of(batch)}: put the newer files back from a copy of the home"
+            f"{checkpoint.path} is whole up to batch {batch} only ({decision.damage}), and the ledger of {pipeline} "
+            f"has forgotten its commit {lineage.commit_of(batch)}: put the newer files back from a copy of the home"
         )
     job = jobs.read(home, lineage.id, record.version)
     return Savepoints(home.savepoints).take(checkpoint, batch, record, job, label="before damaged files")

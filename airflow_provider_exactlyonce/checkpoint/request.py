@@ -100,8 +100,8 @@ class SavepointTaker:
         requests.forget_savepoint(self._home, self._request)
 
     def _taken(self) -> Savepoint | None:
-        found = Savepoints(self._home.savepoints).list()
-        return next((one for one in found if one.id.endswith(f"-{self._request}")), None)
+        savepoints = Savepoints(self._home.savepoints).list()
+        return next((savepoint for savepoint in savepoints if savepoint.id.endswith(f"-{self._request}")), None)
 
     def _take_without_driver(self) -> Savepoint:
         self.forget()
@@ -178,7 +178,7 @@ def take_retained(home: Home, pipeline: str, config: Mapping[str, Any], path: Pa
     known = home.lineage(query) if query is not None else None
     lineage = known or read_lineage(checkpoint.parent)
     if query is None or lineage is None or lineage.id != query:
-        there = ", ".join(str(one) for one in sorted(home.lineages.glob("[!.]*/checkpoint"))) or "none"
+        there = ", ".join(str(directory) for directory in sorted(home.lineages.glob("[!.]*/checkpoint"))) or "none"
         raise RefusedError(
             f"{checkpoint} is no checkpoint of a lineage of {home.path}, nor has it that lineage's lineage.json beside "
             f"it; in the home there are: {there}"
@@ -197,13 +197,13 @@ def _take_of(
     label: str | None,
     request: str,
 ) -> Savepoint:
-    left = leases.check_stopped(home.lease, pipeline)
-    with leases.holding(home.lease, pipeline, _holder(request), left):
+    old_lease = leases.check_stopped(home.lease, pipeline)
+    with leases.holding(home.lease, pipeline, _holder(request), old_lease):
         checkpoint = Checkpoint(path)
         batch, defects = newest_whole(checkpoint)
         if batch is None:
-            told = f": {'; '.join(map(str, defects[:3]))}" if defects else ""
-            raise RefusedError(f"{checkpoint.path} has no whole batch, so there is nothing to save{told}")
+            reasons = f": {'; '.join(map(str, defects[:3]))}" if defects else ""
+            raise RefusedError(f"{checkpoint.path} has no whole batch, so there is nothing to save{reasons}")
         with LedgerReader(config, pipeline) as reader:
             record = record_of(reader, lineage.commit_of(batch))
         if record is None:
@@ -232,5 +232,5 @@ def record_of(reader: LedgerReader, commit: int) -> CommitRecord | None:
 def _at(reader: LedgerReader, offset: int) -> CommitRecord | None:
     if offset < 0:
         return None
-    found, record = next(reader.records(offset), (-1, None))
-    return record if found == offset and isinstance(record, CommitRecord) else None
+    record_offset, record = next(reader.records(offset), (-1, None))
+    return record if record_offset == offset and isinstance(record, CommitRecord) else None

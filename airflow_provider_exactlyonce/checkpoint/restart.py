@@ -60,9 +60,9 @@ def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, com
     :param commit: the ledger's newest commit, 0 for none
     :raises RefusedError: when the checkpoint is of another query
     """
-    if (found := _query_id(checkpoint)) not in (None, lineage.id):
+    if (query := _query_id(checkpoint)) not in (None, lineage.id):
         raise RefusedError(
-            f"{checkpoint.path} is the checkpoint of query {found}, not of lineage {lineage.id}: it was put there from "
+            f"{checkpoint.path} is the checkpoint of query {query}, not of lineage {lineage.id}: it was put there from "
             "elsewhere. Put the lineage's own back, or restore a savepoint: exactlyonce restore"
         )
     newest = checkpoint.newest_commit()

@@ -89,8 +89,8 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
     """
     if request.to is not None and request.to.exists():
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
-    left, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
-    with leases.holding(home.lease, pipeline, token, left) as hold, LedgerReader(config, pipeline) as reader:
+    old_lease, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
+    with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:
         savepoint, tail, claim, stretch = _examine(home, reader, config, request)
         lineage = _lineage(savepoint, tail, claim, request)
         directory = _make(home, hold, savepoint, lineage, request.to)
@@ -136,11 +136,11 @@ def _chosen(savepoints: Savepoints, request: RestoreRequest) -> Savepoint:
     if request.savepoint is not None:
         return savepoints.get(request.savepoint)
     known = savepoints.list()
-    fitting = [one for one in known if request.commit is None or one.commit <= request.commit]
+    fitting = [savepoint for savepoint in known if request.commit is None or savepoint.commit <= request.commit]
     if not fitting:
-        there = ", ".join(f"{one.id} (commit {one.commit})" for one in known) or "none"
-        wanted = "" if request.commit is None else f" at or before commit {request.commit}"
-        raise RefusedError(f"there is no savepoint{wanted} in {savepoints.directory}; there are: {there}")
+        there = ", ".join(f"{savepoint.id} (commit {savepoint.commit})" for savepoint in known) or "none"
+        condition = "" if request.commit is None else f" at or before commit {request.commit}"
+        raise RefusedError(f"there is no savepoint{condition} in {savepoints.directory}; there are: {there}")
     chosen = fitting[-1]
     if request.mode is RestoreMode.REEMIT and request.commit not in (None, chosen.commit):
         raise RefusedError(

@@ -89,23 +89,23 @@ class Savepoints:
 
     def list(self) -> Sequence[Savepoint]:
         """Return all savepoints, oldest commit first."""
-        found = [savepoint for name in self._names() if (savepoint := self._read(name))]
-        return sorted(found, key=lambda one: (one.commit, one.created))
+        savepoints = [savepoint for name in self._names() if (savepoint := self._read(name))]
+        return sorted(savepoints, key=lambda savepoint: (savepoint.commit, savepoint.created))
 
     def get(self, savepoint_id: str) -> Savepoint:
         """Return one savepoint.
 
         :raises RefusedError: when there is none of this id, or its manifest is torn
         """
-        found = self._read(savepoint_id)
-        if found is not None:
-            return found
+        savepoint = self._read(savepoint_id)
+        if savepoint is not None:
+            return savepoint
         if self._has(savepoint_id, "manifest.json"):
             raise RefusedError(
                 f"the manifest of savepoint {savepoint_id} in {self.directory} is torn, was changed by hand, or the "
                 "savepoint is being deleted; use another one"
             )
-        known = ", ".join(one.id for one in self.list()) or "none"
+        known = ", ".join(other.id for other in self.list()) or "none"
         raise RefusedError(f"there is no savepoint {savepoint_id!r} in {self.directory}; there are: {known}")
 
     def oldest_commit(self) -> int | None:
@@ -154,10 +154,10 @@ class Savepoints:
         failpoints.reach("before-savepoint")
         json_store.write(directory / "taking.json", _this_process(), durable=False)
         try:
-            known = _KnownSums(self._newest_first())
-            _copy(checkpoint.path, directory / "checkpoint", needed.files, known.newest)
+            known_sums = _KnownSums(self._newest_first())
+            _copy(checkpoint.path, directory / "checkpoint", needed.files, known_sums.newest)
             files = {
-                path: _size_and_sum(checkpoint.path / path, directory / "checkpoint" / path, path, known)
+                path: _size_and_sum(checkpoint.path / path, directory / "checkpoint" / path, path, known_sums)
                 for path in needed.files
             }
             savepoint = describe(Checkpoint(directory / "checkpoint"), batch, files, record, job)
@@ -178,8 +178,8 @@ class Savepoints:
         :raises RefusedError: when there is none of this id
         """
         savepoint = replace(self.get(savepoint_id), pinned=pinned)
-        told = self._manifest(savepoint_id) or encode(savepoint)  # a newer release may have said more than we read
-        json_store.write(self.directory / savepoint_id / "manifest.json", {**told, "pinned": pinned})
+        manifest = self._manifest(savepoint_id) or encode(savepoint)  # a newer release may have said more than we read
+        json_store.write(self.directory / savepoint_id / "manifest.json", {**manifest, "pinned": pinned})
         return savepoint
 
     def delete(self, savepoint_id: str) -> None:
@@ -208,10 +208,10 @@ class Savepoints:
 
     def remove_leftovers(self) -> Sequence[str]:
         """Remove what interrupted saves, reads of the state and deletes have left; returns their names."""
-        found = self.leftovers()
-        for name in found:
+        leftovers = self.leftovers()
+        for name in leftovers:
             self._remove(name)
-        return found
+        return leftovers
 
     def torn(self) -> Sequence[str]:
         """Return the names of those whose manifest is there and not whole: they are savepoints no more."""
@@ -334,7 +334,7 @@ class _KnownSums:
 
     def __init__(self, savepoints: Iterator[Savepoint]) -> None:
         self._older: Final = (
-            {p: facts for p, facts in one.files.items() if _UNIQUE.fullmatch(p)} for one in savepoints
+            {p: facts for p, facts in savepoint.files.items() if _UNIQUE.fullmatch(p)} for savepoint in savepoints
         )
         self.newest: Final = next(self._older, {})
         self._found: dict[str, tuple[int, str]] = {}
@@ -367,10 +367,10 @@ def _this_process() -> dict[str, Any]:
     return asdict(_Taker(machine=process_identity.this_machine(), pid=pid, process_started=started))
 
 
-def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, tuple[int, str]]) -> None:
+def _copy(source: Path, target: Path, paths: Iterable[str], known_files: Mapping[str, tuple[int, str]]) -> None:
     """Link or copy files, and flush what the savepoint before has not flushed.
 
-    :param known: what it has
+    :param known_files: those that it has
     """
     store, directories = store_of(target), {target, *((target / path).parent for path in paths)}
     for number, path in enumerate(paths):
@@ -383,19 +383,19 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, 
             ) from error
         if number == 0:
             failpoints.reach("during-savepoint")
-    store.flush([*(target / path for path in paths if path not in known), *directories])
+    store.flush([*(target / path for path in paths if path not in known_files), *directories])
 
 
-def _size_and_sum(source: Path, copy: Path, path: str, known: _KnownSums) -> tuple[int, str]:
+def _size_and_sum(source: Path, copy: Path, path: str, known_sums: _KnownSums) -> tuple[int, str]:
     """Return size and checksum of a file, read only where nobody has left a checksum of it."""
     there = store_of(copy).facts(copy)
     if there is None:
         raise FileNotFoundError(f"{copy} was copied, and is gone")
     size = there.size
-    facts = known.newest.get(path)
-    if facts is None and (left := checksums.left_by_writers(source, size)):
-        return size, left
-    facts = facts or known.older(path)
+    facts = known_sums.newest.get(path)
+    if facts is None and (checksum := checksums.left_by_writers(source, size)):
+        return size, checksum
+    facts = facts or known_sums.older(path)
     return facts if facts is not None and facts[0] == size else (size, checksums.read(copy))
 
 

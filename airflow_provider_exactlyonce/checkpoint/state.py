@@ -114,31 +114,31 @@ class StateDirectory:
 
         :param state_ids: {batch: what its commit tells of ids}, of as many batches as are known
         """
-        found, partitions = FileSet(), self._partitions(batch)
+        needed, partitions = FileSet(), self._partitions(batch)
         for number in sorted({*self._ids(), *state_ids.get(batch, {})}):
             metadata = self._metadata_file(number, batch)
             if metadata is None:
                 if number in state_ids.get(batch, {}) or self._has_partitions(number):
-                    found.defects.append(Defect(path=f"state/{number}/_metadata", reason="is missing"))
+                    needed.defects.append(Defect(path=f"state/{number}/_metadata", reason="is missing"))
                 continue  # else a start that failed left it behind
-            found.files.add(metadata)
+            needed.files.add(metadata)
             try:
                 operator = self._operator(number, metadata, partitions)
             except ValueError as error:
-                found.defects.append(Defect(path=metadata, reason=f"is not whole: {error}"))
+                needed.defects.append(Defect(path=metadata, reason=f"is not whole: {error}"))
                 continue
             for path in self._schema_files(number, metadata):
-                self._add(found, path)
+                self._add(needed, path)
             for partition in range(operator.partitions):
                 ids = {
-                    of + 1: known[number][partition]
-                    for of, known in state_ids.items()
-                    if partition < len(known.get(number, ()))
+                    of + 1: of_operators[number][partition]
+                    for of, of_operators in state_ids.items()
+                    if partition < len(of_operators.get(number, ()))
                 }
                 for store in operator.stores:
                     place = f"state/{number}/{partition}" + ("" if store == DEFAULT_STORE else f"/{store}")
-                    _Store(self._checkpoint, place).needed(batch + 1, ids, found)
-        return found
+                    _Store(self._checkpoint, place).needed(batch + 1, ids, needed)
+        return needed
 
     def _ids(self) -> list[int]:
         directory = self._checkpoint / "state"
@@ -161,7 +161,7 @@ class StateDirectory:
         place = f"state/{operator}/_metadata"
         v2 = self._checkpoint / place / "v2"
         batches = [int(file.name) for file in v2.iterdir() if file.name.isdecimal()] if v2.is_dir() else []
-        started = max((known for known in batches if known <= batch), default=None)
+        started = max((earlier for earlier in batches if earlier <= batch), default=None)
         if started is not None:
             return f"{place}/v2/{started}"
         return f"{place}/metadata" if (self._checkpoint / place / "metadata").is_file() else None
@@ -209,23 +209,23 @@ class StateDirectory:
         )
 
     def _schemas(self, operator: int, metadata: str, stores: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-        found: dict[str, tuple[str, str]] = {}
+        schemas: dict[str, tuple[str, str]] = {}
         for path in self._schema_files(operator, metadata):
             store = next((name for name in stores if f"/{name}/" in path), DEFAULT_STORE)
             try:
                 families = read_schemas((self._checkpoint / path).read_bytes())
             except (OSError, ValueError):
                 continue
-            found |= {
+            schemas |= {
                 store if family == DEFAULT_STORE else f"{store}/{family}": pair for family, pair in families.items()
             }
-        return found
+        return schemas
 
-    def _add(self, found: FileSet, path: str) -> None:
+    def _add(self, needed: FileSet, path: str) -> None:
         if (self._checkpoint / path).is_file():
-            found.files.add(path)
+            needed.files.add(path)
         else:
-            found.defects.append(Defect(path=path, reason="is missing"))
+            needed.defects.append(Defect(path=path, reason="is missing"))
 
 
 @dataclass(frozen=True)
@@ -243,14 +243,14 @@ class _Store:
         self._checkpoint: Final = checkpoint
         self._place: Final = place
 
-    def needed(self, version: int, ids: Mapping[int, frozenset[str]], found: FileSet) -> None:
+    def needed(self, version: int, ids: Mapping[int, frozenset[str]], needed: FileSet) -> None:
         """Add the files of a version.
 
         :param ids: {version: ids that its files may have}; of a version that isn't in it, every file is taken
         """
         directory = self._checkpoint / self._place
         if not directory.is_dir():
-            found.defects.append(Defect(path=self._place, reason="is missing"))
+            needed.defects.append(Defect(path=self._place, reason="is missing"))
             return
         names = {entry.name for entry in directory.iterdir()}
         files = [
@@ -265,32 +265,32 @@ class _Store:
             files = [file for file in files if file.version > base or (file.version == base and file.kind in _BASES)]
         else:  # its commit is forgotten, so it may be of an attempt that failed: all that is before it is taken, too
             base = max((file.version for file in bases), default=0)
-        self._check_for_gaps(files, base, version, found)
+        self._check_for_gaps(files, base, version, needed)
         for file in files:
-            self._take(file, names, found)
+            self._take(file, names, needed)
 
-    def _check_for_gaps(self, files: list[_Versioned], base: int, version: int, found: FileSet) -> None:
+    def _check_for_gaps(self, files: list[_Versioned], base: int, version: int, needed: FileSet) -> None:
         logs = {file.version for file in files if file.kind not in _BASES}
         missing = next((of for of in range(base + 1, version + 1) if of not in logs), None)
         if missing is not None:
             kind = min({file.kind for file in files} - _BASES or {file.kind for file in files} or {"zip"})
-            found.defects.append(Defect(path=f"{self._place}/{missing}*.{kind}", reason="is missing"))
+            needed.defects.append(Defect(path=f"{self._place}/{missing}*.{kind}", reason="is missing"))
 
-    def _take(self, file: _Versioned, names: set[str], found: FileSet) -> None:
+    def _take(self, file: _Versioned, names: set[str], needed: FileSet) -> None:
         path = f"{self._place}/{file.name}"
-        found.files.add(path)
+        needed.files.add(path)
         if f"{file.name}.crc" in names:
-            found.files.add(f"{path}.crc")
+            needed.files.add(f"{path}.crc")
         if file.kind == "zip":
             try:
                 contents = _zip_contents(self._checkpoint / path)
             except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError) as error:
-                found.defects.append(Defect(path=path, reason=f"is torn: {error}"))
+                needed.defects.append(Defect(path=path, reason=f"is torn: {error}"))
                 return
             for name, size in contents:
                 inner = f"{self._place}/{name}"
-                found.files.add(inner)
-                found.sizes[inner] = size
+                needed.files.add(inner)
+                needed.sizes[inner] = size
 
 
 def _versioned(names: set[str]) -> Iterator[_Versioned]:

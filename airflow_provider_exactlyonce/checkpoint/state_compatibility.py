@@ -26,7 +26,9 @@ def operators(old: Version, new: Version) -> Iterator[VersionChange] | None:
     """Compare the operators that keep state; None when one side's are not known."""
     if old.operators is None or new.operators is None:
         return None
-    return _operator_differences([one.name for one in old.operators], [one.name for one in new.operators])
+    return _operator_differences(
+        [operator.name for operator in old.operators], [operator.name for operator in new.operators]
+    )
 
 
 def _operator_differences(before: list[str], after: list[str]) -> Iterator[VersionChange]:
@@ -54,26 +56,28 @@ def meaning(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is None or new.plan is None:
         return None
     before, after = old.plan.operators, new.plan.operators
-    if [one.kind for one in before] != [one.kind for one in after]:
+    if [operator.kind for operator in before] != [operator.kind for operator in after]:
         if old.operators is not None and new.operators is not None:
             return None  # told as operators that differ
-        return list(_operator_differences([one.kind for one in before], [one.kind for one in after]))
-    found = []
-    for number, (one, other) in enumerate(zip(before, after, strict=True)):
-        label = one.kind if len(before) == 1 else f"{one.kind} {number}"
-        for fact in one.facts:
-            if one.facts[fact] != other.facts.get(fact, ()):
-                found += _fact(f"{label}: {fact}", fact, one, other)
-    return found
+        return list(
+            _operator_differences([operator.kind for operator in before], [operator.kind for operator in after])
+        )
+    findings = []
+    for number, (old_operator, new_operator) in enumerate(zip(before, after, strict=True)):
+        label = old_operator.kind if len(before) == 1 else f"{old_operator.kind} {number}"
+        for fact in old_operator.facts:
+            if old_operator.facts[fact] != new_operator.facts.get(fact, ()):
+                findings += _fact(f"{label}: {fact}", fact, old_operator, new_operator)
+    return findings
 
 
-def _fact(aspect: str, fact: str, one: OperatorPlan, other: OperatorPlan) -> list[VersionChange]:
-    before, after = one.facts[fact], other.facts.get(fact, ())
+def _fact(aspect: str, fact: str, old: OperatorPlan, new: OperatorPlan) -> list[VersionChange]:
+    before, after = old.facts[fact], new.facts.get(fact, ())
     if fact in ("left columns", "right columns"):
         if len(before) != len(after):
             return []  # the schemas tell
         return [incompatible(aspect, before, after, f"the rows in the state have other columns. {_BY_TYPE}")]
-    if fact == "where" and one.facts["type"] == other.facts["type"] == ("INNER",):
+    if fact == "where" and old.facts["type"] == new.facts["type"] == ("INNER",):
         reason = "holds from the next batch on; rows that the old condition has let go are not in the state"
         return [note(aspect, before, after, reason)]
     if fact in _NOTES:
@@ -107,18 +111,18 @@ def schemas(old: Version, new: Version) -> list[VersionChange] | None:
     """Compare keys and values of all stores as Spark does."""
     if old.operators is None or new.operators is None:
         return None
-    if [one.name for one in old.operators] != [one.name for one in new.operators]:
+    if [operator.name for operator in old.operators] != [operator.name for operator in new.operators]:
         return None
-    found = []
+    findings = []
     for before, after in zip(old.operators, new.operators, strict=True):
         label = before.name if len(old.operators) == 1 else f"{before.name} {before.id}"
-        found += _variables(label, before, after)
+        findings += _variables(label, before, after)
         for store in before.schemas:
             if store in after.schemas:
                 pair = before.schemas[store], after.schemas[store]
                 is_variable = before.name.startswith(_TRANSFORM)
-                found += _schema(f"{label}, {store}", *pair, is_variable=is_variable, avro=old.encoding == "avro")
-    return found
+                findings += _schema(f"{label}, {store}", *pair, is_variable=is_variable, avro=old.encoding == "avro")
+    return findings
 
 
 def _variables(label: str, before: StatefulOperator, after: StatefulOperator) -> list[VersionChange]:
@@ -127,35 +131,38 @@ def _variables(label: str, before: StatefulOperator, after: StatefulOperator) ->
         if before.properties.get(name) != after.properties.get(name):
             reason = "Spark refuses another one for state that is there"
             return [incompatible(f"{label}: {name}", before.properties.get(name), after.properties.get(name), reason)]
-    kinds, wanted = (
-        {one["stateName"]: f"{one['stateVariableType']}{' with TTL' if one.get('ttlEnabled') else ''}" for one in of}
+    old_kinds, new_kinds = (
+        {
+            variable["stateName"]: f"{variable['stateVariableType']}{' with TTL' if variable.get('ttlEnabled') else ''}"
+            for variable in of
+        }
         for of in (before.properties.get("stateVariables", ()), after.properties.get("stateVariables", ()))
     )
-    if not kinds and not wanted:
+    if not old_kinds and not new_kinds:
         if set(before.stores) != set(after.stores):
             reason = "its state is in other stores"
             return [incompatible(f"{label}: stores", before.stores, after.stores, reason)]
         return []
-    found = []
-    for name, kind in kinds.items():
-        if name not in wanted:
+    findings = []
+    for name, kind in old_kinds.items():
+        if name not in new_kinds:
             reason = "its values are dropped, and would be gone if a later version had it again"
-            found.append(note(f"{label}: variable {name}", kind, None, reason))
-        elif wanted[name] != kind:
+            findings.append(note(f"{label}: variable {name}", kind, None, reason))
+        elif new_kinds[name] != kind:
             reason = "Spark refuses another kind of variable under the same name"
             way_out = f"give the variable a new name; or {BUILD_ANEW}"
-            found.append(incompatible(f"{label}: variable {name}", kind, wanted[name], reason, way_out))
-    for name, kind in wanted.items():
-        if name not in kinds:
-            found.append(note(f"{label}: variable {name}", None, kind, "it begins empty for every key"))
-    return found
+            findings.append(incompatible(f"{label}: variable {name}", kind, new_kinds[name], reason, way_out))
+    for name, kind in new_kinds.items():
+        if name not in old_kinds:
+            findings.append(note(f"{label}: variable {name}", None, kind, "it begins empty for every key"))
+    return findings
 
 
 def _schema(
     label: str, before: tuple[str, str], after: tuple[str, str], *, is_variable: bool, avro: bool
 ) -> Iterator[VersionChange]:
-    for part, one, other in zip(("key", "value"), before, after, strict=True):
-        old, new = json.loads(one), json.loads(other)
+    for part, old_json, new_json in zip(("key", "value"), before, after, strict=True):
+        old, new = json.loads(old_json), json.loads(new_json)
         if _accepts(old, new):
             continue
         if is_variable and avro and part == "value":
@@ -175,11 +182,11 @@ def _accepts(old: Any, new: Any) -> bool:
     if old["type"] == "struct":
         pairs = list(itertools.zip_longest(old["fields"], new["fields"]))
         return all(
-            one is not None
-            and other is not None
-            and (one["nullable"] or not other["nullable"])
-            and _accepts(one["type"], other["type"])
-            for one, other in pairs
+            old_field is not None
+            and new_field is not None
+            and (old_field["nullable"] or not new_field["nullable"])
+            and _accepts(old_field["type"], new_field["type"])
+            for old_field, new_field in pairs
         )
     if old["type"] == "array":
         return (old["containsNull"] or not new["containsNull"]) and _accepts(old["elementType"], new["elementType"])
@@ -196,8 +203,8 @@ def _evolved(aspect: str, old: Any, new: Any) -> Iterator[VersionChange]:
     """Tell what Avro makes of a change of a value's columns."""
     unreadable = _unreadable(old, new)
     if unreadable is not None:
-        name, one, other = unreadable
-        yield incompatible(f"{aspect}, {name}", one, other, "Avro can't read the old type as the new one")
+        name, old_type, new_type = unreadable
+        yield incompatible(f"{aspect}, {name}", old_type, new_type, "Avro can't read the old type as the new one")
         return
     reason = (
         "state is encoded in Avro: columns that are new are null in old values, and those that are gone are skipped"
@@ -207,21 +214,28 @@ def _evolved(aspect: str, old: Any, new: Any) -> Iterator[VersionChange]:
 
 def _unreadable(old: Any, new: Any) -> tuple[str, str, str] | None:
     """Return a column, and its types, that Avro can't read in its new form; None when there is none."""
-    before, after = ({one["name"]: one["type"] for one in schema["fields"]} for schema in (old, new))
+    before, after = ({field["name"]: field["type"] for field in schema["fields"]} for schema in (old, new))
     for name in (name for name in before if name in after):
-        one, other = before[name], after[name]
-        if isinstance(one, dict) and isinstance(other, dict) and one["type"] == other["type"] == "struct":
-            inner = _unreadable(one, other)
+        old_type, new_type = before[name], after[name]
+        if (
+            isinstance(old_type, dict)
+            and isinstance(new_type, dict)
+            and old_type["type"] == new_type["type"] == "struct"
+        ):
+            inner = _unreadable(old_type, new_type)
             if inner is not None:
                 return f"{name}.{inner[0]}", inner[1], inner[2]
-        elif not _accepts(one, other) and not (isinstance(one, str) and other in _WIDER.get(one, ())):
-            return name, type_name(one), type_name(other)
+        elif not _accepts(old_type, new_type) and not (
+            isinstance(old_type, str) and new_type in _WIDER.get(old_type, ())
+        ):
+            return name, type_name(old_type), type_name(new_type)
     return None
 
 
 def _readable(schema: Any) -> str:
     parts = (
-        f"{one['name']} {type_name(one['type'])}{'' if one['nullable'] else ' not null'}" for one in schema["fields"]
+        f"{field['name']} {type_name(field['type'])}{'' if field['nullable'] else ' not null'}"
+        for field in schema["fields"]
     )
     return ", ".join(parts)
 

@@ -85,7 +85,7 @@ def views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield what Spark's reader shows one at a time: (name, its options)."""
     variables = operator.properties.get("stateVariables")
     if variables is not None:
-        timers = [one for one in variables if one["stateVariableType"] == "TimerState"]
+        timers = [variable for variable in variables if variable["stateVariableType"] == "TimerState"]
         for variable in variables:
             if variable not in timers:
                 yield variable["stateName"], {"stateVarName": variable["stateName"]}

@@ -91,34 +91,38 @@ def read_rows(
     ]
     if not chosen:
         raise RefusedError("the pipeline keeps no state")
-    asked = [one for one in chosen if request.store in (None, one[1])]
+    asked = [view for view in chosen if request.store in (None, view[1])]
     if not asked:
         known = ", ".join(dict.fromkeys(store for _, store, _ in chosen))
         raise RefusedError(f"there is no store {request.store!r}; there are: {known}")
     for operator, store, options in asked:
         try:
             frame = read_view(spark, checkpoint, batch, operator, options, state_format=state_format)
-            found = _of_key(frame, request.key).limit(request.limit + 1).collect()
+            spark_rows = _of_key(frame, request.key).limit(request.limit + 1).collect()
         except PySparkException as error:
             raise RefusedError(
                 f"operator {operator.id} ({operator.name}), {store}, as of batch {batch} in {checkpoint}: Spark can't "
                 f"read it: {cause(error)}"
             ) from error
         columns = _columns(frame.schema)
-        rows = [{name: value_of(row) for name, value_of in columns.items()} for row in found[: request.limit]]
+        rows = [{name: value_of(row) for name, value_of in columns.items()} for row in spark_rows[: request.limit]]
         yield StoreRows(
-            operator=operator, store=store, kind=_kind(operator, store), rows=rows, more=len(found) > request.limit
+            operator=operator, store=store, kind=_kind(operator, store), rows=rows, more=len(spark_rows) > request.limit
         )
 
 
 def _operators(operators: Sequence[StatefulOperator], wanted: str | None) -> Sequence[StatefulOperator]:
     if wanted is None:
         return operators
-    found = [one for one in operators if wanted == str(one.id) or (not wanted.isdecimal() and wanted in one.name)]
-    if not found:
-        known = ", ".join(f"{one.id} ({one.name})" for one in operators) or "none"
+    named = [
+        operator
+        for operator in operators
+        if wanted == str(operator.id) or (not wanted.isdecimal() and wanted in operator.name)
+    ]
+    if not named:
+        known = ", ".join(f"{operator.id} ({operator.name})" for operator in operators) or "none"
         raise RefusedError(f"there is no operator {wanted!r} with state; there are: {known}")
-    return found
+    return named
 
 
 def _of_key(frame: DataFrame, key: Mapping[str, str]) -> DataFrame:
@@ -139,27 +143,27 @@ def _kind(operator: StatefulOperator, store: str) -> str | None:
     if store == TIMERS:
         return None
     variables = operator.properties.get("stateVariables", ())
-    return next((one["stateVariableType"] for one in variables if one["stateName"] == store), None)
+    return next((variable["stateVariableType"] for variable in variables if variable["stateName"] == store), None)
 
 
 def _columns(schema: StructType) -> dict[str, Plain]:
     """Return what makes each column of a table of one of the reader's rows: the key first, the state partition last."""
     from pyspark.sql.types import StructType
 
-    found: list[tuple[str, Plain]] = []
+    named_columns: list[tuple[str, Plain]] = []
     for place, field in enumerate(schema.fields):
         kind, at = field.dataType, _at(place)
         if field.name == _PARTITION:
-            found.append(("partition", at))
+            named_columns.append(("partition", at))
         elif not isinstance(kind, StructType):  # a timer's time
-            found.append(("timer", _then(at, _time)))
+            named_columns.append(("timer", _then(at, _time)))
         elif field.name == _KEY:
-            found += _fields(kind, at, "")
+            named_columns += _fields(kind, at, "")
         else:
-            found += _fields(kind, at, _VALUES.get(field.name, field.name))
+            named_columns += _fields(kind, at, _VALUES.get(field.name, field.name))
     seen: Counter[str] = Counter()
     columns: dict[str, Plain] = {}
-    for name, value_of in found:  # Spark gives two sums the same name
+    for name, value_of in named_columns:  # Spark gives two sums the same name
         seen[name] += 1
         columns[name if seen[name] == 1 else f"{name} {seen[name]}"] = value_of
     return columns
@@ -191,14 +195,16 @@ def plain(kind: DataType) -> Plain:
         return lambda value: None if value is None else value.astimezone(UTC).isoformat()
     if isinstance(kind, ArrayType):
         element = plain(kind.elementType)
-        return lambda value: None if value is None else [element(one) for one in value]
+        return lambda value: None if value is None else [element(part) for part in value]
     if isinstance(kind, MapType):
         key, of = plain(kind.keyType), plain(kind.valueType)
-        return lambda value: None if value is None else {str(key(one)): of(other) for one, other in value.items()}
+        return lambda value: (
+            None if value is None else {str(key(map_key)): of(map_value) for map_key, map_value in value.items()}
+        )
     if isinstance(kind, StructType):
         fields = [(field.name, plain(field.dataType)) for field in kind.fields]
         return lambda value: (
-            None if value is None else {name: of(one) for (name, of), one in zip(fields, value, strict=True)}
+            None if value is None else {name: of(part) for (name, of), part in zip(fields, value, strict=True)}
         )
     return _simple
 

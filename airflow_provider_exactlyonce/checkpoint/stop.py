@@ -94,11 +94,11 @@ def stop(
         home, pipeline, lambda: config, request=uuid.uuid4().hex[:16], reason="exactlyonce stop", savepoint=savepoint
     )
     deadline = time.monotonic() + timeout_seconds
-    while isinstance(found := stopping.advance(), WaitCondition):
+    while isinstance(outcome := stopping.advance(), WaitCondition):
         if time.monotonic() >= deadline:
-            raise not_stopped(home, pipeline, found.token, timeout_seconds)
+            raise not_stopped(home, pipeline, outcome.token, timeout_seconds)
         time.sleep(_POLL_SECONDS)
-    return found
+    return outcome
 
 
 def not_stopped(home: Home, pipeline: str, token: str | None, timeout_seconds: float) -> NotAnsweredError:

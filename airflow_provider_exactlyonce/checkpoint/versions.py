@@ -96,7 +96,7 @@ class CompatibilityReport:
 
     def document(self) -> dict[str, Any]:
         """Return the answer's JSON form."""
-        findings = [{**asdict(one), "verdict": one.verdict.value} for one in self.findings]
+        findings = [{**asdict(finding), "verdict": finding.verdict.value} for finding in self.findings]
         return {"verdict": self.verdict.value, "findings": findings, "unchanged": list(self.unchanged)}
 
 

@@ -50,11 +50,11 @@ def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, l
             raise never_started(job.name)
         context = SinkContext(pipeline=job.name, home=Path(tail.claim.home_path))
         commits = list(reader.commits())
-    found: dict[str, list[str]] = {}
+    findings: dict[str, list[str]] = {}
     for sink in sinks:
         with closing(sink.open(context)) as committer:
-            found[sink.name] = list(committer.audit(_entries(commits, sink.name)))
-    return found
+            findings[sink.name] = list(committer.audit(_entries(commits, sink.name)))
+    return findings
 
 
 def _entries(commits: list[CommitRecord], sink: str) -> Iterator[SinkEntry]:
@@ -80,12 +80,12 @@ def _audit(given: argparse.Namespace) -> int:
     config = kafka_config.from_environment(given.bootstrap_servers)
     job = loader.load(given.job, given.pipeline)
     given.pipeline = job.name
-    found = _findings(job, config)
+    findings = _findings(job, config)
     lines = []
-    for sink, texts in found.items():
+    for sink, texts in findings.items():
         lines.append(f"sink {sink}: {f'{len(texts):,} findings' if texts else 'agrees with the ledger'}")
         lines += [f"  {text}" for text in texts[:_SHOWN]]
-    print_answer(given, {"pipeline": job.name, "sinks": found}, "\n".join(lines))
-    if worst := [f"sink {sink}: {texts[0]}" for sink, texts in found.items() if texts]:
+    print_answer(given, {"pipeline": job.name, "sinks": findings}, "\n".join(lines))
+    if worst := [f"sink {sink}: {texts[0]}" for sink, texts in findings.items() if texts]:
         raise AuditFailedError(worst[0])
     return 0

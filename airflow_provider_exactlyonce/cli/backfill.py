@@ -132,5 +132,8 @@ def _told(result: Mapping[str, Any]) -> str:
     for topic, partitions in result["source"].items():
         spans = ", ".join(f"{partition}: {start} to {end}" for partition, (start, end) in partitions.items())
         lines.append(f"{topic}, offsets by partition: {spans}")
-    lines += [f"{one['invariant']}, commit {one['commit']}: {one['message']}" for one in result["found"]]
+    lines += [
+        f"{violation['invariant']}, commit {violation['commit']}: {violation['message']}"
+        for violation in result["found"]
+    ]
     return "\n".join(lines)

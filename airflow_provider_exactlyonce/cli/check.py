@@ -73,8 +73,8 @@ def _told(report: CompatibilityReport) -> str:
         Verdict.INCOMPATIBLE: "incompatible",
     }
     lines = [words[report.verdict]]
-    for one in report.findings:
-        lines += ["", *_lines(one)]
+    for finding in report.findings:
+        lines += ["", *_lines(finding)]
     if report.unchanged:
         lines += ["", f"the same in both: {', '.join(report.unchanged)}"]
     return "\n".join(lines)

@@ -86,7 +86,7 @@ class Command(argparse.ArgumentParser):
 
     def _options(self) -> dict[str, argparse.Action]:
         """Return the options of this command and of those below it, by name."""
-        found = dict(self._option_string_actions)
+        options = dict(self._option_string_actions)
         for command in self.commands.values():
-            found |= command._options()
-        return found
+            options |= command._options()
+        return options

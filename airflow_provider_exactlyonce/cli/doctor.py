@@ -41,18 +41,18 @@ def _doctor(given: argparse.Namespace) -> int:
 
     logging.getLogger("airflow_provider_exactlyonce").addHandler(logging.NullHandler())  # all is said in findings
     config = kafka_config.from_environment(given.bootstrap_servers)
-    found = examine(check_pipeline_name(given.pipeline), config, given.home, fix=given.fix)
-    print_answer(given, found.to_json(), _told(found))
-    return 0 if found.is_healthy else 1
+    examination = examine(check_pipeline_name(given.pipeline), config, given.home, fix=given.fix)
+    print_answer(given, examination.to_json(), _told(examination))
+    return 0 if examination.is_healthy else 1
 
 
-def _told(found: Examination) -> str:
+def _told(examination: Examination) -> str:
     """Return the examination for people."""
-    lines = [f"repaired {name}: {done}" for name, done in found.done]
-    lines += [f"not repaired {name}: {why}" for name, why in found.refused]
-    for one in found.findings:
-        fix = "  [--fix]" if one.fixable else ""
-        lines += [f"{one.severity.value.upper()} {one.name}{fix}", f"  {one.what}", f"  -> {one.do}"]
-    if not found.findings:
-        lines.append(f"{found.pipeline}: nothing is wrong")
+    lines = [f"repaired {name}: {done}" for name, done in examination.done]
+    lines += [f"not repaired {name}: {why}" for name, why in examination.refused]
+    for finding in examination.findings:
+        fix = "  [--fix]" if finding.fixable else ""
+        lines += [f"{finding.severity.value.upper()} {finding.name}{fix}", f"  {finding.what}", f"  -> {finding.do}"]
+    if not examination.findings:
+        lines.append(f"{examination.pipeline}: nothing is wrong")
     return "\n".join(lines)

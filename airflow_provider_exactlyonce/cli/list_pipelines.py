@@ -44,8 +44,8 @@ def _list(given: argparse.Namespace) -> int:
         rows = _pipelines(config)
     except KafkaException as error:
         raise reach.unreachable(config) from error
-    told = {name for row in rows for name, value in row.items() if value is not None}
-    lines = table([{name: value for name, value in row.items() if name in told} for row in rows])
+    filled_columns = {name for row in rows for name, value in row.items() if value is not None}
+    lines = table([{name: value for name, value in row.items() if name in filled_columns} for row in rows])
     print_answer(given, {"pipelines": rows}, lines or "no pipeline has ever been started on this cluster")
     return 0
 

@@ -37,10 +37,10 @@ def find(topic: str) -> str:
         return _plain(_text(pages[name]))
     if name in parts:
         return _plain(_part(rf"### {parts[name]}$", r"##"))
-    if topic.isdigit() and (found := _part(rf"## [^\n]*: exit codes? [^\n]*\b{topic}\b", "## ")):
-        return _plain(found)
+    if topic.isdigit() and (section := _part(rf"## [^\n]*: exit codes? [^\n]*\b{topic}\b", "## ")):
+        return _plain(section)
     known = {**pages, **parts}
-    close = [known[one] for one in get_close_matches(name, known, n=3)]
+    close = [known[folded] for folded in get_close_matches(name, known, n=3)]
     more = f"is it {' or '.join(close)}?" if close else "`exactlyonce help` lists all topics"
     raise RefusedError(f"there is no help on {topic!r}: {more}")
 
@@ -58,8 +58,8 @@ def _text(page: str) -> str:
 
 def _part(heading: str, following: str) -> str:
     """Return the part of the page of errors from a heading up to the following one, empty when it has none."""
-    found = re.search(rf"^{heading}.*?(?=^{following}|\Z)", _text(_ERRORS), re.MULTILINE | re.DOTALL)
-    return found[0] if found else ""
+    match = re.search(rf"^{heading}.*?(?=^{following}|\Z)", _text(_ERRORS), re.MULTILINE | re.DOTALL)
+    return match[0] if match else ""
 
 
 def _plain(text: str) -> str:

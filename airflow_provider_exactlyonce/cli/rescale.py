@@ -51,6 +51,6 @@ def _facts(done: Rescaled, pipeline: str) -> dict[str, Any]:
         "abandoned": done.lineage.parent if done.lineage else None,
         "commit": done.commit if done.lineage else None,
         "replayed_commits": [stretch.first, stretch.last] if stretch else None,
-        "state": [dict(one) for one in done.state],
+        "state": [dict(store) for store in done.state],
         "seconds": round(done.seconds, 3),
     }

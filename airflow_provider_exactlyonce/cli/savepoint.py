@@ -90,15 +90,22 @@ def _take(given: argparse.Namespace) -> int:
 
 
 def _list(given: argparse.Namespace) -> int:
-    found = _savepoints(given).list()
-    lines = [f"{one.id:<20}  {_sentence(one)}" for one in found]
-    print_answer(given, [_summary(one) for one in found], "\n".join(lines) or f"{given.pipeline} has no savepoint")
+    savepoints = _savepoints(given).list()
+    lines = [f"{savepoint.id:<20}  {_sentence(savepoint)}" for savepoint in savepoints]
+    print_answer(
+        given,
+        [_summary(savepoint) for savepoint in savepoints],
+        "\n".join(lines) or f"{given.pipeline} has no savepoint",
+    )
     return 0
 
 
 def _show(given: argparse.Namespace) -> int:
     savepoint = _savepoints(given).get(given.savepoint)
-    facts = {**_summary(savepoint), "operators": [f"{one.name} x {one.partitions}" for one in savepoint.operators]}
+    facts = {
+        **_summary(savepoint),
+        "operators": [f"{operator.name} x {operator.partitions}" for operator in savepoint.operators],
+    }
     print_answer(given, encode(savepoint), pairs(facts))
     return 0
 
@@ -111,10 +118,10 @@ def _verify(given: argparse.Namespace) -> int:
     if not given.no_state and not defects and savepoint.operators:
         state, errors = _read_state(store, savepoint)
         defects += errors
-    rows = [f"{one['name']}, store {one['store']}: {one['rows']:,} rows" for one in state or []]
-    told = [f"{savepoint.id}: {len(savepoint.files)} files, {savepoint.size:,} bytes", *rows, *defects]
+    rows = [f"{counted['name']}, store {counted['store']}: {counted['rows']:,} rows" for counted in state or []]
+    lines = [f"{savepoint.id}: {len(savepoint.files)} files, {savepoint.size:,} bytes", *rows, *defects]
     body = {"savepoint": savepoint.id, "whole": not defects, "defects": defects, "state": state}
-    print_answer(given, body, "\n".join(told))
+    print_answer(given, body, "\n".join(lines))
     if defects:
         tell(f"savepoint {savepoint.id} is damaged")
     return RefusedError.exit_code if defects else 0
@@ -144,7 +151,9 @@ def _pin(given: argparse.Namespace) -> int:
 
 def _clean_up(given: argparse.Namespace) -> int:
     gone = _savepoints(given).clean_up(SavepointRetention(count=given.count, days=given.days))
-    print_answer(given, {"deleted": gone}, "\n".join(f"deleted {one}" for one in gone) or "nothing to delete")
+    print_answer(
+        given, {"deleted": gone}, "\n".join(f"deleted {savepoint_id}" for savepoint_id in gone) or "nothing to delete"
+    )
     return 0
 
 

@@ -81,7 +81,7 @@ def _show(given: argparse.Namespace) -> int:
     with _opened(home_of(given), given.savepoint, given.batch) as place:
         session = local_session("exactlyonce state show")
         try:
-            found = list(
+            stores = list(
                 read_rows(
                     session, place.checkpoint, place.batch, place.operators, request, state_format=place.state_format
                 )
@@ -93,17 +93,17 @@ def _show(given: argparse.Namespace) -> int:
             "savepoint": given.savepoint,
             "commit": place.commit,
             "batch": place.batch,
-            "stores": [_body(one) for one in found],
+            "stores": [_body(store) for store in stores],
         }
-        print_answer(given, body, "\n\n".join([f"commit {place.commit}, batch {place.batch}", *map(_text, found)]))
+        print_answer(given, body, "\n\n".join([f"commit {place.commit}, batch {place.batch}", *map(_text, stores)]))
     return 0
 
 
 def _key(given: Sequence[str]) -> dict[str, str]:
-    for one in given:
-        if "=" not in one:
-            raise RefusedError(f"--key {one!r} is not COLUMN=VALUE")
-    return dict(one.split("=", 1) for one in given)
+    for condition in given:
+        if "=" not in condition:
+            raise RefusedError(f"--key {condition!r} is not COLUMN=VALUE")
+    return dict(condition.split("=", 1) for condition in given)
 
 
 @contextlib.contextmanager
@@ -154,20 +154,20 @@ def _current(home: Home, batch: int | None) -> _Place:
     )
 
 
-def _body(found: StoreRows) -> dict[str, Any]:
+def _body(store: StoreRows) -> dict[str, Any]:
     return {
-        "operator": found.operator.id,
-        "name": found.operator.name,
-        "store": found.store,
-        "kind": found.kind,
-        "rows": list(found.rows),
-        "more": found.more,
+        "operator": store.operator.id,
+        "name": store.operator.name,
+        "store": store.store,
+        "kind": store.kind,
+        "rows": list(store.rows),
+        "more": store.more,
     }
 
 
-def _text(found: StoreRows) -> str:
-    kind = f" ({found.kind})" if found.kind else ""
-    lines = [f"operator {found.operator.id}, {found.operator.name}: {found.store}{kind}", table(found.rows) or "no row"]
-    if found.more:
+def _text(store: StoreRows) -> str:
+    kind = f" ({store.kind})" if store.kind else ""
+    lines = [f"operator {store.operator.id}, {store.operator.name}: {store.store}{kind}", table(store.rows) or "no row"]
+    if store.more:
         lines.append("and more: --limit, --key")
     return "\n".join(lines)

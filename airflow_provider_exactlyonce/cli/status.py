@@ -85,8 +85,8 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
         "records_of_run": newest.records if newest else None,
         "late_rows": commit.late_total if commit and commit.late is not None else None,
         "late_in_last_commit": [
-            f"operator {one.operator} ({one.name}): {one.rows} rows behind {_time(one.watermark)}"
-            for one in (commit.late if commit and commit.late else ())
+            f"operator {late.operator} ({late.name}): {late.rows} rows behind {_time(late.watermark)}"
+            for late in (commit.late if commit and commit.late else ())
         ],
         "undelivered": newest.undelivered if newest and newest.undelivered else None,
         "guarantee": claim.guarantee if claim else None,
@@ -121,21 +121,21 @@ def _lost(reader: LedgerReader, tail: LedgerTail | None) -> list[str]:
     if tail is None or tail.claim is None or tail.claim.guarantee == EXACTLY_ONCE:
         return []
     claims = (record for _, record in reader.records() if isinstance(record, ClaimRecord))
-    found = {commit: source for claim in claims for commit, source in claim.lost.items()}
-    return [f"commit {commit}: {shown(source)}" for commit, source in sorted(found.items())]
+    lost = {commit: source for claim in claims for commit, source in claim.lost.items()}
+    return [f"commit {commit}: {shown(source)}" for commit, source in sorted(lost.items())]
 
 
 def _restarts(home: Home) -> list[dict[str, Any]]:
     """Return the newest drivers that died and were to be started again, oldest first."""
     return [
         {
-            "died": _time(round(one.died * 1000)),
-            "run": one.run,
-            "commit": one.commit,
-            "exit_code": one.exit_code,
-            "restart": one.number,
-            "started_again": _time(round(one.relaunched * 1000)) if one.relaunched else None,
-            "cause": one.cause,
+            "died": _time(round(restart.died * 1000)),
+            "run": restart.run,
+            "commit": restart.commit,
+            "exit_code": restart.exit_code,
+            "restart": restart.number,
+            "started_again": _time(round(restart.relaunched * 1000)) if restart.relaunched else None,
+            "cause": restart.cause,
         }
-        for one in restarts.read(home.restarts)[-_RESTARTS_SHOWN:]
+        for restart in restarts.read(home.restarts)[-_RESTARTS_SHOWN:]
     ]

@@ -98,18 +98,25 @@ def _transactions(given: argparse.Namespace) -> Iterator[tuple[Transactions, dic
 
 def _list(given: argparse.Namespace) -> int:
     with _transactions(given) as (transactions, _):
-        found = [one for one in transactions.open() if (one.age_seconds() or 0.0) >= given.older_than]
-        held = _held(transactions, [place for one in found for place in one.partitions])
-    rows = [_facts(one, held) for one in found]
+        open_transactions = [
+            transaction for transaction in transactions.open() if (transaction.age_seconds() or 0.0) >= given.older_than
+        ]
+        held = _held(transactions, [place for transaction in open_transactions for place in transaction.partitions])
+    rows = [_facts(transaction, held) for transaction in open_transactions]
     print_answer(given, {"transactions": rows}, table(rows) or "no transaction is open")
     return 0
 
 
 def _describe(given: argparse.Namespace) -> int:
     with _transactions(given) as (transactions, _):
-        found = _known(transactions, given.transactional_id)
-        partitions = [{**asdict(one), "held_back": one.offsets} for one in transactions.held(found.partitions)]
-    facts = _facts(found, {(one["topic"], one["partition"]): one["held_back"] for one in partitions})
+        transaction = _known(transactions, given.transactional_id)
+        partitions = [
+            {**asdict(partition), "held_back": partition.offsets}
+            for partition in transactions.held(transaction.partitions)
+        ]
+    facts = _facts(
+        transaction, {(partition["topic"], partition["partition"]): partition["held_back"] for partition in partitions}
+    )
     text = pairs({name: value for name, value in facts.items() if name != "partitions"})
     print_answer(given, {**facts, "partitions": partitions}, f"{text}\n{table(partitions)}".rstrip())
     return 0
@@ -117,9 +124,9 @@ def _describe(given: argparse.Namespace) -> int:
 
 def _hanging(given: argparse.Namespace) -> int:
     with _transactions(given) as (transactions, _):
-        found = transactions.hanging(given.topic, silent_seconds=given.silent_for)
-        held = _held(transactions, [(one.topic, one.partition) for one in found])
-    rows = [_hanging_facts(one, held) for one in found]
+        hanging = transactions.hanging(given.topic, silent_seconds=given.silent_for)
+        held = _held(transactions, [(transaction.topic, transaction.partition) for transaction in hanging])
+    rows = [_hanging_facts(transaction, held) for transaction in hanging]
     none = f"no transaction hangs that has been silent for {given.silent_for:.0f} s"
     print_answer(given, {"hanging": rows}, table(rows) or none)
     return 0
@@ -140,77 +147,79 @@ def _abort(given: argparse.Namespace) -> int:
 
 
 def _abort_open(given: argparse.Namespace, transactions: Transactions, config: Mapping[str, str]) -> int:
-    found = _known(transactions, given.transactional_id)
-    if not found.is_open:
-        raise RefusedError(f"{found.transactional_id} has no open transaction: its state is {found.state}")
-    pipeline = pipeline_of(found.transactional_id)
+    transaction = _known(transactions, given.transactional_id)
+    if not transaction.is_open:
+        raise RefusedError(f"{transaction.transactional_id} has no open transaction: its state is {transaction.state}")
+    pipeline = pipeline_of(transaction.transactional_id)
     if pipeline is not None:
         alive = why_taken_for_alive(config, pipeline)
         if alive is not None:
-            raise AlreadyRunningError(f"{found.transactional_id} is not aborted: {alive}. Stop the pipeline instead")
-    facts = _facts(found, _held(transactions, found.partitions))
+            raise AlreadyRunningError(
+                f"{transaction.transactional_id} is not aborted: {alive}. Stop the pipeline instead"
+            )
+    facts = _facts(transaction, _held(transactions, transaction.partitions))
     if not _confirmed(given, facts, "Abort it, and fence its producer?"):
         return _said(given, facts, aborted=False)
-    transactions.abort(found)
+    transactions.abort(transaction)
     return _said(given, facts, aborted=True)
 
 
 def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> int:
-    found = [
-        one
-        for one in transactions.hanging([given.topic], silent_seconds=given.silent_for)
-        if (one.partition, one.first_offset) == (given.partition, given.first_offset)
+    hanging = [
+        transaction
+        for transaction in transactions.hanging([given.topic], silent_seconds=given.silent_for)
+        if (transaction.partition, transaction.first_offset) == (given.partition, given.first_offset)
     ]
-    if not found:
+    if not hanging:
         raise RefusedError(
             f"no transaction hangs in {given.topic}-{given.partition} from offset {given.first_offset}, silent for "
             f"{given.silent_for:.0f} s; `exactlyonce transactions hanging` lists those that hang"
         )
-    facts = _hanging_facts(found[0], _held(transactions, [(given.topic, given.partition)]))
+    facts = _hanging_facts(hanging[0], _held(transactions, [(given.topic, given.partition)]))
     if not _confirmed(given, facts, "Write the missing abort marker?"):
         return _said(given, facts, aborted=False)
-    transactions.abort_hanging(found[0])
+    transactions.abort_hanging(hanging[0])
     return _said(given, facts, aborted=True)
 
 
 def _known(transactions: Transactions, transactional_id: str) -> Transaction:
-    found = transactions.describe(transactional_id)
-    if found is None:
+    transaction = transactions.describe(transactional_id)
+    if transaction is None:
         raise RefusedError(
             f"no coordinator knows {transactional_id}: it was never used, or it expired "
             "(transactional.id.expiration.ms)"
         )
-    return found if found.is_open else replace(found, partitions=())
+    return transaction if transaction.is_open else replace(transaction, partitions=())
 
 
 def _held(transactions: Transactions, places: Sequence[Place]) -> dict[Place, int]:
-    return {(one.topic, one.partition): one.offsets for one in transactions.held(places)}
+    return {(partition.topic, partition.partition): partition.offsets for partition in transactions.held(places)}
 
 
-def _facts(one: Transaction, held: Mapping[Place, int]) -> dict[str, Any]:
-    age_seconds = one.age_seconds() if one.is_open else None
+def _facts(transaction: Transaction, held: Mapping[Place, int]) -> dict[str, Any]:
+    age_seconds = transaction.age_seconds() if transaction.is_open else None
     return {
-        "transactional_id": one.transactional_id,
-        "state": one.state,
+        "transactional_id": transaction.transactional_id,
+        "state": transaction.state,
         "age_seconds": None if age_seconds is None else round(age_seconds, 1),
-        "timeout_seconds": one.timeout_milliseconds / 1000,
-        "producer_id": one.producer_id,
-        "epoch": one.epoch,
-        "coordinator": one.coordinator,
-        "partitions": [f"{topic}-{partition}" for topic, partition in one.partitions],
-        "held_back": sum(held[place] for place in one.partitions),
+        "timeout_seconds": transaction.timeout_milliseconds / 1000,
+        "producer_id": transaction.producer_id,
+        "epoch": transaction.epoch,
+        "coordinator": transaction.coordinator,
+        "partitions": [f"{topic}-{partition}" for topic, partition in transaction.partitions],
+        "held_back": sum(held[place] for place in transaction.partitions),
     }
 
 
-def _hanging_facts(one: Hanging, held: Mapping[Place, int]) -> dict[str, Any]:
+def _hanging_facts(hanging: Hanging, held: Mapping[Place, int]) -> dict[str, Any]:
     return {
-        "topic": one.topic,
-        "partition": one.partition,
-        "first_offset": one.first_offset,
-        "producer_id": one.producer_id,
-        "epoch": one.epoch,
-        "last_written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.written_milliseconds / 1000)),
-        "held_back": held[one.topic, one.partition],
+        "topic": hanging.topic,
+        "partition": hanging.partition,
+        "first_offset": hanging.first_offset,
+        "producer_id": hanging.producer_id,
+        "epoch": hanging.epoch,
+        "last_written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(hanging.written_milliseconds / 1000)),
+        "held_back": held[hanging.topic, hanging.partition],
     }
 
 

@@ -176,10 +176,10 @@ def _allowances(items: Sequence[str]) -> dict[str, int | None]:
     :param items: ``KIND`` or ``KIND=N`` each
     :raises RefusedError: when N is no number
     """
-    found: dict[str, int | None] = {}
+    allowed: dict[str, int | None] = {}
     for item in items:
         kind, _, number = item.partition("=")
         if number and not number.isdecimal():
             raise RefusedError(f"allowed difference {item!r}: {number!r} is no number of rows")
-        found[kind] = int(number) if number else None
-    return found
+        allowed[kind] = int(number) if number else None
+    return allowed

@@ -86,18 +86,18 @@ class DriverLocator:
                 return self._ended_unseen(intent)
             self._wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it")
 
-    def has_ended(self, left: Intent) -> bool:
+    def has_ended(self, intent: Intent) -> bool:
         """Whether the driver that we have left has certainly ended; kills one of this host that hangs."""
         held, life = leases.observe(self._home.lease)
-        if held is not None and held.token == left.token:
+        if held is not None and held.token == intent.token:
             if life is Life.ALIVE:
                 return False
-            if life is Life.STALE and left.is_here:
+            if life is Life.STALE and intent.is_here:
                 _log.warning("the driver (pid %s) gives no sign of life; it is killed", held.pid)
-                processes.kill_leftovers(left.token)
-        elif drivers.is_there(self._home, left.token):
+                processes.kill_leftovers(intent.token)
+        elif drivers.is_there(self._home, intent.token):
             return False
-        return not self._may_live_on_cluster(left)
+        return not self._may_live_on_cluster(intent)
 
     def was_killed(self, intent: Intent) -> bool:
         """Whether a task of ours wanted the driver's end."""

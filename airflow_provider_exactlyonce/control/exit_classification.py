@@ -80,9 +80,9 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
         return DriverFailedError("the driver was stopped by a signal, and nobody had asked for a stop")
     if status is not None and status.error is not None:
         return _from_status(status.error)
-    known = _BY_EXIT_CODE.get(ended.exit_code) if ended.exit_code is not None else None
-    if known is not None:
-        return known(_said(log) or _exit_sentence(ended.exit_code))
+    error_class = _BY_EXIT_CODE.get(ended.exit_code) if ended.exit_code is not None else None
+    if error_class is not None:
+        return error_class(_said(log) or _exit_sentence(ended.exit_code))
     held = leases.read(home.lease)
     if held is not None and held.token != token and leases.life(held) is Life.ALIVE:
         return FencedError(
@@ -93,8 +93,8 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
             "the driver ended with exit code 0 and never said that it finished; "
             "the application must call the pipeline's main(), as in: if __name__ == '__main__': shop_totals.main()"
         )
-    said = _said(log) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None
-    return DriverFailedError(said or _exit_sentence(ended.exit_code))
+    message = _said(log) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None
+    return DriverFailedError(message or _exit_sentence(ended.exit_code))
 
 
 def log_tail(log: Path) -> str:

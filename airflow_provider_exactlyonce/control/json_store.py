@@ -59,9 +59,9 @@ def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
     return _body(store_of(path).read(path), path, readable)
 
 
-def _body(found: Stored | None, path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
+def _body(stored: Stored | None, path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
     try:
-        document = None if found is None else json.loads(found.content)
+        document = None if stored is None else json.loads(stored.content)
     except ValueError:
         return None
     if not isinstance(document, dict):
@@ -82,8 +82,8 @@ def load(path: Path, kind: type[T]) -> T | None:
     return _loaded(store_of(path).read(path), path, kind)
 
 
-def _loaded(found: Stored | None, path: Path, kind: type[T]) -> T | None:
-    body = _body(found, path)
+def _loaded(stored: Stored | None, path: Path, kind: type[T]) -> T | None:
+    body = _body(stored, path)
     return None if body is None else codec.load(kind, body, str(path))
 
 
@@ -99,9 +99,9 @@ def change(path: Path, kind: type[T], decide: Callable[[T | None], T | None], *,
     :raises OutcomeUnknownError: when nobody knows whether it was written
     """
     for _ in range(_TRIES):
-        found = store_of(path).read(path)
-        made = decide(_loaded(found, path, kind))
-        if made is None or _swapped(path, found, made, durable=durable):
+        stored = store_of(path).read(path)
+        made = decide(_loaded(stored, path, kind))
+        if made is None or _swapped(path, stored, made, durable=durable):
             return made
     raise _never_left_alone(path)
 
@@ -119,13 +119,13 @@ def overwrite(path: Path, made: Any) -> None:
     raise _never_left_alone(path)
 
 
-def _swapped(path: Path, found: Stored | None, made: Any, *, durable: bool) -> bool:
+def _swapped(path: Path, stored: Stored | None, made: Any, *, durable: bool) -> bool:
     store, content = store_of(path), _encoded(codec.dump(made))
     with suppress(FileExistsError, ChangedError):
-        if found is None:
+        if stored is None:
             store.create(path, content)
         else:
-            store.replace_if(path, content, found.version, durable=durable)
+            store.replace_if(path, content, stored.version, durable=durable)
         return True
     return False
 
@@ -141,10 +141,10 @@ def remove(path: Path, kind: type[T], doomed: Callable[[T | None], bool]) -> Non
     """
     store = store_of(path)
     for _ in range(_TRIES):
-        if (found := store.read(path)) is None or not doomed(_loaded(found, path, kind)):
+        if (stored := store.read(path)) is None or not doomed(_loaded(stored, path, kind)):
             return
         with suppress(ChangedError):
-            store.delete_if(path, found.version)
+            store.delete_if(path, stored.version)
             return
     raise _never_left_alone(path)
 

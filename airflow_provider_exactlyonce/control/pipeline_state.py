@@ -70,8 +70,8 @@ def outlook(home: Home) -> str | None:
 def _next(home: Home, token: str | None, status: Status | None) -> str:
     plan = upgrade_plan.read(home)
     if plan is not None and plan.holds_starts:
-        left = upgrade_plan.is_left(home, plan, time.time())
-        return upgrade_plan.left_behind(plan) if left else f"{plan.sentence}, which alone starts the next one"
+        is_left = upgrade_plan.is_left(home, plan, time.time())
+        return upgrade_plan.left_behind(plan) if is_left else f"{plan.sentence}, which alone starts the next one"
     entry, intent = _recorded(home, token, status), intents.read(home.intent)
     for dead in filter(None, (token, entry.token if entry else None, intent.token if intent else None)):
         if (reason := requests.stop_requested(home, dead)) is not None:

@@ -155,10 +155,10 @@ def start(
 
 def members(token: str) -> list[int]:
     """Return the processes of this host and user that carry a start token."""
-    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+    assignment = f"{TOKEN_VARIABLE}={token}".encode()
     # A zombie's environment is empty, so the dead are not counted.
     environments = {pid: _read(pid, "environ") or b"" for pid in process_identity.pids() if pid != os.getpid()}
-    return [pid for pid, environment in environments.items() if wanted in environment.split(b"\0")]
+    return [pid for pid, environment in environments.items() if assignment in environment.split(b"\0")]
 
 
 def _read(pid: int, name: str) -> bytes | None:
@@ -208,16 +208,16 @@ def run_in_foreground(command: Sequence[str]) -> int:
     the Python workers would end at once, each with a traceback, in the middle of the batch that the driver ends first.
     """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), process_group=0)
-    told: set[int] = set()
+    signalled: set[int] = set()
 
     def tell(number: int, _: object) -> None:
         drivers = set(_drivers(process.pid))
         with contextlib.suppress(ProcessLookupError):
-            if not drivers or drivers <= told:  # none yet, or asked for the second time
+            if not drivers or drivers <= signalled:  # none yet, or asked for the second time
                 os.killpg(process.pid, number)
-            for pid in drivers - told:
+            for pid in drivers - signalled:
                 os.kill(pid, signal.SIGTERM if number == signal.SIGHUP else number)
-        told.update(drivers)
+        signalled.update(drivers)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it

@@ -83,10 +83,10 @@ def keep(home: Home, version: str, file: Path, content: bytes) -> None:
     job_hash = hashlib.sha256(content).hexdigest()
     check_kept(home, version, job_hash)
     directory = home.path / "applications" / version
-    known = json_store.read(directory / "release.json") or {}
+    recorded = json_store.read(directory / "release.json") or {}
     if hash_of(directory / file.name) != job_hash:  # it is not there, or was damaged
         store_of(directory).replace(directory / file.name, content)
-    body = {**known, "path": str(file.resolve()), "job_hash": job_hash}
+    body = {**recorded, "path": str(file.resolve()), "job_hash": job_hash}
     json_store.write(directory / "release.json", body)
 
 
@@ -97,10 +97,10 @@ def check_kept(home: Home, version: str, job_hash: str) -> None:
     :raises RefusedError: when it is another one; it is never overwritten
     """
     directory = home.path / "applications" / version
-    known = json_store.read(directory / "release.json")
-    if known is not None and known["job_hash"] not in (None, job_hash):
+    recorded = json_store.read(directory / "release.json")
+    if recorded is not None and recorded["job_hash"] not in (None, job_hash):
         raise RefusedError(
-            f"{directory} has another file as version {version} (SHA-256 {known['job_hash']}) than this one "
+            f"{directory} has another file as version {version} (SHA-256 {recorded['job_hash']}) than this one "
             f"({job_hash}): one that changed while it was started was kept under this name. Look which is right; to "
             "keep this one, move the directory away and start again"
         )
@@ -112,19 +112,19 @@ def application(home: Home, version: str) -> Application | None:
     body = json_store.read(directory / "release.json")
     if body is None:
         return None
-    kept = directory / Path(body["path"]).name
-    if body["job_hash"] is None or hash_of(kept) != body["job_hash"]:
+    copy = directory / Path(body["path"]).name
+    if body["job_hash"] is None or hash_of(copy) != body["job_hash"]:
         return None
-    return Application(version=version, path=body["path"], kept=kept, job_hash=body["job_hash"])
+    return Application(version=version, path=body["path"], kept=copy, job_hash=body["job_hash"])
 
 
 def hash_of(file: Path) -> str | None:
     """Return the SHA-256 of a file, None when it can't be read."""
     try:
-        found = store_of(file).read(file)
+        stored = store_of(file).read(file)
     except OSError:
         return None
-    return None if found is None else hashlib.sha256(found.content).hexdigest()
+    return None if stored is None else hashlib.sha256(stored.content).hexdigest()
 
 
 def application_to_run(home: Home, asked: str) -> str:
@@ -133,10 +133,10 @@ def application_to_run(home: Home, asked: str) -> str:
     :param asked: a path; what is no local file is returned as it is
     """
     release, asked_hash = read(home), hash_of(Path(asked))
-    known = application(home, release.version) if release is not None else None
-    if known is None or asked_hash in (None, known.job_hash):
+    current = application(home, release.version) if release is not None else None
+    if current is None or asked_hash in (None, current.job_hash):
         return asked
-    return str(known.file)
+    return str(current.file)
 
 
 def check_start(home: Home, version: str, token: str) -> None:

@@ -151,10 +151,10 @@ class RestartController:
             if not announced:
                 self._supervision.on_delay(dead, entry.due)
             announced = True
-            left = min(entry.due - time.time(), entry.due - entry.died)  # the clock may be set back
-            if left <= 0:
+            seconds = min(entry.due - time.time(), entry.due - entry.died)  # the clock may be set back
+            if seconds <= 0:
                 return entry.number
-            time.sleep(min(left, _POLL_SECONDS))
+            time.sleep(min(seconds, _POLL_SECONDS))
 
     def heed_stop(self, dead: Intent) -> None:
         """Look whether a restart is wanted still: a stop that was meant for the driver that died is meant for the next.

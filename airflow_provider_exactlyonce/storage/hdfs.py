@@ -5,12 +5,14 @@ place's lock meanwhile: that directory, renamed to where all look for the lock. 
 a lock can be broken: whoever deletes what its holder has in it makes sure that the holder, frozen or slow, never writes
 by it.
 
-The client below repeats by itself what was not answered, and the second request may be refused because of the first. So
-no refusal is believed: where the new file is tells whether it was renamed.
+The client below may repeat by itself what was not answered, and the second request is refused because of the first. So
+no refusal is believed: where the new file is tells whether it was renamed. And its connections to data nodes are the
+process's, which a fork would share: what is read by one process could be another's answer.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import uuid
@@ -39,8 +41,21 @@ _ATTEMPTS: Final = 3
 _LOCK_POLL_SECONDS: Final = 0.02
 
 
+#: The process that uses HDFS.
+_user: list[int] = []
+
+
 def open_store(system: HdfsFileSystem) -> HdfsStore:
-    """Return the store of a file system, with a client of its own: none outlives a fork."""
+    """Return the store of a file system.
+
+    :raises RefusedError: when HDFS was used before this process was forked
+    """
+    _user.append(os.getpid())
+    if _user[0] != os.getpid():
+        raise RefusedError(
+            f"process {_user[0]} has used HDFS before it forked process {os.getpid()}: they would share connections. "
+            "Start the process anew instead of forking it, or fork before HDFS is used"
+        )
     return HdfsStore(type(system)(**{**system.storage_options, "skip_instance_cache": True}))
 
 
@@ -176,8 +191,8 @@ class HdfsStore(RemoteStore):
                 _asked(self._client.rename, source, f"{source}-back", False)
             if self._is_there(f"{source}-back"):
                 raise
-            found = self.read(place)
-            if self._is_there(source) or found is None or found.content != content:
+            stored = self.read(place)
+            if self._is_there(source) or stored is None or stored.content != content:
                 raise OutcomeUnknownError(f"nobody knows whether {place} was written: {error}") from error
 
     @contextmanager

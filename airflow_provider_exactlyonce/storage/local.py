@@ -96,10 +96,10 @@ class LocalStore(Store):
     @override
     def facts(self, place: Path) -> Facts | None:
         try:
-            found = place.stat()
+            status = place.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Facts(size=found.st_size, modified=found.st_mtime)
+        return Facts(size=status.st_size, modified=status.st_mtime)
 
     @override
     def copy(self, source: Path, target: Path, *, final: bool = False) -> None:

@@ -72,10 +72,10 @@ class MemoryStore(RemoteStore):
     @override
     def facts(self, place: Path) -> Facts | None:
         try:
-            found = self.system.info(path_of(place))
+            info = self.system.info(path_of(place))
         except FileNotFoundError:
             return None
-        return Facts(size=found["size"], modified=self.system.modified(path_of(place)).timestamp())
+        return Facts(size=info["size"], modified=self.system.modified(path_of(place)).timestamp())
 
     def _put(self, place: Path, content: bytes) -> str:
         self.system.pipe_file(path_of(place), content)

@@ -36,10 +36,10 @@ class RemoteStore(Store):
     def names(self, directory: Path) -> Sequence[str]:
         path = path_of(directory).rstrip("/")
         try:
-            found = self.system.ls(path, detail=False)
+            listed = self.system.ls(path, detail=False)
         except FileNotFoundError:
             return []
-        below = (entry.rstrip("/") for entry in found)
+        below = (entry.rstrip("/") for entry in listed)
         return sorted({entry.rpartition("/")[2] for entry in below if entry.rpartition("/")[0] == path})
 
     @override

@@ -183,9 +183,9 @@ class S3Store(RemoteStore):
             else:
                 return str(answer["ETag"])
         # One that was not answered may have been made, and be the reason why the next was refused.
-        found = self._asked(lambda: self.system.call_s3("head_object", **where))
-        if found is not None and found["Metadata"].get(_MARK) == mark:
-            return str(found["ETag"])
+        head = self._asked(lambda: self.system.call_s3("head_object", **where))
+        if head is not None and head["Metadata"].get(_MARK) == mark:
+            return str(head["ETag"])
         raise OutcomeUnknownError(f"nobody knows whether {place} was written: {unanswered}") from unanswered
 
 
@@ -199,7 +199,7 @@ def code_of(error: BaseException) -> str | None:
 
 def _answer(error: BaseException) -> dict[str, Any] | None:
     """Return what the server answered: s3fs keeps it as the cause of the error that it makes."""
-    answers = (getattr(one, "response", None) for one in (error, error.__cause__))
+    answers = (getattr(raised, "response", None) for raised in (error, error.__cause__))
     return next((answer for answer in answers if isinstance(answer, dict)), None)
 
 

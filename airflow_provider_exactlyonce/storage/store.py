@@ -195,9 +195,9 @@ class Store(ABC):
 
     def _check_unchanged(self, place: Path, version: str) -> None:
         """Compare a version with what is there; for whoever keeps others from changing it meanwhile."""
-        found = self.read(place)
-        if found is None or found.version != version:
-            raise ChangedError(f"{place} {'is gone' if found is None else 'was changed'} since it was read")
+        stored = self.read(place)
+        if stored is None or stored.version != version:
+            raise ChangedError(f"{place} {'is gone' if stored is None else 'was changed'} since it was read")
 
     def _broken_promise(self, place: Path) -> str | None:
         first = self.create(place, b"first")

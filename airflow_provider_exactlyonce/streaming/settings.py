@@ -82,13 +82,13 @@ def pairs(items: Sequence[str]) -> dict[str, str]:
     :param items: ``NAME=VALUE`` each
     :raises RefusedError: when one is not
     """
-    found = {}
+    settings = {}
     for item in items:
         name, separator, value = item.partition("=")
         if not separator:
             raise RefusedError(f"--conf {item!r} is not NAME=VALUE")
-        found[name] = value
-    return found
+        settings[name] = value
+    return settings
 
 
 def check(get: Callable[[str], str | None], *, absent_is_refused: bool = True) -> None:
@@ -98,9 +98,9 @@ def check(get: Callable[[str], str | None], *, absent_is_refused: bool = True) -
     :raises SettingRefusedError: naming the setting, its value and the value it must have
     """
     for name, (value, why) in REQUIRED.items():
-        found = get(name)
-        if (found is None and absent_is_refused) or (found is not None and found.strip().lower() != value):
-            raise SettingRefusedError(name, found, value, why)
+        actual = get(name)
+        if (actual is None and absent_is_refused) or (actual is not None and actual.strip().lower() != value):
+            raise SettingRefusedError(name, actual, value, why)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,16 +33,16 @@ def begin_upgrade(
     file = Path(application)
     job_hash = releases.hash_of(file)
     with upgrade_plan.working_on(home, dry_run=dry_run):
-        found = upgrade_plan.read(home, dry_run=dry_run)
-        if found is not None and found.id == request:
-            return found
+        earlier = upgrade_plan.read(home, dry_run=dry_run)
+        if earlier is not None and earlier.id == request:
+            return earlier
         if job_hash is None:
             raise RefusedError(f"there is no job file {application!r}")
-        if found is not None and not found.is_over and not dry_run:
-            if found.job_hash == job_hash:
-                return found  # of somebody who was lost
+        if earlier is not None and not earlier.is_over and not dry_run:
+            if earlier.job_hash == job_hash:
+                return earlier  # of somebody who was lost
             raise AlreadyRunningError(
-                f"{found.sentence}; repeat that one to its end, or go back: exactlyonce rollback {pipeline}"
+                f"{earlier.sentence}; repeat that one to its end, or go back: exactlyonce rollback {pipeline}"
             )
         plan = Plan(
             id=request,
@@ -76,13 +76,17 @@ def begin_rollback(
     :raises RefusedError: when there is nothing to go back to, or no way there; nothing was touched
     """
     with upgrade_plan.working_on(home):
-        found = upgrade_plan.read(home)
-        if found is not None and found.id == request:
-            return found
-        version, savepoint = _target(home, pipeline, found, version, savepoint)
-        is_ours = found is not None and (found.application, found.old, found.savepoint) == (None, version, savepoint)
-        if found is not None and is_ours and not found.is_over:
-            return found  # of somebody who was lost
+        earlier = upgrade_plan.read(home)
+        if earlier is not None and earlier.id == request:
+            return earlier
+        version, savepoint = _target(home, pipeline, earlier, version, savepoint)
+        is_ours = earlier is not None and (earlier.application, earlier.old, earlier.savepoint) == (
+            None,
+            version,
+            savepoint,
+        )
+        if earlier is not None and is_ours and not earlier.is_over:
+            return earlier  # of somebody who was lost
         if releases.application(home, version) is None:
             raise RefusedError(
                 f"{home.path} has no copy of the job's file of version {version}: only versions that have run there "
@@ -97,7 +101,7 @@ def begin_rollback(
             options=options,
             old=version,
             savepoint=savepoint,
-            unpin=_pinned_by(home, found),
+            unpin=_pinned_by(home, earlier),
         )
         upgrade_plan.write(home, plan)
         return plan
@@ -134,14 +138,14 @@ def check_allowed(allow: Mapping[str, int | None]) -> None:
 
 
 def _target(
-    home: Home, pipeline: str, found: Plan | None, version: str | None, savepoint: str | None
+    home: Home, pipeline: str, earlier: Plan | None, version: str | None, savepoint: str | None
 ) -> tuple[str, str]:
     savepoints = Savepoints(home.savepoints)
     if savepoint is not None:
         return version or savepoints.get(savepoint).version, savepoint
     if version is None:
-        if found is not None and not found.is_over and found.old and found.savepoint:
-            return found.old, found.savepoint
+        if earlier is not None and not earlier.is_over and earlier.old and earlier.savepoint:
+            return earlier.old, earlier.savepoint
         release = releases.read(home)
         if release is not None and release.previous and release.savepoint:
             return release.previous, release.savepoint
@@ -149,19 +153,19 @@ def _target(
             f"pipeline {pipeline} has no upgrade to roll back; name a version, or a savepoint: exactlyonce savepoint "
             f"list {pipeline}"
         )
-    of_version = [one.id for one in savepoints.list() if one.version == version]
+    of_version = [candidate.id for candidate in savepoints.list() if candidate.version == version]
     if not of_version:
-        known = ", ".join(sorted({one.version for one in savepoints.list()})) or "none"
+        known = ", ".join(sorted({candidate.version for candidate in savepoints.list()})) or "none"
         raise RefusedError(f"there is no savepoint of version {version} in {savepoints.directory}; of these: {known}")
     return version, of_version[-1]
 
 
-def _pinned_by(home: Home, found: Plan | None) -> tuple[str, ...]:
+def _pinned_by(home: Home, earlier: Plan | None) -> tuple[str, ...]:
     """Return the savepoints that an upgrade has pinned and nobody refers to once this rollback is done."""
     release = releases.read(home)
     pinned = [release.savepoint] if release is not None and release.pinned and release.savepoint else []
-    if found is not None and not found.is_over:
-        pinned += [*found.unpin, *([found.savepoint] if found.pinned and found.savepoint else [])]
+    if earlier is not None and not earlier.is_over:
+        pinned += [*earlier.unpin, *([earlier.savepoint] if earlier.pinned and earlier.savepoint else [])]
     return tuple(dict.fromkeys(pinned))
 
 

@@ -61,12 +61,12 @@ class Differences:
             limit = allow[kind]
             return limit is None or self.counts[kind] <= limit
 
-        found = [kind for kind in ("missing", "extra") if self.counts[kind]]
+        kinds = [kind for kind in ("missing", "extra") if self.counts[kind]]
         if "changed" in allow:
-            found += ["changed"] if self.counts["changed"] else []
+            kinds += ["changed"] if self.counts["changed"] else []
         else:
-            found += sorted(kind for kind in self.counts if kind.startswith("changed."))
-        return [kind for kind in found if kind not in allow or not is_allowed(kind)]
+            kinds += sorted(kind for kind in self.counts if kind.startswith("changed."))
+        return [kind for kind in kinds if kind not in allow or not is_allowed(kind)]
 
     def document(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -79,8 +79,8 @@ class Differences:
             "counts": dict(sorted(self.counts.items())),
             "examples": dict(self.examples),
         }
-        found: dict[str, Any] = json.loads(json.dumps(body, default=float))
-        return found
+        document: dict[str, Any] = json.loads(json.dumps(body, default=float))
+        return document
 
 
 def decode(topic: str, key: bytes | None, value: bytes | None) -> Row:
@@ -106,22 +106,22 @@ def compare(
     :param function: makes of a row what is compared of it; None leaves the row out
     """
     old, new = _applied(delivered, function), _applied(recomputed, function)
-    known = [sorted({name for row in rows for name in row.content}) for rows in (old, new)]
-    common = set(known[0]) & set(known[1]) if known[0] and known[1] else {*known[0], *known[1]}
+    names = [sorted({name for row in rows for name in row.content}) for rows in (old, new)]
+    common = set(names[0]) & set(names[1]) if names[0] and names[1] else {*names[0], *names[1]}
     compared = list(columns) or sorted(common)
-    found = Differences(
+    differences = Differences(
         delivered=len(old),
         recomputed=len(new),
         columns=compared,
-        columns_left_out=sorted({*known[0], *known[1]} - set(compared)),
+        columns_left_out=sorted({*names[0], *names[1]} - set(compared)),
     )
     groups: dict[tuple[str, bytes | None], tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
     for side, rows in enumerate((old, new)):
         for row in rows:
             groups[row.topic, row.key][side].append(row)
-    for (_, key), (left, right) in sorted(groups.items(), key=lambda one: (one[0][0], one[0][1] or b"")):
-        _judge(found, compared, *_unequal(found, compared, left, right), may_pair=key is not None)
-    return found
+    for (_, key), (left, right) in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1] or b"")):
+        _judge(differences, compared, *_unequal(differences, compared, left, right), may_pair=key is not None)
+    return differences
 
 
 def _applied(rows: Iterable[Row], function: Callable[[Content], Content | None] | None) -> list[Row]:
@@ -132,7 +132,7 @@ def _applied(rows: Iterable[Row], function: Callable[[Content], Content | None] 
 
 
 def _unequal(
-    found: Differences, columns: Sequence[str], left: list[Row], right: list[Row]
+    differences: Differences, columns: Sequence[str], left: list[Row], right: list[Row]
 ) -> tuple[list[Row], list[Row]]:
     """Return the rows of either side that have no equal one on the other."""
     counts = Counter(_text(row, columns) for row in right)
@@ -141,7 +141,7 @@ def _unequal(
         text = _text(row, columns)
         if counts[text]:
             counts[text] -= 1
-            found.equal += 1
+            differences.equal += 1
         else:
             only_left.append(row)
     only_right = []
@@ -153,21 +153,23 @@ def _unequal(
     return only_left, only_right[::-1]
 
 
-def _judge(found: Differences, columns: Sequence[str], left: list[Row], right: list[Row], *, may_pair: bool) -> None:
+def _judge(
+    differences: Differences, columns: Sequence[str], left: list[Row], right: list[Row], *, may_pair: bool
+) -> None:
     paired: set[int] = set()
-    for one, other in _pairs(columns, left, right) if may_pair else []:
-        differ = [name for name in columns if _value(one.content.get(name)) != _value(other.content.get(name))]
-        found.counts["changed"] += 1
-        found.counts.update(f"changed.{name}" for name in differ)
-        example = {**_shown(one), "recomputed": other.content, "columns": differ}
-        _keep(found, "changed", {"delivered" if name == "content" else name: of for name, of in example.items()})
-        paired |= {id(one), id(other)}
+    for left_row, right_row in _pairs(columns, left, right) if may_pair else []:
+        differ = [name for name in columns if _value(left_row.content.get(name)) != _value(right_row.content.get(name))]
+        differences.counts["changed"] += 1
+        differences.counts.update(f"changed.{name}" for name in differ)
+        example = {**_shown(left_row), "recomputed": right_row.content, "columns": differ}
+        _keep(differences, "changed", {"delivered" if name == "content" else name: of for name, of in example.items()})
+        paired |= {id(left_row), id(right_row)}
     for kind, rows in (("missing", left), ("extra", right)):
         for row in rows:
             if id(row) in paired:
                 continue
-            found.counts[kind] += 1
-            _keep(found, kind, _shown(row))
+            differences.counts[kind] += 1
+            _keep(differences, kind, _shown(row))
 
 
 def _pairs(columns: Sequence[str], left: list[Row], right: list[Row]) -> list[tuple[Row, Row]]:
@@ -176,21 +178,24 @@ def _pairs(columns: Sequence[str], left: list[Row], right: list[Row]) -> list[tu
     values = [[[_value(row.content.get(name)) for name in columns] for row in rows] for rows in (left, right)]
 
     def in_common(pair: tuple[int, int]) -> int:
-        return sum(one == other for one, other in zip(values[0][pair[0]], values[1][pair[1]], strict=True))
+        return sum(
+            left_value == right_value
+            for left_value, right_value in zip(values[0][pair[0]], values[1][pair[1]], strict=True)
+        )
 
     taken: tuple[set[int], set[int]] = set(), set()
     pairs = []
-    for one, other in sorted(product(range(len(left)), range(len(right))), key=in_common, reverse=True):
-        if one not in taken[0] and other not in taken[1]:
-            taken[0].add(one)
-            taken[1].add(other)
-            pairs.append((left[one], right[other]))
+    for left_index, right_index in sorted(product(range(len(left)), range(len(right))), key=in_common, reverse=True):
+        if left_index not in taken[0] and right_index not in taken[1]:
+            taken[0].add(left_index)
+            taken[1].add(right_index)
+            pairs.append((left[left_index], right[right_index]))
     return pairs
 
 
-def _keep(found: Differences, kind: str, example: Mapping[str, Any]) -> None:
-    if len(found.examples[kind]) < _EXAMPLES:
-        found.examples[kind].append(example)
+def _keep(differences: Differences, kind: str, example: Mapping[str, Any]) -> None:
+    if len(differences.examples[kind]) < _EXAMPLES:
+        differences.examples[kind].append(example)
 
 
 def _shown(row: Row) -> dict[str, Any]:

@@ -39,8 +39,8 @@ def read(
                 rows.append(decode(topic, key, value))
     expected = sum(
         of.rows
-        for one in records
-        for topic, parts in one.sink.items()
+        for record in records
+        for topic, parts in record.sink.items()
         if topic not in leave_out
         for of in parts.values()
     )
@@ -56,15 +56,15 @@ def read(
 def _ranges(
     records: Sequence[CommitRecord], leave_out: Collection[str]
 ) -> dict[tuple[str, int], list[tuple[int, int]]]:
-    found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    ranges: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for record in records:
         for topic, partitions in record.sink.items():
             if topic not in leave_out:
                 for partition, of in partitions.items():
-                    found.setdefault((topic, partition), []).append((of.first, of.last))
-    return found
+                    ranges.setdefault((topic, partition), []).append((of.first, of.last))
+    return ranges
 
 
 def _contains(ranges: list[tuple[int, int]], offset: int) -> bool:
-    place = bisect_right(ranges, offset, key=lambda one: one[0]) - 1
+    place = bisect_right(ranges, offset, key=lambda span: span[0]) - 1
     return place >= 0 and offset <= ranges[place][1]

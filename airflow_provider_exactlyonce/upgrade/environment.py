@@ -62,12 +62,12 @@ def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, sa
     if done.returncode in (0, RefusedError.exit_code) and done.stdout.strip():
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
-    said = done.stderr.strip()[-_SHOWN_CHARACTERS:]
+    output = done.stderr.strip()[-_SHOWN_CHARACTERS:]
     if done.returncode == RefusedError.exit_code:
         # The command's last line is the error's name, its message, and the command that prints its page.
-        last = said.splitlines()[-1] if said else f": {application} was refused"
+        last = output.splitlines()[-1] if output else f": {application} was refused"
         raise RefusedError(last.partition(": ")[2].rpartition(" (exactlyonce help ")[0] or last)
-    raise ExactlyOnceError(f"the check of {application} ended with exit code {done.returncode}: {said}")
+    raise ExactlyOnceError(f"the check of {application} ended with exit code {done.returncode}: {output}")
 
 
 def run_to_end(launch: Launch, log: Path) -> int:

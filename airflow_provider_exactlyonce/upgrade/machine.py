@@ -97,11 +97,11 @@ class Upgrade:
             plan = self._read()
             while not plan.is_over:
                 failpoints.reach(f"upgrade-{plan.step}")
-                found = self._steps[plan.step](plan)
-                if isinstance(found, WaitCondition):
-                    return found
+                outcome = self._steps[plan.step](plan)
+                if isinstance(outcome, WaitCondition):
+                    return outcome
                 failpoints.reach(f"upgrade-{plan.step}-taken")
-                plan = replace(found, entered=time.time())
+                plan = replace(outcome, entered=time.time())
                 upgrade_plan.write(self._home, plan, dry_run=self._dry_run)
                 self._tools.tell(f"{plan.step}" + (f": {plan.reason}" if plan.reason else ""))
             return plan
@@ -111,9 +111,9 @@ class Upgrade:
 
         :raises ExactlyOnceError: as :meth:`advance` does
         """
-        while isinstance(found := self.advance(), WaitCondition):
+        while isinstance(outcome := self.advance(), WaitCondition):
             time.sleep(_POLL_SECONDS)
-        return found
+        return outcome
 
     def _read(self) -> Plan:
         plan = upgrade_plan.read(self._home, dry_run=self._dry_run)
@@ -143,12 +143,12 @@ class Upgrade:
             if isinstance(error, AlreadyRunningError):
                 raise
             return _refused(plan, error)
-        found = replace(plan, old=old, new=answer["version"], savepoint=savepoint.id, check=answer)
+        checked = replace(plan, old=old, new=answer["version"], savepoint=savepoint.id, check=answer)
         if answer["version"] == old:
-            return moved(found, Event.IN_USE, reason=f"version {old} is in use already")
+            return moved(checked, Event.IN_USE, reason=f"version {old} is in use already")
         if answer["verdict"] == "incompatible":
-            return _refused(found, IncompatibleVersionError(_why_incompatible(answer)))
-        return moved(found, Event.COMPATIBLE)
+            return _refused(checked, IncompatibleVersionError(_why_incompatible(answer)))
+        return moved(checked, Event.COMPATIBLE)
 
     def _check_way_back(self, plan: Plan, old: str) -> None:
         """Check what a rollback would need."""
@@ -181,21 +181,23 @@ class Upgrade:
     def _savepoint_to_check(self, plan: Plan, old: str) -> Savepoint | WaitCondition:
         savepoints, lineage = Savepoints(self._home.savepoints), self._home.current()
         fitting = [
-            one
-            for one in savepoints.list()
-            if lineage is not None and one.version == old and (one.lineage == lineage.id or one.id == lineage.savepoint)
+            savepoint
+            for savepoint in savepoints.list()
+            if lineage is not None
+            and savepoint.version == old
+            and (savepoint.lineage == lineage.id or savepoint.id == lineage.savepoint)
         ]
-        good = next((one for one in reversed(fitting) if not savepoints.verify(one.id)), None)
+        good = next((savepoint for savepoint in reversed(fitting) if not savepoints.verify(savepoint.id)), None)
         if good is not None:
             return good
         taking = SavepointTaker(
             self._home, plan.pipeline, self._tools.config, request=f"{plan.id}a", label="before an upgrade"
         )
-        found = taking.advance()
-        if not isinstance(found, WaitCondition):
-            return found
-        self._limit(plan, plan.options.stop_timeout, not_answered(self._home, found.token))
-        return replace(found, seconds=plan.options.stop_timeout)
+        outcome = taking.advance()
+        if not isinstance(outcome, WaitCondition):
+            return outcome
+        self._limit(plan, plan.options.stop_timeout, not_answered(self._home, outcome.token))
+        return replace(outcome, seconds=plan.options.stop_timeout)
 
     def _limit(self, plan: Plan, seconds: float, error: ExactlyOnceError) -> None:
         """Raise when a step has taken longer; the next try has as long again."""
@@ -209,14 +211,14 @@ class Upgrade:
         if plan.options.shadow_commits == 0:
             return moved(plan, as_intended)
         try:
-            kept = self._kept(str(plan.new))
-            report = shadow_run.run(self._home, plan, kept, self._tools, dry_run=self._dry_run)
+            application = self._kept(str(plan.new))
+            report = shadow_run.run(self._home, plan, application, self._tools, dry_run=self._dry_run)
         except RefusedError as error:
             return _refused(plan, error)
-        found = replace(plan, shadow=report)
+        compared = replace(plan, shadow=report)
         if report["intended"]:
-            return moved(found, as_intended)
-        return _refused(found, ShadowDiffersError(shadow_run.sentence(report)))
+            return moved(compared, as_intended)
+        return _refused(compared, ShadowDiffersError(shadow_run.sentence(report)))
 
     # -- forward ----------------------------------------------------------------------------------------------------
 
@@ -231,13 +233,13 @@ class Upgrade:
             reason=f"an upgrade to version {plan.new}",
             savepoint=options.savepoint,
         )
-        found = stop.advance()
-        if isinstance(found, WaitCondition):
+        outcome = stop.advance()
+        if isinstance(outcome, WaitCondition):
             self._limit(
-                plan, options.stop_timeout, not_stopped(self._home, plan.pipeline, found.token, options.stop_timeout)
+                plan, options.stop_timeout, not_stopped(self._home, plan.pipeline, outcome.token, options.stop_timeout)
             )
-            return replace(found, seconds=options.stop_timeout)
-        savepoint = found.savepoint.id if found.savepoint is not None else str(plan.savepoint)
+            return replace(outcome, seconds=options.stop_timeout)
+        savepoint = outcome.savepoint.id if outcome.savepoint is not None else str(plan.savepoint)
         savepoints, before = Savepoints(self._home.savepoints), releases.read(self._home)
         if not plan.pinned and not savepoints.get(savepoint).pinned:
             plan = replace(plan, pinned=True)
@@ -248,8 +250,8 @@ class Upgrade:
             plan,
             Event.STOPPED,
             savepoint=savepoint,
-            unpin=tuple(one for one in unpin if one != savepoint),
-            was_stopped=found.token is None,
+            unpin=tuple(other for other in unpin if other != savepoint),
+            was_stopped=outcome.token is None,
             token=str(uuid.uuid4()),
         )
 
@@ -294,17 +296,17 @@ class Upgrade:
         """Stop what runs, with force if it does not end its batch in time."""
         reason = f"a rollback to version {plan.old}"
         request = f"{plan.id}b"  # the stop of the old version has the plan's own
-        found = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
+        outcome = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
         was_stopped = plan.was_stopped
-        if isinstance(found, WaitCondition):
+        if isinstance(outcome, WaitCondition):
             if time.time() - plan.entered <= plan.options.stop_timeout:
-                return replace(found, seconds=plan.options.stop_timeout)
-            if found.token is not None:
-                stopping.ask_and_enforce(self._home, found.token, reason=reason, timeout_seconds=0)
-                if drivers.is_there(self._home, found.token):
-                    raise not_stopped(self._home, plan.pipeline, found.token, plan.options.stop_timeout)
+                return replace(outcome, seconds=plan.options.stop_timeout)
+            if outcome.token is not None:
+                stopping.ask_and_enforce(self._home, outcome.token, reason=reason, timeout_seconds=0)
+                if drivers.is_there(self._home, outcome.token):
+                    raise not_stopped(self._home, plan.pipeline, outcome.token, plan.options.stop_timeout)
         elif plan.application is None:  # a rollback by hand; what an upgrade has found is known
-            was_stopped = found.token is None
+            was_stopped = outcome.token is None
         return moved(plan, Event.STOPPED, was_stopped=was_stopped)
 
     def _restore(self, plan: Plan) -> Plan:
@@ -345,12 +347,12 @@ class Upgrade:
     def _rest(self, plan: Plan) -> Plan | WaitCondition:
         """Stop what was started, because nothing ran before."""
         request, reason = f"{plan.id}c", "the pipeline was stopped before"
-        found = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
+        outcome = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
         self._reap()
-        if isinstance(found, WaitCondition):
+        if isinstance(outcome, WaitCondition):
             limit = plan.options.stop_timeout
-            self._limit(plan, limit, not_stopped(self._home, plan.pipeline, found.token, limit))
-            return replace(found, seconds=limit)
+            self._limit(plan, limit, not_stopped(self._home, plan.pipeline, outcome.token, limit))
+            return replace(outcome, seconds=limit)
         is_upgrade = plan.application is not None and plan.error is None
         return moved(plan, Event.UPGRADE_AT_REST if is_upgrade else Event.ROLLBACK_AT_REST)
 
@@ -375,9 +377,9 @@ class Upgrade:
             log=str(log),
             machine=process_identity.this_machine(),
         )
-        known = intents.read(self._home.intent)
+        last_intent = intents.read(self._home.intent)
         if drivers.is_there(self._home, token) or exit_classification.status_of(self._home, token) is not None:
-            return known.log if known is not None and known.token == token else ""
+            return last_intent.log if last_intent is not None and last_intent.token == token else ""
         arguments = ["--home", str(self._home.path), "--until", "forever", *self._tools.driver_arguments]
         launch = self._tools.launch(application, arguments)
         self._child = launching.start(self._home, launch, intent)
@@ -390,9 +392,9 @@ class Upgrade:
 
     def _unpin(self, savepoints: tuple[str, ...]) -> None:
         store = Savepoints(self._home.savepoints)
-        kept = {one.id for one in store.list() if one.pinned}
+        pinned = {listed.id for listed in store.list() if listed.pinned}
         for savepoint in savepoints:
-            if savepoint in kept:
+            if savepoint in pinned:
                 store.pin(savepoint, pinned=False)
 
 
@@ -454,8 +456,8 @@ def _failed(plan: Plan, reason: str) -> Plan:
 def _why_incompatible(answer: Mapping[str, object]) -> str:
     findings: object = answer["findings"]
     reasons = [
-        f"{one['aspect']}: {one['old']} -> {one['new']}: {one['reason']}; {one['way_out']}"
-        for one in findings  # type: ignore[attr-defined]
-        if one["verdict"] == "incompatible"
+        f"{finding['aspect']}: {finding['old']} -> {finding['new']}: {finding['reason']}; {finding['way_out']}"
+        for finding in findings  # type: ignore[attr-defined]
+        if finding["verdict"] == "incompatible"
     ]
     return f"version {answer['version']} can't go on from savepoint {answer['savepoint']}: " + ". ".join(reasons)

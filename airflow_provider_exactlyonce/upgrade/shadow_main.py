@@ -63,14 +63,14 @@ def make(request: ShadowRequest) -> dict[str, Any]:
     bad = {pipeline.kafka_sink("a shadow run").bad_topic, pipeline.late_rows.topic} - {None}
     old = delivered.read(config, pipeline.name, stretch.first, stretch.last, leave_out=cast(set[str], bad))
     new = [row for row in repeat.rows if row.topic not in bad]
-    found = compare(old, new, columns=options.compare, function=function)
-    unintended = found.unintended(options.allow)
+    differences = compare(old, new, columns=options.compare, function=function)
+    unintended = differences.unintended(options.allow)
     return {
         "commits": [stretch.first, stretch.last],
         "base": f"{base.name} (commit {base.commit})",
         "version": pipeline.version,
         "source_records": stretch.records,
-        **found.document(),
+        **differences.document(),
         "allowed": options.allow,
         "unintended": unintended,
         "intended": not unintended,
@@ -85,10 +85,10 @@ def _function(place: str) -> Function:
         raise RefusedError(f"compare={place!r}: there is no such Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise RefusedError(f"compare={place!r}: {file} has no function {name}")
-    return cast(Function, found)
+    return cast(Function, function)
 
 
 if __name__ == "__main__":

@@ -61,9 +61,9 @@ def find_base(home: Home, commits: int, last: int) -> ShadowBase:
     """
     if last < 2:
         raise RefusedError(f"the pipeline has made {last} commits; a shadow run repeats those after the first one")
-    wanted, lineage = max(1, last - commits), home.current()
-    if lineage is not None and lineage.base_commit <= wanted:
-        checkpoint, batch = Checkpoint(home.checkpoint(lineage.id)), lineage.batch_of(wanted)
+    wanted_commit, lineage = max(1, last - commits), home.current()
+    if lineage is not None and lineage.base_commit <= wanted_commit:
+        checkpoint, batch = Checkpoint(home.checkpoint(lineage.id)), lineage.batch_of(wanted_commit)
         needed = integrity.files_of(checkpoint, batch)
         if not needed.defects:
             return ShadowBase(
@@ -71,12 +71,14 @@ def find_base(home: Home, commits: int, last: int) -> ShadowBase:
                 source=checkpoint,
                 files=needed.files,
                 batch=batch,
-                commit=wanted,
+                commit=wanted_commit,
             )
     savepoints = Savepoints(home.savepoints)
-    known = [one for one in savepoints.list() if one.commit < last]
-    nearest = sorted(known, key=lambda one: (one.commit > wanted, abs(one.commit - wanted)))
-    chosen = next((one for one in nearest if not savepoints.verify(one.id)), None)
+    earlier = [savepoint for savepoint in savepoints.list() if savepoint.commit < last]
+    nearest = sorted(
+        earlier, key=lambda savepoint: (savepoint.commit > wanted_commit, abs(savepoint.commit - wanted_commit))
+    )
+    chosen = next((savepoint for savepoint in nearest if not savepoints.verify(savepoint.id)), None)
     if chosen is None:
         raise RefusedError(
             f"there is no state before commit {last} to repeat commits from: no savepoint in {savepoints.directory}, "

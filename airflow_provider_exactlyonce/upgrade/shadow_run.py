@@ -67,15 +67,15 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
         )
         tools.tell(f"the shadow run's output is in {log}")
         code = run_to_end(tools.launch(str(_PROGRAM), [str(request)]), log)
-        found = json_store.read(report)
+        answer = json_store.read(report)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if found is None:
-        said = log.read_text(errors="replace")[-_SHOWN_CHARACTERS:]
-        raise ExactlyOnceError(f"the shadow run ended with exit code {code}; its output in {log} ends with:\n{said}")
-    if "refused" in found:
-        raise RefusedError(f"the shadow run was refused: {found['refused']}")
-    return found
+    if answer is None:
+        output = log.read_text(errors="replace")[-_SHOWN_CHARACTERS:]
+        raise ExactlyOnceError(f"the shadow run ended with exit code {code}; its output in {log} ends with:\n{output}")
+    if "refused" in answer:
+        raise RefusedError(f"the shadow run was refused: {answer['refused']}")
+    return answer
 
 
 def sentence(report: Mapping[str, Any]) -> str:

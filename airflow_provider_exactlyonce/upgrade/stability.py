@@ -44,7 +44,7 @@ def look(home: Home, plan: Plan, config: Mapping[str, Any]) -> StabilityReport:
     :param config: client configuration in librdkafka's names
     :raises ExactlyOnceError: when the cluster does not answer
     """
-    token, wanted = str(plan.token), plan.options.stable_after
+    token, required = str(plan.token), plan.options.stable_after
     status = exit_classification.status_of(home, token)
     if not drivers.is_there(home, token):
         return StabilityReport(commits=0, lag=0, unstable=f"its driver ended: {how_it_ended(home, plan)}")
@@ -53,7 +53,7 @@ def look(home: Home, plan: Plan, config: Mapping[str, Any]) -> StabilityReport:
     is_running = status is not None and status.state is DriverState.RUNNING
     seen = StabilityReport(commits=commits, lag=lag)
     peak = max(plan.lag_peak, lag) if commits == 0 else plan.lag_peak
-    if is_running and commits >= wanted and lag <= peak and _open_seconds(plan.pipeline, config) <= _OPEN_SECONDS:
+    if is_running and commits >= required and lag <= peak and _open_seconds(plan.pipeline, config) <= _OPEN_SECONDS:
         return StabilityReport(commits=commits, lag=lag, stable=f"{commits} commits, {lag:,} source records to go")
     if time.time() - plan.entered < plan.options.stable_timeout:
         return seen
@@ -66,8 +66,8 @@ def how_it_ended(home: Home, plan: Plan) -> str:
     """Return why the driver that a plan has started ended, with the end of its output."""
     log = Path(str(plan.log))
     error = exit_classification.failure(home, str(plan.token), Ended(exit_code=None), log)
-    said = str(error) if error is not None else "somebody stopped it"
-    return f"{said}\n{tail}" if (tail := exit_classification.log_tail(log)) else said
+    cause = str(error) if error is not None else "somebody stopped it"
+    return f"{cause}\n{tail}" if (tail := exit_classification.log_tail(log)) else cause
 
 
 def _too_late(plan: Plan, status: Status | None, commits: int, lag: int) -> str:
@@ -102,7 +102,7 @@ def _open_seconds(pipeline: str, config: Mapping[str, Any]) -> float:
 
     try:
         with WireClient(dict(config)) as client:
-            found = Transactions(client).describe(records.transactional_id(pipeline))
+            transaction = Transactions(client).describe(records.transactional_id(pipeline))
     except UnansweredError as error:
         raise ExactlyOnceError(f"the transactions of {pipeline} can't be seen: {error}") from error
-    return (found.age_seconds() or 0.0) if found is not None and found.is_open else 0.0
+    return (transaction.age_seconds() or 0.0) if transaction is not None and transaction.is_open else 0.0

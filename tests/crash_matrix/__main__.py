@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.only:
         wanted = [case for case in wanted if case.index in given.only]
     known = {case.index for case in wanted}
-    results = [] if given.only else [one for one in report.load(results_file) if one.index in known]
+    results = [] if given.only else [result for result in report.load(results_file) if result.index in known]
     _run(given, wanted, results, results_file)
     text = report.table(results)
     (given.folder / f"{name}.md").write_text(text)
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace, wanted: Sequence[Case], results: list[Result], results_file: Path) -> None:
-    done = {one.index for one in results}
+    done = {result.index for result in results}
     left = [case for case in wanted if case.index not in done]
     print(f"{len(left)} runs, {len(done)} were done before; seed {given.seed}; results in {results_file}", flush=True)
     if not left:

@@ -202,8 +202,8 @@ class Pipeline:
 
     def newest_claim(self) -> ClaimRecord | None:
         """Return the newest run's claim."""
-        found = self.observer.runs[-1] if self.observer.runs else None
-        return found if isinstance(found, ClaimRecord) else None
+        claim = self.observer.runs[-1] if self.observer.runs else None
+        return claim if isinstance(claim, ClaimRecord) else None
 
     def kill(self) -> None:
         """Do what a lost machine does to the driver."""
@@ -219,17 +219,17 @@ class Pipeline:
     def workers(self) -> list[int]:
         """Return the process ids of Spark's Python workers, their daemon last."""
         assert self.driver is not None
-        found: dict[int, int] = {}
+        parents: dict[int, int] = {}
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
                 continue
             try:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[3]) == self.driver.process.pid and b"pyspark.daemon" in (folder / "cmdline").read_bytes():
-                    found[int(folder.name)] = int(fields[1])
+                    parents[int(folder.name)] = int(fields[1])
             except OSError:
                 continue
-        return sorted(found, key=lambda pid: (found[pid] not in found, pid))
+        return sorted(parents, key=lambda pid: (parents[pid] not in parents, pid))
 
     def stop(self) -> None:
         """Stop the driver in order.

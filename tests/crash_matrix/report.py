@@ -55,5 +55,5 @@ def _row(name: str, results: Sequence[Result]) -> str:
 
 
 def _longest(seconds: Iterable[float | None]) -> str:
-    known = [one for one in seconds if one is not None]
-    return f"{1000 * max(known):.0f} ms ({len(known)})" if known else ""
+    durations = [duration for duration in seconds if duration is not None]
+    return f"{1000 * max(durations):.0f} ms ({len(durations)})" if durations else ""

@@ -26,10 +26,10 @@ class Findings:
     def __bool__(self) -> bool:
         return bool(self.lost or self.doubled or self.torn or self.notes)
 
-    def compare(self, what: str, expected: Counter[str], found: Counter[str]) -> None:
+    def compare(self, what: str, expected: Counter[str], actual: Counter[str]) -> None:
         """Compare one batch's rows."""
-        missing, extra = expected - found, found - expected
-        if missing and found - extra:
+        missing, extra = expected - actual, actual - expected
+        if missing and actual - extra:
             self.torn += 1
         self.lost += missing.total()
         self.doubled += extra.total()
@@ -71,13 +71,13 @@ class Judge:
             self.commit = record.commit
             ranges = record.source.get(self.source, {})
             self._tile(record.commit, ranges, findings)
-            found: Counter[str] = Counter()
+            actual: Counter[str] = Counter()
             for partition, written in record.sink.get(self.sink, {}).items():
                 for offset in range(written.first, written.last + 1):
                     value = rows.pop((partition, offset), None)
                     if value is not None:
-                        found[parsed(value)] += 1
-            findings.compare(f"commit {record.commit}", self.owed(ranges), found)
+                        actual[parsed(value)] += 1
+            findings.compare(f"commit {record.commit}", self.owed(ranges), actual)
         if rows:
             findings.doubled += len(rows)
             findings.notes.append(f"{len(rows)} rows in no commit's range, first at {min(rows)} (partition, offset)")

@@ -58,9 +58,9 @@ class Patient:
 
     @property
     def lineage(self) -> Lineage:
-        found = self.home.current()
-        assert found is not None
-        return found
+        lineage = self.home.current()
+        assert lineage is not None
+        return lineage
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -69,9 +69,9 @@ class Patient:
     @property
     def newest(self) -> int:
         """Spark's newest batch."""
-        found = self.checkpoint.newest_commit()
-        assert found is not None
-        return found
+        commit = self.checkpoint.newest_commit()
+        assert commit is not None
+        return commit
 
     @property
     def savepoint(self) -> str:
@@ -243,7 +243,7 @@ def batch_too_long(patient: Patient) -> None:
 def _failed(patient: Patient, kind: str, message: str, code: int) -> None:
     claim = patient.case.tail().claim
     assert claim is not None
-    told = Status(
+    failed_status = Status(
         pipeline=patient.case.name,
         token=claim.token,
         state=DriverState.FAILED,
@@ -251,7 +251,7 @@ def _failed(patient: Patient, kind: str, message: str, code: int) -> None:
         lineage=patient.lineage.id,
         error=DriverError(kind=kind, decision="refuse", exit_code=code, message=message),
     )
-    status.write(patient.home.status, told)
+    status.write(patient.home.status, failed_status)
 
 
 def damaged_savepoint(patient: Patient) -> None:
@@ -429,8 +429,8 @@ def setting(
 
     def own(name: str) -> str | None:
         resource = ConfigResource(kind, of)
-        told = admin.describe_configs([resource])[resource].result(30)[name]
-        return told.value if told.source in _OWN else None
+        entry = admin.describe_configs([resource])[resource].result(30)[name]
+        return entry.value if entry.source in _OWN else None
 
     change(AlterConfigOpType.SET)
     try:

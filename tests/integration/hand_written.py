@@ -107,7 +107,7 @@ class HandWrittenPipeline:
             source={self.source: ranges},
             sink={topic: of for topic, of in sink.items() if of},
             watermark=watermark,
-            rows=sum(one.rows for of in sink.values() for one in of.values()),
+            rows=sum(written.rows for of in sink.values() for written in of.values()),
             producer_id=0,
             epoch=0,
             committed=int(time.time() * 1000),

@@ -34,9 +34,9 @@ def audited(crafted: CraftedPipeline, **options: Any) -> Report:
 
 def only(report: Report) -> tuple[str, int, int, int, str]:
     """Return the one violation: invariant, commit, partition, offset, message."""
-    assert len(report.found) == 1, [str(one) for one in report.found]
-    found = report.found[0]
-    return found.invariant, found.commit, found.partition, found.offset, found.message
+    assert len(report.found) == 1, [str(violation) for violation in report.found]
+    violation = report.found[0]
+    return violation.invariant, violation.commit, violation.partition, violation.offset, violation.message
 
 
 def send(crafted: CraftedPipeline, partition: int, rows: list[tuple[bytes | None, bytes | None]]) -> int:
@@ -121,7 +121,7 @@ def test_records_of_other_producers_are_passed_over_only_when_allowed(crafted: C
     crafted.end(crafted.record({0: first}))
     crafted.commit(rows_of(2))
     report = audited(crafted)
-    assert {one.invariant for one in report.found} == {"I2"}
+    assert {violation.invariant for violation in report.found} == {"I2"}
     assert "not this pipeline's" in report.found[0].message
     allowed = audited(crafted, allow_foreign=True)
     assert allowed.is_clean
@@ -161,7 +161,9 @@ def test_a_batch_whose_records_were_deleted_is_lost(crafted: CraftedPipeline) ->
     admin.delete_records([place])[place].result()
     report = audited(crafted)
     # Offsets 0 to 4 and 6 to 10: of the first commit partition 0 is gone, of the second a part of it.
-    assert [(one.invariant, one.commit, one.partition, one.offset) for one in report.found] == [
+    assert [
+        (violation.invariant, violation.commit, violation.partition, violation.offset) for violation in report.found
+    ] == [
         ("I3", 1, 0, 0),
         ("I3", 2, 0, 6),
     ]
@@ -216,8 +218,11 @@ def test_a_gap_in_the_source_and_a_repeated_commit_number_are_found(crafted: Cra
     crafted.commit(rows_of(0))
     crafted.commit(rows_of(1), source={"in": {0: (12, 20)}})
     crafted.commit(rows_of(2), commit=2)
-    found = {(one.invariant, one.commit, one.topic, one.partition, one.message) for one in audited(crafted).found}
-    assert found == {
+    violations = {
+        (violation.invariant, violation.commit, violation.topic, violation.partition, violation.message)
+        for violation in audited(crafted).found
+    }
+    assert violations == {
         ("I4", 2, "in", 0, "source offsets 10 to 11 are in no commit"),
         ("I4", 2, "", -1, "the number is repeated: commit 2 is before it in the ledger"),
     }
@@ -270,12 +275,12 @@ def test_the_command_says_what_it_found_and_ends_with_its_own_code(
     assert "I1  holds" in capsys.readouterr().out
     send(crafted, 0, [(b"k", b"v")])
     assert cli.main([*command, "--json"]) == 69
-    told = capsys.readouterr()
-    report = json.loads(told.out)
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
     assert report["clean"] is False
     assert report["violations"] == {"I2": 1}
     assert (report["found"][0]["partition"], report["found"][0]["offset"]) == (0, 6)
-    assert f"AuditFailedError: I2, commit 1, {crafted.sink}-0, offset 6: " in told.err
+    assert f"AuditFailedError: I2, commit 1, {crafted.sink}-0, offset 6: " in printed.err
     assert cli.main([*command, "--allow-foreign"]) == 0
     assert "1 rows of other producers were passed over" in capsys.readouterr().out
 

@@ -38,7 +38,7 @@ def crafted(kafka_config: Mapping[str, str], make_topic: MakeTopic) -> Iterator[
 
 def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
     assert cli.main(["list", "--json"]) == 0
-    return {one["pipeline"]: one for one in json.loads(capsys.readouterr().out)["pipelines"]}
+    return {pipeline["pipeline"]: pipeline for pipeline in json.loads(capsys.readouterr().out)["pipelines"]}
 
 
 def test_list_shows_the_last_commit_the_run_the_state_and_the_home_of_each_pipeline(
@@ -49,10 +49,15 @@ def test_list_shows_the_last_commit_the_run_the_state_and_the_home_of_each_pipel
     crafted.claim(home=home.identity(), home_path=str(home.path), pid=os.getpid())
     crafted.commit(rows_of(0))
     crafted.settle()
-    found = listed(capsys)[crafted.pipeline]
-    assert (found["run"], found["commit"], found["version"], found["guarantee"]) == (1, 1, "v", "exactly_once")
-    assert found["committed"].startswith("20")
-    assert (found["home"], found["state"]) == (str(home.path), "absent")
+    pipeline = listed(capsys)[crafted.pipeline]
+    assert (pipeline["run"], pipeline["commit"], pipeline["version"], pipeline["guarantee"]) == (
+        1,
+        1,
+        "v",
+        "exactly_once",
+    )
+    assert pipeline["committed"].startswith("20")
+    assert (pipeline["home"], pipeline["state"]) == (str(home.path), "absent")
     with lease.holding(home.lease, crafted.pipeline, "t"):
         assert listed(capsys)[crafted.pipeline]["state"] == "starting"
     assert cli.main(["list"]) == 0
@@ -67,14 +72,14 @@ def test_list_shows_a_pipeline_without_a_commit_one_without_a_claim_and_tells_ba
     backfills, begun = backfill_pipeline(crafted.pipeline), f"begun-{crafted.pipeline}"
     for name in (backfills, begun):
         topic.ensure(kafka_config, name)
-    found = listed(capsys)
-    of = {name: found[name] for name in (crafted.pipeline, backfills, begun)}
-    assert {name: one["backfills_of"] for name, one in of.items()} == {
+    pipelines = listed(capsys)
+    of = {name: pipelines[name] for name in (crafted.pipeline, backfills, begun)}
+    assert {name: pipeline["backfills_of"] for name, pipeline in of.items()} == {
         crafted.pipeline: None,
         backfills: crafted.pipeline,
         begun: None,
     }
-    assert {name: (one["run"], one["commit"], one["committed"]) for name, one in of.items()} == {
+    assert {name: (pipeline["run"], pipeline["commit"], pipeline["committed"]) for name, pipeline in of.items()} == {
         crafted.pipeline: (1, 0, None),
         backfills: (None, 0, None),
         begun: (None, 0, None),
@@ -85,24 +90,24 @@ def test_list_shows_a_pipeline_without_a_commit_one_without_a_claim_and_tells_ba
 def test_status_says_between_a_death_and_the_restart_that_the_driver_is_gone_and_who_starts_the_next_one(
     crafted: CraftedPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def told() -> dict[str, Any]:
+    def shown() -> dict[str, Any]:
         assert cli.main(["status", crafted.pipeline, "--json"]) == 0
         return dict(json.loads(capsys.readouterr().out))
 
     home = Home(tmp_path / "home")
     crafted.claim(home_path=str(home.path))
-    assert (told()["driver"], told()["state"]) == ("unknown", None)
-    assert told()["next"] == f"{home.path} is not on this machine: nothing is known of the driver"
+    assert (shown()["driver"], shown()["state"]) == ("unknown", None)
+    assert shown()["next"] == f"{home.path} is not on this machine: nothing is known of the driver"
     home.create(crafted.pipeline)
     held = lease.acquire(home.lease, crafted.pipeline, "t", run=1)
     status.write(home.status, Status(pipeline=crafted.pipeline, token="t", state=DriverState.RUNNING, run=1))
-    assert (told()["driver"], told()["state"], told()["next"]) == ("alive", "running", None)
+    assert (shown()["driver"], shown()["state"], shown()["next"]) == ("alive", "running", None)
     json_store.write(home.lease, {**asdict(held), "process_started": 1})  # a process that has ended
     died = Restart(series="t", number=1, token="t", run=1, commit=0, cause="killed", exit_code=-9, died=time.time())
     restarts.append(home.restarts, replace(died, due=time.time() + 600))
-    assert (told()["driver"], told()["state"]) == ("gone", "lost")
-    assert "is gone without an account, and no successor has started" in told()["next"]
-    assert "its supervisor starts the next one at" in told()["next"]
+    assert (shown()["driver"], shown()["state"]) == ("gone", "lost")
+    assert "is gone without an account, and no successor has started" in shown()["next"]
+    assert "its supervisor starts the next one at" in shown()["next"]
 
 
 COMMANDS = [

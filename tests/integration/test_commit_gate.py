@@ -402,8 +402,8 @@ def test_a_quiet_pipeline_opens_the_gate_when_it_has_had_nothing_to_do_for_so_lo
     assert not check(pipeline.config, pipeline.name, target, idle_after=3600).open, "it was busy a moment ago"
 
     def opened() -> GateAnswer | None:
-        found = check(pipeline.config, pipeline.name, target, idle_after=0.01)
-        return found if found.open else None
+        answer = check(pipeline.config, pipeline.name, target, idle_after=0.01)
+        return answer if answer.open else None
 
     verdict = eventually(opened, "the gate opens")
     assert verdict == GateAnswer(open=True, missing="", commit=2, target=target, idle=True)
@@ -514,13 +514,13 @@ def test_a_triggerers_gates_share_one_poller_and_fire_one_by_one(pipeline: HandW
         pollers = sum(len(of) for of in shared_poller._pollers.values())
         for number in range(3):
             await asyncio.to_thread(pipeline.commit, {0: 1}, read_up_to={0: 2 + number})
-        found = await asyncio.gather(*waiting)
-        return pollers, found, await late
+        events = await asyncio.gather(*waiting)
+        return pollers, events, await late
 
-    pollers, found, late = asyncio.run(run())
+    pollers, events, late = asyncio.run(run())
     assert pollers == 1
-    assert {event["reason"] for event in found} == {"found"}
-    assert all(event["found"]["commit"] >= 2 + number % 3 for number, event in enumerate(found))
+    assert {event["reason"] for event in events} == {"found"}
+    assert all(event["found"]["commit"] >= 2 + number % 3 for number, event in enumerate(events))
     assert late["reason"] == "timeout"
     assert re.fullmatch(rf"{pipeline.name}: commit \d of 99: \d\d missing", late["missing"])
     assert not any(shared_poller._pollers.values()), "the last one who left has ended it"

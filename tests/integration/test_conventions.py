@@ -25,10 +25,12 @@ print(json.dumps(found))
 
 
 def test_all_that_can_defer_follow_airflows_default(tmp_path: Path) -> None:
-    able = [one for one in CLASSES if "deferrable" in parameters(one)]
-    names = [f"{one.__module__}.{one.__name__}" for one in able]
+    able = [task_class for task_class in CLASSES if "deferrable" in parameters(task_class)]
+    names = [f"{task_class.__module__}.{task_class.__name__}" for task_class in able]
     environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True"}
     command = [sys.executable, "-c", SHOW_DEFAULTS, json.dumps(names)]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(shown.stdout.splitlines()[-1]) == dict.fromkeys(names, True)
-    assert {parameters(one)["deferrable"].default for one in able} == {False}, "Airflow's own default, in this process"
+    assert {parameters(task_class)["deferrable"].default for task_class in able} == {False}, (
+        "Airflow's own default, in this process"
+    )

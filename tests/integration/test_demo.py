@@ -21,7 +21,7 @@ MARKER = "EXACTLYONCE_DEMO_OF"
 @contextmanager
 def demo(temporary: Path) -> Iterator[subprocess.Popen[str]]:
     """Run the demo as a user does, in a session of its own as a terminal would give it."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "demo"],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(temporary), MARKER: str(temporary)},
@@ -29,22 +29,21 @@ def demo(temporary: Path) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.communicate()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def started_by(temporary: Path) -> dict[int, str]:
     """Return the command lines of the demo's processes."""
-    own, found = f"{MARKER}={temporary}".encode(), {}
+    own, commands = f"{MARKER}={temporary}".encode(), {}
     for folder in Path("/proc").iterdir():
         with suppress(OSError):  # it ended meanwhile, or is another user's
             if folder.name.isdigit() and own in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return commands
 
 
 @pytest.mark.slow

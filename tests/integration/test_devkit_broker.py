@@ -61,7 +61,7 @@ def read_committed(bootstrap_servers: str, topic: str) -> set[bytes]:
             "enable.partition.eof": True,
         }
     )
-    found: set[bytes] = set()
+    values: set[bytes] = set()
     unfinished = {0, 1}
     try:
         consumer.assign([TopicPartition(topic, partition, 0) for partition in unfinished])
@@ -71,13 +71,13 @@ def read_committed(bootstrap_servers: str, topic: str) -> set[bytes]:
             if (error := message.error()) is None:
                 value = message.value()
                 assert value is not None
-                found.add(value)
+                values.add(value)
             else:
                 assert error.code() == KafkaError._PARTITION_EOF, error
                 unfinished.discard(message.partition())
     finally:
         consumer.close()
-    return found
+    return values
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ def ask(case: Case, *arguments: str, home: Path | None = None) -> tuple[int, dic
 
 
 def names(body: Mapping[str, Any]) -> set[str]:
-    return {one["name"] for one in body["findings"]}
+    return {finding["name"] for finding in body["findings"]}
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +211,11 @@ def test_a_planted_fault_is_found_named_and_mended_where_that_is_safe(
     fault(patient)
     code, body = ask(patient.case)
     assert names(body) == expected, body["findings"]
-    assert code == (0 if {one["severity"] for one in body["findings"]} == {"info"} else 1)
-    assert all(one["what"] and one["do"] for one in body["findings"])
+    assert code == (0 if {finding["severity"] for finding in body["findings"]} == {"info"} else 1)
+    assert all(finding["what"] and finding["do"] for finding in body["findings"])
     code, after = ask(patient.case, "--fix")
     assert names(after) == remaining, after
-    assert bool(after["mended"]) == any(one["fixable"] for one in body["findings"])
+    assert bool(after["mended"]) == any(finding["fixable"] for finding in body["findings"])
     assert after["not_mended"] == []
     assert lease.read(patient.home.lease) is None or fault in (faults.frozen_driver, faults.two_drivers)
     assert code == (1 if remaining - {"batch-not-recorded-by-spark"} else 0)
@@ -236,16 +236,24 @@ def test_what_does_not_answer_is_told_and_the_rest_is_looked_at(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         config = {"bootstrap.servers": f"127.0.0.1:{free.getsockname()[1]}"}
-        assert {one.name for one in examine(patient.case.name, config, None).findings} == {
+        assert {finding.name for finding in examine(patient.case.name, config, None).findings} == {
             "kafka-unreachable",
             "home-unknown",
         }
-        found = examine(patient.case.name, config, str(patient.home.path))
-        assert {one.name for one in found.findings} == {"kafka-unreachable", "torn-files", "savepoint-damaged"}
-        found = examine(patient.case.name, config, str(patient.home.path), fix=True)
-    assert [name for name, _ in found.done] == ["savepoint-damaged"]
-    assert [(name, why.partition(",")[0]) for name, why in found.refused] == [("torn-files", "Kafka does not answer")]
-    assert {one.name for one in examine("never-started", patient.case.config, None).findings} == {"ledger-missing"}
+        examination = examine(patient.case.name, config, str(patient.home.path))
+        assert {finding.name for finding in examination.findings} == {
+            "kafka-unreachable",
+            "torn-files",
+            "savepoint-damaged",
+        }
+        examination = examine(patient.case.name, config, str(patient.home.path), fix=True)
+    assert [name for name, _ in examination.done] == ["savepoint-damaged"]
+    assert [(name, why.partition(",")[0]) for name, why in examination.refused] == [
+        ("torn-files", "Kafka does not answer")
+    ]
+    assert {finding.name for finding in examine("never-started", patient.case.config, None).findings} == {
+        "ledger-missing"
+    }
 
 
 def test_files_are_not_mended_while_a_driver_lives_and_the_damaged_ones_are_kept(
@@ -373,11 +381,11 @@ def test_what_a_killed_driver_leaves_is_told_and_mended_and_everything_is_writte
     world.send(1500)
     driver = world.start(failpoints=f"{failpoint}:batch=2")
     assert driver.wait() == -9, driver.output()[-3000:]
-    found = examine(world.pipeline, world.config, None)
-    assert {one.name for one in found.findings} == expected, found.findings
-    found = examine(world.pipeline, world.config, None, fix=True)
-    assert {one.name for one in found.findings} == remaining, found
-    assert found.is_healthy
+    examination = examine(world.pipeline, world.config, None)
+    assert {finding.name for finding in examination.findings} == expected, examination.findings
+    examination = examine(world.pipeline, world.config, None, fix=True)
+    assert {finding.name for finding in examination.findings} == remaining, examination
+    assert examination.is_healthy
     again = world.start()
     assert again.wait() == 0, again.output()[-3000:]
     check_counts(world)
@@ -401,14 +409,16 @@ def test_nothing_is_wrong_with_a_healthy_pipeline_that_runs(patient: Patient, cl
         rounds.send(patient.case.topics)
     ExaminedDriver.found.clear()
     patient.case.run(driver=ExaminedDriver)
-    assert [(one.findings, one.done, one.refused) for one in ExaminedDriver.found] == [([], [], [])] * 2
+    assert [(examination.findings, examination.done, examination.refused) for examination in ExaminedDriver.found] == [
+        ([], [], [])
+    ] * 2
     check_content(patient.case)
     patient.keep()
 
 
 def wrong(case: Case) -> list[Any]:
     """Return what is found of a pipeline besides that it has left out late rows, which some shapes' input has."""
-    return [one for one in ask(case)[1]["findings"] if one["name"] != "late-rows"]
+    return [finding for finding in ask(case)[1]["findings"] if finding["name"] != "late-rows"]
 
 
 @pytest.mark.slow
@@ -446,12 +456,12 @@ def test_a_superseded_driver_that_still_lives_is_found_and_another_machines_proc
                 crafted.claim(pid=faults.dead_pid(), host=socket.gethostname(), claimed=now)
                 crafted.commit(rows_of(0))
                 crafted.settle()
-                found = examine(crafted.pipeline, kafka_config, None).findings
+                findings = examine(crafted.pipeline, kafka_config, None).findings
         finally:
             process.kill()
-    told = {one.name: one.what for one in found}
-    assert ("two-drivers" in told) is is_here
-    assert not is_here or str(process.pid) in told["two-drivers"]
+    sentences = {finding.name: finding.what for finding in findings}
+    assert ("two-drivers" in sentences) is is_here
+    assert not is_here or str(process.pid) in sentences["two-drivers"]
 
 
 def test_transactions_that_nobody_will_end_are_told_and_the_pipelines_own_is_ended(
@@ -465,12 +475,12 @@ def test_transactions_that_nobody_will_end_are_told_and_the_pipelines_own_is_end
         own = crafted.session.producer
         for producer in (replace(own, epoch=own.epoch + 1), replace(own, id=own.id + 1_000_000)):
             faults.leave_hanging(kafka_config, crafted.client, crafted.sink, producer)
-        found = examine(crafted.pipeline, kafka_config, None)
-        hanging = [one for one in found.findings if one.name == "hanging-transaction"]
-        assert {one.fixable for one in hanging} == {True, False}
-        found = examine(crafted.pipeline, kafka_config, None, fix=True)
-        assert [name for name, _ in found.done] == ["hanging-transaction"]
-        (left,) = [one for one in found.findings if one.name == "hanging-transaction"]
+        examination = examine(crafted.pipeline, kafka_config, None)
+        hanging = [finding for finding in examination.findings if finding.name == "hanging-transaction"]
+        assert {finding.fixable for finding in hanging} == {True, False}
+        examination = examine(crafted.pipeline, kafka_config, None, fix=True)
+        assert [name for name, _ in examination.done] == ["hanging-transaction"]
+        (left,) = [finding for finding in examination.findings if finding.name == "hanging-transaction"]
         assert str(own.id + 1_000_000) in left.what
 
 
@@ -490,7 +500,7 @@ def test_input_topics_and_ledger_that_are_lost_one_after_the_other_are_told(clin
     keep_from(85)
     assert names(ask(case)[1]) == {"old-savepoint-useless", "savepoint-input-gone"}
     _, body = ask(case, "--fix")
-    assert [one["name"] for one in body["mended"]] == ["savepoint-input-gone"]
+    assert [repair["name"] for repair in body["mended"]] == ["savepoint-input-gone"]
     assert names(body) == {"old-savepoint-useless"}
     rounds = clinic.input()
     rounds.send(case.topics)
@@ -518,9 +528,9 @@ def test_a_ledger_that_contradicts_itself_is_told(kafka_config: Mapping[str, str
         crafted.commit(rows_of(0))
         crafted.commit(rows_of(1), commit=3)
         crafted.settle()
-        found = examine(crafted.pipeline, kafka_config, None)
-    told = {one.name: one.what for one in found.findings}
-    assert "commits 2 to 2 are not in the ledger" in told["ledger-contradicts-itself"]
+        examination = examine(crafted.pipeline, kafka_config, None)
+    sentences = {finding.name: finding.what for finding in examination.findings}
+    assert "commits 2 to 2 are not in the ledger" in sentences["ledger-contradicts-itself"]
 
 
 @pytest.mark.slow
@@ -536,7 +546,7 @@ def test_history_that_the_ledger_has_lost_is_told_and_a_new_savepoint_does_witho
     _, body = ask(case)
     assert names(body) == {"savepoint-history-gone", "old-savepoint-useless", "ledger-contradicts-itself"}
     _, body = ask(case, "--fix")
-    assert [one["name"] for one in body["mended"]] == ["savepoint-history-gone"]
+    assert [repair["name"] for repair in body["mended"]] == ["savepoint-history-gone"]
     assert names(body) == {"old-savepoint-useless", "ledger-contradicts-itself"}
 
 

@@ -76,22 +76,24 @@ def loaded(loads: tuple[float, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def test_an_example_costs_an_eighth_of_what_airflow_itself_loads(loads: tuple[float, list[dict[str, Any]]]) -> None:
     airflows, loaded = loads
-    least = {file.name: min(one["seconds"] for one in loaded if one["file"] == str(file)) for file in EXAMPLES}
+    least = {
+        file.name: min(example["seconds"] for example in loaded if example["file"] == str(file)) for file in EXAMPLES
+    }
     assert {name: seconds for name, seconds in least.items() if seconds >= airflows / 8} == {}, (airflows, least)
 
 
 def test_every_operator_and_sensor_is_shown_in_an_example(loaded: list[dict[str, Any]]) -> None:
-    shown = {name for one in loaded for name, _ in one["tasks"]}
-    assert {one.__name__ for one in CLASSES} - shown == set()
+    shown = {name for example in loaded for name, _ in example["tasks"]}
+    assert {task_class.__name__ for task_class in CLASSES} - shown == set()
 
 
 def test_each_templated_field_is_there_when_a_task_is_made(loaded: list[dict[str, Any]]) -> None:
-    assert [task for one in loaded for task in one["tasks"] if task[1]] == []
+    assert [task for example in loaded for task in example["tasks"] if task[1]] == []
 
 
 def test_the_example_has_a_name_and_no_two_have_one(loaded: list[dict[str, Any]]) -> None:
-    names = [name for one in loaded[: len(EXAMPLES)] for name in one["dags"]]
-    assert all(one["dags"] for one in loaded)
+    names = [name for example in loaded[: len(EXAMPLES)] for name in example["dags"]]
+    assert all(example["dags"] for example in loaded)
     assert len(names) == len(set(names))
 
 

@@ -92,7 +92,7 @@ def test_it_waits_for_what_is_open_now_and_for_nothing_later(
     other.abort_transaction(30)
     assert sensor(topic, timeout=20).execute(context(Store()))["offsets"][topic]["0"] >= 7
     admin = AdminClient(dict(kafka_config))
-    groups = [one.group_id for one in admin.list_consumer_groups().result().valid]
+    groups = [group.group_id for group in admin.list_consumer_groups().result().valid]
     assert "must-not-be-used" not in groups
 
 
@@ -151,7 +151,7 @@ def test_a_topic_that_is_deleted_holds_back_only_those_who_wait_for_it(
         asyncio.get_running_loop().call_later(1, lambda: producer.commit_transaction(30))
         return await asyncio.gather(*map(fired, triggers))
 
-    lost, found = asyncio.run(both())
-    assert found["reason"] == "found"
+    lost, event = asyncio.run(both())
+    assert event["reason"] == "found"
     assert lost["reason"] == "timeout"
     assert f"partition {gone}-0 does not exist" in lost["missing"]

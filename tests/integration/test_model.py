@@ -53,38 +53,38 @@ def run_checker(tmp_path: Path, model: str, *definitions: str) -> str:
         ["gcc", "-w", "-O1", "-DSAFETY", "-DCOLLAPSE", "-o", "pan", "pan.c"],
         ["./pan", "-m100000", "-w22"],
     )
-    return [subprocess.run(one, cwd=tmp_path, check=True, capture_output=True, text=True).stdout for one in commands][
-        -1
-    ]
+    return [
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout for command in commands
+    ][-1]
 
 
 @pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")
 def test_the_protocol_holds_in_small_bounds(tmp_path: Path) -> None:
-    found = run_checker(tmp_path, "protocol", "-DDRIVERS=1", "-DUNITS=3", "-DTRIES=3", "-DTROUBLES=2")
+    output = run_checker(tmp_path, "protocol", "-DDRIVERS=1", "-DUNITS=3", "-DTRIES=3", "-DTROUBLES=2")
 
-    assert "errors: 0" in found
-    assert "Search not completed" not in found
+    assert "errors: 0" in output
+    assert "Search not completed" not in output
 
 
 @pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")
 def test_a_commit_in_doubt_that_is_aborted_has_a_counterexample(tmp_path: Path) -> None:
-    found = run_checker(
+    output = run_checker(
         tmp_path, "protocol", "-DDRIVERS=1", "-DUNITS=2", "-DTRIES=3", "-DTROUBLES=2", "-DABORT_AFTER_COMMIT"
     )
 
-    assert "assertion violated" in found
+    assert "assertion violated" in output
 
 
 @pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")
 def test_several_sinks_hold_in_small_bounds(tmp_path: Path) -> None:
-    found = run_checker(tmp_path, "sinks", "-DDRIVERS=2", "-DUNITS=2", "-DSINKS=1", "-DTROUBLES=1")
+    output = run_checker(tmp_path, "sinks", "-DDRIVERS=2", "-DUNITS=2", "-DSINKS=1", "-DTROUBLES=1")
 
-    assert "errors: 0" in found
-    assert "Search not completed" not in found
+    assert "errors: 0" in output
+    assert "Search not completed" not in output
 
 
 @pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")
 def test_a_ledger_that_commits_before_the_other_sinks_has_a_counterexample(tmp_path: Path) -> None:
-    found = run_checker(tmp_path, "sinks", "-DDRIVERS=2", "-DUNITS=2", "-DSINKS=1", "-DTROUBLES=1", "-DLEDGER_FIRST")
+    output = run_checker(tmp_path, "sinks", "-DDRIVERS=2", "-DUNITS=2", "-DSINKS=1", "-DTROUBLES=1", "-DLEDGER_FIRST")
 
-    assert "assertion violated" in found
+    assert "assertion violated" in output

@@ -50,9 +50,9 @@ def test_every_public_class_is_named() -> None:
 
 
 def test_what_is_named_can_be_imported_from_there() -> None:
-    found = list(named())
-    assert len(found) > 60
-    for module, name in found:
+    names = list(named())
+    assert len(names) > 60
+    for module, name in names:
         assert hasattr(importlib.import_module(f"{PACKAGE}.{module}"), name), f"{module}.{name}"
 
 

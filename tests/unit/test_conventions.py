@@ -27,28 +27,30 @@ CONNECTIONS = {
 
 def task_classes() -> list[type[BaseOperator]]:
     """Return all public operators and sensors, abstract ones left out."""
-    found = []
+    classes = []
     for kind in ("operators", "sensors"):
         for file in sorted((ROOT / kind).glob("*.py")):
             module = importlib.import_module(f"{PACKAGE}.{kind}.{file.stem}".removesuffix(".__init__"))
-            for name, one in vars(module).items():
-                is_task = inspect.isclass(one) and issubclass(one, BaseOperator) and not inspect.isabstract(one)
-                if is_task and one.__module__ == module.__name__ and not name.startswith("_"):
-                    found.append(one)
-    return found
+            for name, member in vars(module).items():
+                is_task = (
+                    inspect.isclass(member) and issubclass(member, BaseOperator) and not inspect.isabstract(member)
+                )
+                if is_task and member.__module__ == module.__name__ and not name.startswith("_"):
+                    classes.append(member)
+    return classes
 
 
 CLASSES = task_classes()
-all_of_them = pytest.mark.parametrize("task_class", CLASSES, ids=lambda one: one.__name__)
+all_of_them = pytest.mark.parametrize("task_class", CLASSES, ids=lambda task_class: task_class.__name__)
 
 
 def parameters(task_class: type[BaseOperator]) -> dict[str, inspect.Parameter]:
     """Return what the constructors of our classes take, Airflow's own arguments left out."""
-    ours = [one for one in task_class.__mro__ if one.__module__.startswith(PACKAGE) and "__init__" in vars(one)]
+    ours = [base for base in task_class.__mro__ if base.__module__.startswith(PACKAGE) and "__init__" in vars(base)]
     return {
         name: parameter
-        for one in reversed(ours)
-        for name, parameter in inspect.signature(inspect.unwrap(one.__init__)).parameters.items()  # type: ignore[misc]
+        for base in reversed(ours)
+        for name, parameter in inspect.signature(inspect.unwrap(base.__init__)).parameters.items()  # type: ignore[misc]
         if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
 
@@ -60,7 +62,7 @@ def documented(task_class: type[BaseOperator]) -> dict[str, str]:
 
 
 def test_there_are_operators_and_sensors() -> None:
-    names = {one.__name__ for one in CLASSES}
+    names = {task_class.__name__ for task_class in CLASSES}
     assert {"StreamingPipelineOperator", "StopPipelineOperator", "CommitGateSensor"} <= names
 
 
@@ -74,7 +76,7 @@ def test_every_argument_is_documented_and_no_other(task_class: type[BaseOperator
 
 @all_of_them
 def test_every_argument_is_given_by_its_name(task_class: type[BaseOperator]) -> None:
-    assert {one.kind for one in parameters(task_class).values()} <= {inspect.Parameter.KEYWORD_ONLY}
+    assert {parameter.kind for parameter in parameters(task_class).values()} <= {inspect.Parameter.KEYWORD_ONLY}
 
 
 @all_of_them
@@ -91,7 +93,7 @@ def test_what_is_said_to_be_templated_is_and_nothing_else(task_class: type[BaseO
 
 @all_of_them
 def test_connections_are_named_as_in_airflows_providers(task_class: type[BaseOperator]) -> None:
-    named = {name: one.default for name, one in parameters(task_class).items() if name.endswith("conn_id")}
+    named = {name: parameter.default for name, parameter in parameters(task_class).items() if name.endswith("conn_id")}
     for name, default in named.items():
         assert name in CONNECTIONS
         assert default in (f"{CONNECTIONS[name]}_default", None)
@@ -105,8 +107,8 @@ def test_the_provider_declares_no_connection_type_of_its_own() -> None:
 
 
 def test_every_sensor_can_wait_in_the_triggerer() -> None:
-    sensors = [one for one in CLASSES if issubclass(one, BaseSensorOperator)]
-    assert [one.__name__ for one in sensors if "deferrable" not in parameters(one)] == []
+    sensors = [task_class for task_class in CLASSES if issubclass(task_class, BaseSensorOperator)]
+    assert [sensor.__name__ for sensor in sensors if "deferrable" not in parameters(sensor)] == []
 
 
 METHODS_MAXIMUM, ARGUMENTS_MAXIMUM = 15, 7
@@ -117,24 +119,30 @@ FREE_CLASSES = {"SinkConformance"}
 
 def too_much(declared: ast.ClassDef) -> str | None:
     """Return what of a class is more than a reader can hold, None when nothing is."""
-    functions = [one for one in declared.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-    public = {one.name for one in functions if not one.name.startswith("_")}
+    functions = [function for function in declared.body if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)]
+    public = {function.name for function in functions if not function.name.startswith("_")}
     if len(public) > METHODS_MAXIMUM:
         return f"{len(public)} public methods"
-    arguments = [len([*one.args.args, *one.args.kwonlyargs]) - 1 for one in functions if one.name == "__init__"]
+    arguments = [
+        len([*function.args.args, *function.args.kwonlyargs]) - 1
+        for function in functions
+        if function.name == "__init__"
+    ]
     for decorator in map(ast.unparse, declared.decorator_list):
         if decorator.startswith("dataclass") and "frozen=True" not in decorator:
-            fields = [one for one in declared.body if isinstance(one, ast.AnnAssign)]
-            arguments.append(sum("init=False" not in ast.unparse(one) for one in fields))
+            fields = [field for field in declared.body if isinstance(field, ast.AnnAssign)]
+            arguments.append(sum("init=False" not in ast.unparse(field) for field in fields))
     return f"{max(arguments)} arguments" if arguments and max(arguments) > ARGUMENTS_MAXIMUM else None
 
 
 def test_no_class_has_more_than_a_reader_can_hold() -> None:
-    found = {
-        one.name: much
+    too_large = {
+        declared.name: much
         for file in ROOT.rglob("*.py")
         if file.relative_to(ROOT).parts[0] not in FREE_ROOMS
-        for one in ast.walk(ast.parse(file.read_text()))
-        if isinstance(one, ast.ClassDef) and one.name not in FREE_CLASSES and (much := too_much(one)) is not None
+        for declared in ast.walk(ast.parse(file.read_text()))
+        if isinstance(declared, ast.ClassDef)
+        and declared.name not in FREE_CLASSES
+        and (much := too_much(declared)) is not None
     }
-    assert found == {}
+    assert too_large == {}

@@ -95,10 +95,10 @@ def error_classes() -> list[type[ExactlyOnceError]]:
     """Return every error of the package that people may see."""
     for module in pkgutil.walk_packages(airflow_provider_exactlyonce.__path__, "airflow_provider_exactlyonce."):
         importlib.import_module(module.name)
-    found, new = {ExactlyOnceError}, {ExactlyOnceError}
-    while new := {one for error in new for one in error.__subclasses__()} - found:
-        found |= new
-    ours = [error for error in found if error.__module__.startswith("airflow_provider_exactlyonce.")]
+    classes, new = {ExactlyOnceError}, {ExactlyOnceError}
+    while new := {subclass for error in new for subclass in error.__subclasses__()} - classes:
+        classes |= new
+    ours = [error for error in classes if error.__module__.startswith("airflow_provider_exactlyonce.")]
     return sorted((error for error in ours if not error.__name__.startswith("_")), key=lambda error: error.__name__)
 
 
@@ -112,13 +112,13 @@ def test_every_exit_code_has_a_row_that_leads_to_its_errors() -> None:
 def test_every_error_has_its_part_of_the_page_below_its_exit_code() -> None:
     errors = {error.__name__: error for error in error_classes()}
     parts = re.split(r"^## ", text_of("errors"), flags=re.MULTILINE)[1:]
-    found: list[str] = []
+    documented: list[str] = []
     for part in parts:
         codes = {int(code) for code in re.findall(r"\d+", part.splitlines()[0])}
         names = re.findall(r"^### (\w+)$", part, re.MULTILINE)
         assert {errors[name].exit_code for name in names} - {0} == codes, part.splitlines()[0]
-        found += names
-    assert sorted(found) == sorted(errors)
+        documented += names
+    assert sorted(documented) == sorted(errors)
 
 
 def test_every_error_names_its_part_of_the_page() -> None:

@@ -50,7 +50,7 @@ def room_of(name: str) -> str:
     """Return the narrowest room that a module is in; a plain one is its own."""
     parts = name.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((one for one in names if one in ROOMS), parts[0])
+    return next((room for room in names if room in ROOMS), parts[0])
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -73,7 +73,12 @@ def arrows() -> dict[str, set[str]]:
         return inner if inner in names else inner.rpartition(".")[0]
 
     return {
-        name: {module(one) for one in imported(ast.parse(file.read_text())) if one.startswith(f"{PACKAGE}.")} - {name}
+        name: {
+            module(imported_name)
+            for imported_name in imported(ast.parse(file.read_text()))
+            if imported_name.startswith(f"{PACKAGE}.")
+        }
+        - {name}
         for name, file in names.items()
     }
 
@@ -106,30 +111,30 @@ def test_the_runtime_half_imports_no_airflow() -> None:
 
 
 def test_the_airflow_half_imports_no_spark_and_no_kafka_client_at_module_level() -> None:
-    found = {
+    forbidden = {
         f"{file} imports {name}"
         for file in modules()
         if top(name_of(file)) in AIRFLOW_HALF
         for name in imported(at_module_level(ast.parse(file.read_text())))
         if top(name) in HEAVY
     }
-    assert found == set()
+    assert forbidden == set()
 
 
 def test_dependencies_point_downwards_only() -> None:
     upwards = {
-        f"{name} imports {one}"
-        for name, found in arrows().items()
-        for one in found
-        if name not in ("", *ENTRIES) and room_of(one) not in {room_of(name), *ROOMS.get(room_of(name), ()), *PLAIN}
+        f"{name} imports {target}"
+        for name, imports in arrows().items()
+        for target in imports
+        if name not in ("", *ENTRIES) and room_of(target) not in {room_of(name), *ROOMS.get(room_of(name), ()), *PLAIN}
     }
     assert upwards == set()
 
 
 def test_no_rule_allows_what_nobody_needs() -> None:
-    used = {(room_of(name), room_of(one)) for name, found in arrows().items() for one in found}
+    used = {(room_of(name), room_of(target)) for name, imports in arrows().items() for target in imports}
     assert {
-        f"{room} may import {one}" for room, below in ROOMS.items() for one in below if (room, one) not in used
+        f"{room} may import {lower}" for room, below in ROOMS.items() for lower in below if (room, lower) not in used
     } == set()
 
 

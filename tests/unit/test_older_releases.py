@@ -70,21 +70,21 @@ def home(of: Path) -> Home:
 
 
 def lineage(of: Path) -> Lineage:
-    found = home(of).lineage(LINEAGE)
-    assert found is not None
-    return found
+    stored = home(of).lineage(LINEAGE)
+    assert stored is not None
+    return stored
 
 
 def plan(of: Path) -> Plan:
-    found = upgrade_plan.read(home(of))
-    assert found is not None
-    return found
+    stored = upgrade_plan.read(home(of))
+    assert stored is not None
+    return stored
 
 
 def release_of(of: Path) -> Release:
-    found = releases.read(home(of))
-    assert found is not None
-    return found
+    stored = releases.read(home(of))
+    assert stored is not None
+    return stored
 
 
 def log_record(kind: str, *, replaced: tuple[str, ...] = ()) -> Kind:
@@ -102,7 +102,7 @@ def log_record(kind: str, *, replaced: tuple[str, ...] = ()) -> Kind:
 def record(name: str) -> Kind:
     return Kind(
         lambda of: records.decode((of / "ledger" / f"{name}.json").read_bytes()),
-        lambda found: json.loads(records.encode(found)),
+        lambda stored: json.loads(records.encode(stored)),
     )
 
 
@@ -118,9 +118,9 @@ def stop_target(of: Path) -> str | None:
 
 
 def goal(of: Path) -> str | None:
-    found = Goal(home(of), RunTarget(bound=Bound.COMMITS, value=1.0), "aa11")
-    found.begin(0)
-    return found.reached(27, 0)
+    stop_goal = Goal(home(of), RunTarget(bound=Bound.COMMITS, value=1.0), "aa11")
+    stop_goal.begin(0)
+    return stop_goal.reached(27, 0)
 
 
 def task(of: Path, clears: int) -> str:
@@ -137,7 +137,7 @@ KINDS: dict[str, Kind] = {
         lambda of: (home(of).identity(), home(of).pipeline()), ("3f333df6-90a4-4fda-8dd3-9485d27cee36", "shop-totals")
     ),
     "home/current": Kind(lambda of: home(of).current().id, LINEAGE),  # type: ignore[union-attr]
-    f"home/lineages/{LINEAGE}/lineage.json": Kind(lineage, lambda found: {**found.document(), "last_commit": 17}),
+    f"home/lineages/{LINEAGE}/lineage.json": Kind(lineage, lambda stored: {**stored.document(), "last_commit": 17}),
     f"home/lineages/{LINEAGE}/progress.json": Kind(lambda of: lineage(of).last_commit, 21),
     f"home/lineages/{LINEAGE}/replay.json": Kind(
         lambda of: json_store.load(home(of).lineages / LINEAGE / "replay.json", ReplayReport), codec.dump
@@ -153,9 +153,10 @@ KINDS: dict[str, Kind] = {
     ),
     "home/control/intent.json": Kind(lambda of: intents.read(home(of).intent), codec.dump),
     "home/control/restarts.json": Kind(
-        lambda of: restarts.read(home(of).restarts), lambda found: {"restarts": [codec.dump(one) for one in found]}
+        lambda of: restarts.read(home(of).restarts),
+        lambda stored: {"restarts": [codec.dump(restart) for restart in stored]},
     ),
-    "home/control/upgrade.json": Kind(plan, lambda found: found.document()),
+    "home/control/upgrade.json": Kind(plan, lambda stored: stored.document()),
     "home/control/commands/stop.json": Kind(lambda of: requests.stop_requested(home(of), TOKEN), "exactlyonce stop"),
     f"home/control/commands/killed-{TOKEN}.json": Kind(
         lambda of: requests.killed_by(home(of), TOKEN), "shop_totals/stream/run-1/-1"
@@ -181,7 +182,7 @@ KINDS: dict[str, Kind] = {
     ),
     "home/savepoints/12-0f1e2d3c/manifest.json": savepoint("12-0f1e2d3c"),
     "home/savepoints/9-00aa11bb/manifest.json": Kind(
-        savepoint("9-00aa11bb").read, lambda found: {**manifest.encode(found), "schema": 1}
+        savepoint("9-00aa11bb").read, lambda stored: {**manifest.encode(stored), "schema": 1}
     ),
     "home/savepoints/20-00000001/taking.json": Kind(
         lambda of: "20-00000001" in Savepoints(home(of).savepoints).leftovers(), False
@@ -236,15 +237,15 @@ KINDS: dict[str, Kind] = {
     ),
     "sinks/iceberg-property.json": Kind(
         lambda of: LedgerProperty.decoded((of / "sinks/iceberg-property.json").read_text(), "iceberg-property.json"),
-        lambda found: json.loads(found.encoded()),
+        lambda stored: json.loads(stored.encoded()),
     ),
     "sinks/delivered.json": Kind(lambda of: delivery.read_note(LocalStorage(str(of)), "sinks"), asdict),
     "assets/range.json": Kind(
         lambda of: ranges.CommittedRange.parse(json.loads((of / "assets/range.json").read_text())),
-        lambda found: found.to_json(),
+        lambda stored: stored.to_json(),
     ),
     "assets/cut.json": Kind(
-        lambda of: ranges.Cut.parse(json.loads((of / "assets/cut.json").read_text())), lambda found: found.to_json()
+        lambda of: ranges.Cut.parse(json.loads((of / "assets/cut.json").read_text())), lambda stored: stored.to_json()
     ),
 }
 #: Files that are no documents: a job's, and Spark's own.
@@ -285,25 +286,25 @@ def kinds_of(release: Path) -> list[str]:
     return [name for name in KINDS if (release / name).exists()]
 
 
-def kept_of(told: Any, written: Any) -> Any:
+def kept_of(read_back: Any, written: Any) -> Any:
     """Return what is told of what was written: later releases have added fields, at any depth."""
-    if isinstance(told, dict) and isinstance(written, dict):
-        return {name: kept_of(told[name], value) for name, value in written.items() if name in told}
-    if isinstance(told, list) and isinstance(written, list) and len(told) == len(written):
-        return [kept_of(one, other) for one, other in zip(told, written, strict=True)]
-    return told
+    if isinstance(read_back, dict) and isinstance(written, dict):
+        return {name: kept_of(read_back[name], value) for name, value in written.items() if name in read_back}
+    if isinstance(read_back, list) and isinstance(written, list) and len(read_back) == len(written):
+        return [kept_of(read_part, written_part) for read_part, written_part in zip(read_back, written, strict=True)]
+    return read_back
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_an_older_release_has_written_is_read_whole(release: Path, name: str) -> None:
     written, kind = body_of(release / name), KINDS[name]
-    found = kind.read(release)
+    stored = kind.read(release)
     if not callable(kind.told):
-        assert found == kind.told
+        assert stored == kind.told
         return
-    told = json.loads(json.dumps(kind.told(found)))
-    expected = {name: value for name, value in written.items() if name != "schema" or name in told}
-    assert kept_of(told, expected) == expected
+    read_back = json.loads(json.dumps(kind.told(stored)))
+    expected = {name: value for name, value in written.items() if name != "schema" or name in read_back}
+    assert kept_of(read_back, expected) == expected
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -336,7 +337,7 @@ def test_a_newer_schema_is_refused_by_name(release: Path, name: str) -> None:
         Path(name).name,
         f"{1:020d}.json",
     )
-    assert any(one in str(refused.value) for one in named)
+    assert any(part in str(refused.value) for part in named)
 
 
 @pytest.mark.parametrize("name", REWRITTEN)
@@ -357,7 +358,7 @@ def test_an_upgrade_that_an_older_release_goes_on_with_keeps_a_newer_releases_op
 
 def test_a_death_that_an_older_release_records_keeps_what_a_newer_one_said_of_those_before(release: Path) -> None:
     file = release / "home/control/restarts.json"
-    entries = [{**one, "blamed": "disk"} for one in body_of(file)["restarts"]]
+    entries = [{**restart, "blamed": "disk"} for restart in body_of(file)["restarts"]]
     changed(file, restarts=entries)
     restarts.append(home(release).restarts, restarts.read(home(release).restarts)[0])
     expected = [*entries, entries[0]]
@@ -481,15 +482,15 @@ def has_fixture(part: str | None) -> bool:
 
 
 def test_every_place_that_writes_a_document_has_a_fixture_of_it() -> None:
-    found = {place for name in ("write", "change", "overwrite") for place, _ in calls(f"json_store.{name}")}
-    assert found == set(WRITTEN), "add what it writes to tests/releases, and to KINDS and WRITTEN"
+    places = {place for name in ("write", "change", "overwrite") for place, _ in calls(f"json_store.{name}")}
+    assert places == set(WRITTEN), "add what it writes to tests/releases, and to KINDS and WRITTEN"
     assert all(map(has_fixture, WRITTEN.values()))
 
 
 def test_every_class_that_is_read_from_what_was_stored_has_a_fixture() -> None:
     read = [call.args[0] for _, call in calls("codec.load")] + [call.args[1] for _, call in calls("json_store.load")]
     read += [call.args[1] for name in ("change", "remove") for _, call in calls(f"json_store.{name}")]
-    names = {ast.unparse(one) for one in read} - {"kind", "cls"}
+    names = {ast.unparse(node) for node in read} - {"kind", "cls"}
     assert names <= set(LOADED), "add what it is read from to tests/releases, and to KINDS and LOADED"
     assert all(map(has_fixture, LOADED.values()))
 

@@ -46,9 +46,9 @@ def test_every_link_is_listed_and_is_a_link() -> None:
     from airflow_provider_exactlyonce.links import audit, pipeline, spark
     from airflow_provider_exactlyonce.links.pushed import PushedLink
 
-    links = {one for module in (pipeline, spark) for one in vars(module).values() if inspect.isclass(one)}
-    ours = [one for one in links if issubclass(one, PushedLink) and one is not PushedLink] + [audit.AuditReportLink]
-    public = {f"{one.__module__}.{one.__name__}" for one in ours}
+    links = {member for module in (pipeline, spark) for member in vars(module).values() if inspect.isclass(member)}
+    ours = [link for link in links if issubclass(link, PushedLink) and link is not PushedLink] + [audit.AuditReportLink]
+    public = {f"{link.__module__}.{link.__name__}" for link in ours}
     assert set(get_provider_info()["extra-links"]) == public
 
 
@@ -66,6 +66,6 @@ def test_the_entry_point_is_the_function() -> None:
 
 def test_who_installs_the_extra_for_postgresql_can_make_the_connection_that_the_operator_is_told() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert "apache-airflow-providers-postgres" in {Requirement(one).name for one in extras["postgres"]}
+    assert "apache-airflow-providers-postgres" in {Requirement(requirement).name for requirement in extras["postgres"]}
     provider = importlib.import_module("airflow.providers.postgres.get_provider_info").get_provider_info()
-    assert "postgres" in {one["connection-type"] for one in provider["connection-types"]}
+    assert "postgres" in {connection_type["connection-type"] for connection_type in provider["connection-types"]}

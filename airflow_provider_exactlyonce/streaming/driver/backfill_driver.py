@@ -183,7 +183,7 @@ class BackfillDriver:
         if written.result is not None:
             return written.result
         last = max((step.commit or 0 for step in steps), default=0)
-        told = BackfillSteps(
+        backfill_steps = BackfillSteps(
             spark,
             Checkpoint(run.home.checkpoint(lineage.id)),
             steps,
@@ -196,10 +196,10 @@ class BackfillDriver:
         )
         try:
             self._lifecycle.report.tell(state=DriverState.RUNNING, progressed=time.time())
-            self._run_steps(run, stream, sink, told)
-            return self._complete(run, begun, told)
+            self._run_steps(run, stream, sink, backfill_steps)
+            return self._complete(run, begun, backfill_steps)
         finally:
-            told.close()
+            backfill_steps.close()
 
     @property
     def _writes(self) -> bool:
@@ -217,8 +217,8 @@ class BackfillDriver:
                 f"backfill {begun.name} was begun elsewhere meanwhile, as another range of the source. Start it again"
             )
         for record in written.batches:
-            for topic, known in {**record.source_topic_ids, **record.sink_topic_ids}.items():
-                if topic in topics and topics[topic].topic_id != known:
+            for topic, topic_id in {**record.source_topic_ids, **record.sink_topic_ids}.items():
+                if topic in topics and topics[topic].topic_id != topic_id:
                     raise RefusedError(
                         f"topic {topic} was recreated since backfill {begun.name} has written {len(written.batches)} "
                         "batches: what it held is gone. Ask for another topic, or for what is missing by its offsets"

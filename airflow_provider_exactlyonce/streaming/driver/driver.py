@@ -98,8 +98,10 @@ class Driver:
         topics = self._lifecycle.check_topics(run, self._pipeline.sink_topics)  # before the seconds that Spark takes
         tail = run.check()
         check_topic_ids({name: topic.topic_id for name, topic in topics.items()}, tail)
-        found = [one.topics for one in self._pipeline.sources.values() if one.topics.pattern and not one.may_lose]
-        check_sources_are_there(topics, known_sources(tail.commit if tail else None), found)
+        patterns = [
+            source.topics for source in self._pipeline.sources.values() if source.topics.pattern and not source.may_lose
+        ]
+        check_sources_are_there(topics, known_sources(tail.commit if tail else None), patterns)
         recover(
             run.home,
             run.pipeline,

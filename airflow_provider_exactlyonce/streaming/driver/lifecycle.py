@@ -251,20 +251,20 @@ class DriverLifecycle:
 
     def _failed(self, error: Exception) -> int:
         self._stop_heartbeat()
-        known = error if isinstance(error, ExactlyOnceError) else None
-        is_passing = known is None or known.decision is Decision.REPLAY_BATCH
+        meaning = error if isinstance(error, ExactlyOnceError) else None
+        is_passing = meaning is None or meaning.decision is Decision.REPLAY_BATCH
         if self.stop.interrupted and is_passing:
             reason = self.stop.requested()
             log.info("stopped: %s, in the middle of a batch; the ledger says whether it is committed", reason)
             self.report.ended(DriverState.STOPPED)
             return 0
         if is_passing:
-            known = errors.meaning_of(error) or known
-        if known:
-            log.error("%s: %s", type(known).__name__, known)
+            meaning = errors.meaning_of(error) or meaning
+        if meaning:
+            log.error("%s: %s", type(meaning).__name__, meaning)
         else:
             log.exception("the driver failed")
-        return self.report.failed(error, known)
+        return self.report.failed(error, meaning)
 
 
 def listen(spark: SparkSession) -> SequencerListener:

@@ -75,10 +75,12 @@ class SavepointService:
 
         The stop is noted as one that was asked for, so that a supervisor does not take it for a failure.
         """
-        wanted = next((one for one in requests.savepoint_requests(self._home, self._token) if one.stop), None)
-        if wanted is None:
+        stopping = next(
+            (request for request in requests.savepoint_requests(self._home, self._token) if request.stop), None
+        )
+        if stopping is None:
             return None
-        reason = f"savepoint {wanted.label or wanted.request} was asked for, with a stop"
+        reason = f"savepoint {stopping.label or stopping.request} was asked for, with a stop"
         requests.request_stop(self._home, self._token, reason=reason)
         return reason
 

@@ -81,17 +81,17 @@ class DriverReport:
         rows_per_second = record.primary_rows / seconds if seconds > 0 else 0.0
         lag = self._lag()
         own = 0 if before else 1
-        known = self.status
+        so_far = self.status
         self.tell(
             commit=record.commit,
             batch=record.batch,
-            commits_of_run=known.commits_of_run + own,
-            rows=known.rows + own * record.primary_rows,
+            commits_of_run=so_far.commits_of_run + own,
+            rows=so_far.rows + own * record.primary_rows,
             rows_by_sink={
-                name: known.rows_by_sink.get(name, 0) + own * rows for name, rows in record.rows_by_sink.items()
+                name: so_far.rows_by_sink.get(name, 0) + own * rows for name, rows in record.rows_by_sink.items()
             },
-            records=known.records + own * (record.records or 0),
-            late_rows=known.late_rows + own * (record.late_rows or 0),
+            records=so_far.records + own * (record.records or 0),
+            late_rows=so_far.late_rows + own * (record.late_rows or 0),
             late_total=record.late_total,
             rows_per_second=rows_per_second,
             lag=lag,
@@ -117,17 +117,17 @@ class DriverReport:
         self.tell(state=state)
         self._leave_words()
 
-    def failed(self, error: Exception, known: ExactlyOnceError | None) -> int:
+    def failed(self, error: Exception, meaning: ExactlyOnceError | None) -> int:
         """Tell a failure; returns the exit code.
 
-        :param known: what it means, None for an error that is not ours
+        :param meaning: what it means, None for an error that is not ours
         """
         self.batch_began = None  # its attempt is aborted
         described = DriverError(
-            kind=type(known or error).__name__,
-            decision=(known.decision if known else Decision.RESTART).value,
-            exit_code=known.exit_code if known else 1,
-            message=str(known or error),
+            kind=type(meaning or error).__name__,
+            decision=(meaning.decision if meaning else Decision.RESTART).value,
+            exit_code=meaning.exit_code if meaning else 1,
+            message=str(meaning or error),
         )
         self.tell(state=DriverState.FAILED, error=described)
         self._leave_words()
@@ -150,7 +150,7 @@ def _given(record: CommitRecord) -> str:
     """Return what a commit has read and what each sink was given, for a log."""
     sinks = record.rows_by_sink
     if len(sinks) > 1:
-        given = ", ".join(f"{rows:,} rows for {name}" for name, rows in sinks.items())
+        counts = ", ".join(f"{rows:,} rows for {name}" for name, rows in sinks.items())
     else:
-        given = f"{record.primary_rows:,} rows"
-    return given if record.records is None else f"{given} of {record.records:,} records"
+        counts = f"{record.primary_rows:,} rows"
+    return counts if record.records is None else f"{counts} of {record.records:,} records"

@@ -35,9 +35,9 @@ class Goal:
         """
         if self._target is None:
             return
-        kept = json_store.read(self._home.commands / f"goal-{self._name}.json") if self._name else None
-        if kept is not None:
-            self._value = float(kept["value"])
+        stored = json_store.read(self._home.commands / f"goal-{self._name}.json") if self._name else None
+        if stored is not None:
+            self._value = float(stored["value"])
             return
         start = {Bound.COMMITS: float(commit), Bound.DURATION: time.time(), Bound.WATERMARK: 0.0}
         self._value = start[self._target.bound] + self._target.value

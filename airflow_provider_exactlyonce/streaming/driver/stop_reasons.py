@@ -54,9 +54,9 @@ class StopReasons:
 
     def reason(self) -> str | None:
         """Return why no further batch should begin, None while one should."""
-        known = self._report.status
-        if known.state is DriverState.RUNNING:
-            self._look(known.commit, known.watermark)
+        status = self._report.status
+        if status.state is DriverState.RUNNING:
+            self._look(status.commit, status.watermark)
         if self.done or self._requested:
             return self.done or self._requested
         return next((reason for source in self._sources if (reason := source())), None)

@@ -21,14 +21,14 @@ def parameters_of(variable: str, conn_id: str, words: str, filled_by: str) -> di
     if not text:
         return None
     try:
-        known = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
+        by_id = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
     except OSError as error:
         raise RefusedError(f"{variable} names the file {text[1:]}, which can't be read here: {error}") from None
     except ValueError:
         raise RefusedError(f"{variable} is not JSON (its text is not shown: it may hold a secret)") from None
-    if not isinstance(known, dict) or not isinstance(known.get(conn_id), dict):
+    if not isinstance(by_id, dict) or not isinstance(by_id.get(conn_id), dict):
         raise RefusedError(
             f"{variable} has no connection {conn_id}. It is a JSON object with {words} by connection; in a DAG it is "
             f'filled from {filled_by}=["{conn_id}"] of the operator'
         )
-    return {name: str(value) for name, value in known[conn_id].items()}
+    return {name: str(value) for name, value in by_id[conn_id].items()}

@@ -72,7 +72,7 @@ def check_partitions(columns: StructType, partition_by: Sequence[str], where: st
     :param where: the sink, for messages
     :raises RefusedError: naming the column and its type
     """
-    kinds = {one.name: one.dataType.simpleString() for one in columns.fields}
+    kinds = {field.name: field.dataType.simpleString() for field in columns.fields}
     for name in partition_by:
         if name not in kinds:
             raise RefusedError(f"{where}: partition_by names {name!r}; the columns are {', '.join(kinds)}")
@@ -92,10 +92,12 @@ def check_parquet(columns: StructType, where: str) -> None:
     if not columns.fields:
         raise RefusedError(f"{where}: the result has no columns")
     seen: dict[str, str] = {}
-    for one in columns.fields:
-        if (twin := seen.setdefault(one.name.lower(), one.name)) != one.name:
-            raise RefusedError(f"{where}: columns {twin!r} and {one.name!r} differ in case only; Spark can't read them")
-        _check_type(one.name, one.dataType, where)
+    for field in columns.fields:
+        if (twin := seen.setdefault(field.name.lower(), field.name)) != field.name:
+            raise RefusedError(
+                f"{where}: columns {twin!r} and {field.name!r} differ in case only; Spark can't read them"
+            )
+        _check_type(field.name, field.dataType, where)
 
 
 def _check_type(name: str, kind: Any, where: str) -> None:
@@ -106,5 +108,5 @@ def _check_type(name: str, kind: Any, where: str) -> None:
             "cast it to a string or a number"
         )
     parts = [getattr(kind, part) for part in ("elementType", "keyType", "valueType") if hasattr(kind, part)]
-    for part in (*parts, *(one.dataType for one in getattr(kind, "fields", ()))):
+    for part in (*parts, *(field.dataType for field in getattr(kind, "fields", ()))):
         _check_type(name, part, where)

@@ -27,9 +27,9 @@ def taken(table: str, column: str, owner: tuple[str, str], release: str) -> str:
     )
 
 
-def one_place(pipeline: str, one: str, other: str) -> str:
+def one_place(pipeline: str, sink: str, other: str) -> str:
     """Return the text of a refusal: two sinks write to one table."""
     return (
-        f"sinks {one} and {other} of pipeline {pipeline} write to one table, and the transaction of one would wait for "
-        "the other's for ever: declare one sink for all of its rows"
+        f"sinks {sink} and {other} of pipeline {pipeline} write to one table, and the transaction of one would wait "
+        "for the other's for ever: declare one sink for all of its rows"
     )

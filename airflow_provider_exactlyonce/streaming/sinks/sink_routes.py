@@ -51,14 +51,14 @@ class SinkRoutes:
         kafka = dict(self.kafka.sink.facts) if self.kafka is not None else {}
         if not self.others:
             return kafka
-        named = {f"sink {one.sink.name}": _share_facts(one) for one in self.others}
+        named = {f"sink {route.sink.name}": _share_facts(route) for route in self.others}
         return {**kafka, "sinks": tuple(named), **named}
 
     @property
     def names(self) -> list[str]:
         """The Kafka sink's topics, and the other sinks' names."""
         topics = self.kafka.sink.topics if self.kafka is not None else []
-        return [*topics, *(one.sink.name for one in self.others)]
+        return [*topics, *(route.sink.name for route in self.others)]
 
     @property
     def carried(self) -> list[str]:

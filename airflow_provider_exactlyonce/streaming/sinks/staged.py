@@ -151,11 +151,11 @@ class StagedCommitter(SinkCommitter):
 
     @override
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
-        for told in written:
-            file = Path(told["file"])
-            if not file.is_file() or file.stat().st_size != told["bytes"]:
+        for task in written:
+            file = Path(task["file"])
+            if not file.is_file() or file.stat().st_size != task["bytes"]:
                 raise BatchFailedError(
-                    f"{file}, which a task of sink {self.key[1]} has written with {told['bytes']} bytes, is not there "
+                    f"{file}, which a task of sink {self.key[1]} has written with {task['bytes']} bytes, is not there "
                     "for the driver: both have to see the pipeline's home"
                 )
         self._told = written
@@ -180,19 +180,19 @@ class StagedCommitter(SinkCommitter):
 
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
-        for known in commits:
-            found = self.entry_of(known.commit)
-            if found is None:
-                yield f"commit {known.commit}: sink {self.key[1]} has no entry of it"
-            elif not found.is_same_output(known):
-                yield f"commit {known.commit}: sink {self.key[1]} has {found}, the pipeline's ledger {known}"
+        for expected in commits:
+            entry = self.entry_of(expected.commit)
+            if entry is None:
+                yield f"commit {expected.commit}: sink {self.key[1]} has no entry of it"
+            elif not entry.is_same_output(expected):
+                yield f"commit {expected.commit}: sink {self.key[1]} has {entry}, the pipeline's ledger {expected}"
 
     def _staged_rows(self) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        for told in self._told:
-            if told["rows"]:
-                with pa.OSFile(told["file"]) as file, pa.ipc.open_stream(file) as stream:
+        for task in self._told:
+            if task["rows"]:
+                with pa.OSFile(task["file"]) as file, pa.ipc.open_stream(file) as stream:
                     yield from stream
 
     def _forget(self) -> None:

@@ -73,14 +73,14 @@ class Airflow:
 
     def processes(self) -> list[int]:
         """Return its processes, whatever sessions they have made for themselves."""
-        wanted, found = f"AIRFLOW_HOME={self.home}".encode(), []
+        wanted, pids = f"AIRFLOW_HOME={self.home}".encode(), []
         for directory in Path("/proc").iterdir():
             try:
                 if directory.name.isdigit() and wanted in (directory / "environ").read_bytes().split(b"\0"):
-                    found.append(int(directory.name))
+                    pids.append(int(directory.name))
             except OSError:
                 continue
-        return found
+        return pids
 
     def task_logs(self) -> str:
         """Return the end of each task's log, for a failed test's message."""

@@ -116,7 +116,7 @@ class Parts:
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """End a part with all its processes but drivers, which are on their own."""
         part = self.running.pop(name)
-        tree = [part, *(one for one in part.children(recursive=True) if not is_driver(one))]
+        tree = [part, *(child for child in part.children(recursive=True) if not is_driver(child))]
         for process in tree if number is signal.SIGKILL else [part]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
@@ -207,11 +207,11 @@ class Stream:
             return task if task["state"] in states else None
 
         try:
-            found = eventually(look, f"the task is {' or '.join(states)}", poll_seconds=0.2)
+            instance = eventually(look, f"the task is {' or '.join(states)}", poll_seconds=0.2)
         except AssertionError as error:
-            told = f"{self.task()}\n{self.log()}\n{self.parts.output()}"
-            raise AssertionError(f"{error}\n{told}") from error
-        return found
+            account = f"{self.task()}\n{self.log()}\n{self.parts.output()}"
+            raise AssertionError(f"{error}\n{account}") from error
+        return instance
 
     def wait_for_watch(self) -> None:
         """Wait until somebody would notice a user's hand: the worker's task runs, or the triggerer's trigger does."""
@@ -229,8 +229,8 @@ class Stream:
         return "\n".join(f"== {log.name}\n{log.read_text()[-4000:]}" for log in logs)
 
     def result(self) -> dict[str, Any]:
-        found = self.parts.call("GET", f"{self._path}/stream/xcomEntries/return_value")
-        value = found["value"]
+        entry = self.parts.call("GET", f"{self._path}/stream/xcomEntries/return_value")
+        value = entry["value"]
         return dict(json.loads(value) if isinstance(value, str) else value)
 
     def committed(self) -> str:

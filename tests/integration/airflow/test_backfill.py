@@ -66,7 +66,7 @@ def truth(kafka_config: Mapping[str, str]) -> dict[datetime, Totals]:
     return totals
 
 
-def found(config: Mapping[str, str]) -> dict[str, tuple[int, Totals]]:
+def committed(config: Mapping[str, str]) -> dict[str, tuple[int, Totals]]:
     """Return of each backfill how many rows it wrote and their totals, by the ranges of its ledger."""
     with LedgerReader(config, "shop-items.backfill") as reader:
         records = list(reader.commits())
@@ -90,7 +90,7 @@ def check(
     config: Mapping[str, str], results: Mapping[datetime, dict[str, Any]], truth: Mapping[datetime, Totals]
 ) -> None:
     """Compare what each interval wrote with what was sold in it."""
-    written = found(config)
+    written = committed(config)
     for hour, result in results.items():
         number, totals = written[result["backfill"]]
         wanted = truth.get(hour, {})  # Airflow runs the hour before now by itself
@@ -169,8 +169,8 @@ def test_airflows_backfill_of_a_day_gives_each_hour_its_truth(
             return [state for (state,) in airflow.query(query)]
 
         def ended() -> bool:
-            found = states()
-            return len(found) == 24 and set(found) <= {"success", "failed"}
+            current = states()
+            return len(current) == 24 and set(current) <= {"success", "failed"}
 
         eventually(ended, "all runs have ended", output, 3000)
         assert set(states()) == {"success"}, airflow.task_logs()

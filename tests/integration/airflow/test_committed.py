@@ -21,12 +21,14 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.models.asset import AssetActive, AssetEvent, AssetModel
 from airflow.utils.session import create_session
 with create_session() as session:
-    for uri, told in json.loads(sys.argv[2]).items():
+    for uri, payloads in json.loads(sys.argv[2]).items():
         asset = AssetModel(name=uri, uri=uri)
         session.add(asset)
         session.add(AssetActive.for_asset(asset))
         session.flush()
-        session.add_all(AssetEvent(asset_id=asset.id, extra={"from_trigger": True, "payload": one}) for one in told)
+        session.add_all(
+            AssetEvent(asset_id=asset.id, extra={"from_trigger": True, "payload": payload}) for payload in payloads
+        )
 bag = DagBag(dag_folder=sys.argv[1])
 assert not bag.import_errors, bag.import_errors
 for name in ("export_committed", "export_committed", "publish_hours", "report_hour"):
@@ -35,10 +37,10 @@ for name in ("export_committed", "export_committed", "publish_hours", "report_ho
 """
 
 
-def told(pipeline: HandWrittenPipeline, unit: Unit | None) -> list[dict[str, object]]:
+def ranges_of(pipeline: HandWrittenPipeline, unit: Unit | None) -> list[dict[str, object]]:
     follower = LedgerFollower(pipeline.config, pipeline.name, unit, None)
     follower.beginning(newest=False)
-    ranges = [found.to_json() for found, _ in follower.ranges(100)]
+    ranges = [committed.to_json() for committed, _ in follower.ranges(100)]
     follower.close()
     return ranges
 
@@ -55,7 +57,7 @@ def test_the_example_exports_each_range_once_and_hands_on_the_hours(
         pipeline.commit({0: 1, 1: at}, read_up_to={0: at}, watermark=NEW_YEAR + at * 1_800_000)
     file = tmp_path / "shop_committed.py"
     file.write_text((ROOT / "dags" / "shop_committed.py").read_text().replace('"shop-totals"', f'"{pipeline.name}"'))
-    ranges, hours = told(pipeline, None), told(pipeline, "hour")
+    ranges, hours = ranges_of(pipeline, None), ranges_of(pipeline, "hour")
     asset = f"exactlyonce://kafka_default/{pipeline.name}"
     # The third is told twice, and the last one before the others.
     events = json.dumps({asset: [ranges[4], *ranges[:3], *ranges[2:4]], f"{asset}/hour": hours})
@@ -63,15 +65,16 @@ def test_the_example_exports_each_range_once_and_hands_on_the_hours(
     airflow.run([sys.executable, "-c", RUN, str(file), events], environment)
 
     exports = tmp_path / ".exactlyonce" / "exports"
-    assert {one.name for one in exports.iterdir()} == {f"{one['key']}.jsonl" for one in ranges}
-    exported = [json.loads(line) for one in exports.iterdir() for line in one.read_text().splitlines()]
+    assert {export.name for export in exports.iterdir()} == {f"{committed['key']}.jsonl" for committed in ranges}
+    exported = [json.loads(line) for export in exports.iterdir() for line in export.read_text().splitlines()]
     readable = [
-        [one.partition, one.offset, (one.value or b"").decode()] for one in read_committed(kafka_config, pipeline.sink)
+        [record.partition, record.offset, (record.value or b"").decode()]
+        for record in read_committed(kafka_config, pipeline.sink)
     ]
     assert sorted(exported) == sorted(readable)
     sql = "SELECT run_id, value FROM xcom WHERE dag_id = 'export_committed' AND key = 'return_value' ORDER BY timestamp"
     first, second = (json.loads(value) for _, value in airflow.query(sql))
-    assert first == [f"{one['key']}.jsonl" for one in ranges]
+    assert first == [f"{committed['key']}.jsonl" for committed in ranges]
     assert second == [], "what has been told before is dropped"
     sql = "SELECT e.partition_key FROM asset_event e JOIN asset a ON a.id = e.asset_id WHERE a.name = ?"
     handed_on = {key for (key,) in airflow.query(sql, f"{pipeline.name}-hours")}

@@ -47,10 +47,10 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
     )
 
     check_counts(world)
-    found = json.loads(result.read_text())
+    results = json.loads(result.read_text())
     commits, _ = world.ledger()
-    assert found["rows"] == sum(commit.rows for commit in commits)
-    assert found["stream"] == {
+    assert results["rows"] == sum(commit.rows for commit in commits)
+    assert results["stream"] == {
         "pipeline": world.pipeline,
         "run": 2,
         "lineage": commits[-1].lineage,
@@ -63,20 +63,25 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
         "watermark": None,
         "restarts": 1,
     }
-    assert found["gate"] == {"pipeline": world.pipeline, "commit": 3, "idle": False, "late_rows": 0}
+    assert results["gate"] == {"pipeline": world.pipeline, "commit": 3, "idle": False, "late_rows": 0}
     [restart] = restarts.read(world.home / "control" / "restarts.json")
     assert (restart.run, restart.exit_code) == (1, -9)
     assert restart.relaunched is not None
     assert restart.due == restart.died
     links = dict(airflow.query("SELECT key, value FROM xcom WHERE key LIKE '_link_%' AND task_id = 'stream'"))
     assert set(links) == {"_link_PipelineStatusLink", "_link_SparkUILink", "_link_SparkApplicationLink"}
-    told = [json.loads(line) for line in events.read_text().splitlines()]
-    [event] = [one for one in told if (one["job"]["name"], one["eventType"]) == ("stream_then_gate.stream", "COMPLETE")]
+    emitted = [json.loads(line) for line in events.read_text().splitlines()]
+    [event] = [
+        candidate
+        for candidate in emitted
+        if (candidate["job"]["name"], candidate["eventType"]) == ("stream_then_gate.stream", "COMPLETE")
+    ]
     [read], [written] = event["inputs"], event["outputs"]
     assert (read["name"], written["name"]) == (world.source, world.sink)
     ends = end_offsets(world.config, world.source, IsolationLevel.READ_COMMITTED)
     taken = {
-        one["partition"]: (one["start"], one["end"]) for one in read["inputFacets"]["exactlyonce_offsets"]["partitions"]
+        span["partition"]: (span["start"], span["end"])
+        for span in read["inputFacets"]["exactlyonce_offsets"]["partitions"]
     }
     assert taken == {partition: (0, end) for partition, end in ends.items()}
     assert written["outputFacets"]["outputStatistics"]["rowCount"] == sum(commit.rows for commit in commits)
@@ -92,11 +97,11 @@ def test_a_deferred_stream_makes_as_many_commits_as_were_asked_for_over_a_restar
     dags = airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"]
     airflow.run([sys.executable, "-c", RUN, dags, "deferred_until_two_commits", "success"], names)
 
-    found = json.loads(result.read_text())
+    results = json.loads(result.read_text())
     commits, runs = world.ledger()
     assert (len(commits), len(runs)) == (2, 2)
-    assert (found["stream"]["commit"], found["stream"]["run"], found["stream"]["restarts"]) == (2, 2, 1)
-    assert found["rows"] == sum(commit.rows for commit in commits)
+    assert (results["stream"]["commit"], results["stream"]["run"], results["stream"]["restarts"]) == (2, 2, 1)
+    assert results["rows"] == sum(commit.rows for commit in commits)
     check_counts(world, complete=False)
     keys = {key for (key,) in airflow.query("SELECT key FROM xcom WHERE dag_id = 'deferred_until_two_commits'")}
     assert keys >= {"return_value", "_link_SparkUILink", "_link_SparkApplicationLink"}
@@ -122,9 +127,9 @@ def test_a_stream_is_stopped_by_its_teardown_when_what_follows_it_fails(
 
     states = dict(airflow.query("SELECT task_id, state FROM task_instance WHERE dag_id = 'stopped_by_teardown'"))
     assert states == {"stream": "success", "gate": "success", "fail": "failed", "stop": "success"}
-    told = status.read(world.home / "control" / "status.json")
-    assert told is not None
-    assert told.state is DriverState.STOPPED
+    last_status = status.read(world.home / "control" / "status.json")
+    assert last_status is not None
+    assert last_status.state is DriverState.STOPPED
     [savepoint] = Savepoints(Home(world.home).savepoints).list()
     commits, _ = world.ledger()
     assert savepoint.commit == commits[-1].commit

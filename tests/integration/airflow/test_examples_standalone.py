@@ -72,9 +72,9 @@ def extra_links(airflow: Airflow, address: str, dag: str, run: str, task: str) -
     place = f"{address}/api/v2/dags/{dag}/dagRuns/{quote(run)}/taskInstances/{task}/links"
     request = urllib.request.Request(place, headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=30) as answer:
-        found = json.load(answer)["extra_links"]
-    assert isinstance(found, dict)
-    return found
+        links = json.load(answer)["extra_links"]
+    assert isinstance(links, dict)
+    return links
 
 
 @pytest.mark.slow

@@ -49,13 +49,13 @@ def test_the_query_behind_the_gate_sees_every_event_once(airflow: Airflow, world
     airflow.run([sys.executable, "-c", RUN, dag, conf, str(result)], environment, 380)
 
     paid: dict[str, Decimal] = defaultdict(Decimal)
-    for one in sent:
-        paid[f"{one.day[:4]}-{one.day[4:6]}"] += one.dollars
+    for event in sent:
+        paid[f"{event.day[:4]}-{event.day[4:6]}"] += event.dollars
     assert json.loads(result.read_text()) == {month: f"{dollars:.2f}" for month, dollars in sorted(paid.items())}
-    found = sorted(read_delta(table), key=lambda row: row["event_id"])
-    assert found == [row_of(one) for one in sorted(sent, key=lambda one: one.line)]
+    rows = sorted(read_delta(table), key=lambda row: row["event_id"])
+    assert rows == [row_of(event) for event in sorted(sent, key=lambda event: event.line)]
     values = [json.loads(record.value or b"")["event_id"] for record in read_committed(world.config, world.sink)]
-    assert sorted(values) == sorted(one.line for one in sent)
+    assert sorted(values) == sorted(event.line for event in sent)
     assert [run.run for run in world.ledger()[1]] == [1, 2]
 
 

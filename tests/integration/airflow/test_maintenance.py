@@ -50,9 +50,9 @@ def test_the_window_saves_a_running_pipeline_stops_it_with_a_savepoint_and_clean
     finally:
         driver.end()
     home = Home(world.home)
-    told = status.read(home.status)
-    assert told is not None
-    assert told.state is DriverState.STOPPED
+    last_status = status.read(home.status)
+    assert last_status is not None
+    assert last_status.state is DriverState.STOPPED
     commits, _ = world.ledger()
     saved, stopped = result(airflow, "save"), result(airflow, "stop")
     first, last = Savepoints(home.savepoints).list()
@@ -73,8 +73,8 @@ def test_the_window_saves_a_running_pipeline_stops_it_with_a_savepoint_and_clean
         "AND expires_at IS NULL"
     )
     assert json.loads(kept)["fixed"]["targets"] == decided
-    for one in (first, last):
-        assert Savepoints(home.savepoints).verify(one.id) == []
+    for savepoint in (first, last):
+        assert Savepoints(home.savepoints).verify(savepoint.id) == []
     assert list(home.commands.glob("savepoint-*")) == []
 
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", airflow.environment["AIRFLOW_CONN_KAFKA_DEFAULT"])
@@ -84,6 +84,6 @@ def test_the_window_saves_a_running_pipeline_stops_it_with_a_savepoint_and_clean
     assert here["commit"] == commits[-1].commit
     assert SavepointOperator(task_id="t", pipeline=world.pipeline).execute(context) == here
     assert StopPipelineOperator(task_id="t", pipeline=world.pipeline).execute(context)["savepoint"] is None
-    assert [one.id for one in Savepoints(home.savepoints).list()] == [first.id, last.id, here["savepoint"]]
+    assert [savepoint.id for savepoint in Savepoints(home.savepoints).list()] == [first.id, last.id, here["savepoint"]]
     assert lease.read(home.lease) is None
     check_counts(world, complete=False)

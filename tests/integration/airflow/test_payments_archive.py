@@ -50,7 +50,7 @@ def test_the_stream_goes_through_the_dag_and_its_small_files_become_few(
         conf = json.dumps({"home": str(world.home), "table": str(table)})
         airflow.run([sys.executable, "-c", RUN, str(ROOT / "dags" / "payments_archive.py"), conf], environment, 300)
         assert sorted(server.ids) == list(range(400))
-    found = DeltaTable(table)
-    assert sorted(found.to_pyarrow_table()["id"].to_pylist()) == list(range(400))
-    assert len(found.file_uris()) == 4, "one for each value of partition_by"
+    delta_table = DeltaTable(table)
+    assert sorted(delta_table.to_pyarrow_table()["id"].to_pylist()) == list(range(400))
+    assert len(delta_table.file_uris()) == 4, "one for each value of partition_by"
     assert [run.run for run in world.ledger()[1]] == [1, 2]

@@ -67,8 +67,8 @@ def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everythin
     parts.trigger(GATED, world.pipeline, {**names, **given})
 
     def states() -> dict[str, str | None]:
-        found = parts.airflow.query("SELECT task_id, state FROM task_instance WHERE run_id = ?", world.pipeline)
-        return dict(found)
+        rows = parts.airflow.query("SELECT task_id, state FROM task_instance WHERE run_id = ?", world.pipeline)
+        return dict(rows)
 
     eventually(lambda: set(states().values()) <= {"success", "failed", "upstream_failed"}, parts.output)
     assert set(states().values()) == {"success"}, parts.airflow.task_logs()
@@ -105,13 +105,17 @@ def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everythin
 
 def check_lineage(parts: Parts, world: World, rows: int) -> None:
     """Check what OpenLineage was told of the stream: what it has read, and how much it has written."""
-    told = [json.loads(line) for line in parts.openlineage.read_text().splitlines()]
-    [event] = [one for one in told if (one["job"]["name"], one["eventType"]) == (f"{GATED}.stream", "COMPLETE")]
+    emitted = [json.loads(line) for line in parts.openlineage.read_text().splitlines()]
+    [event] = [
+        candidate
+        for candidate in emitted
+        if (candidate["job"]["name"], candidate["eventType"]) == (f"{GATED}.stream", "COMPLETE")
+    ]
     [read], [written] = event["inputs"], event["outputs"]
     assert (read["name"], written["name"]) == (world.source, world.sink)
     taken = read["inputFacets"]["exactlyonce_offsets"]["partitions"]
     ends = end_offsets(world.config, world.source, IsolationLevel.READ_COMMITTED)
-    assert {one["partition"]: (one["start"], one["end"]) for one in taken} == {
+    assert {span["partition"]: (span["start"], span["end"]) for span in taken} == {
         partition: (0, end) for partition, end in ends.items()
     }
     assert written["outputFacets"]["outputStatistics"]["rowCount"] == rows

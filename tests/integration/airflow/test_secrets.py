@@ -36,31 +36,31 @@ def secured(tmp_path: Path) -> Iterator[SecuredBroker]:
 
 
 def files_with_the_secret(folder: Path) -> list[Path]:
-    found = []
+    paths = []
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names):
             try:
                 if path.is_file() and SECRET.encode() in path.read_bytes():
-                    found.append(path)
+                    paths.append(path)
             except OSError:  # it is gone already
                 continue
-    return found
+    return paths
 
 
 def is_for_its_owner_only(path: Path, root: Path) -> bool:
     """Tell whether others are kept out by the file or by a folder between it and the root."""
     try:
         return any(
-            not one.stat().st_mode & (0o005 if one.is_dir() else 0o004)
-            for one in (path, *path.parents)
-            if one.is_relative_to(root) and one != root
+            not parent.stat().st_mode & (0o005 if parent.is_dir() else 0o004)
+            for parent in (path, *path.parents)
+            if parent.is_relative_to(root) and parent != root
         )
     except FileNotFoundError:  # it is gone already
         return True
 
 
 def command_lines_with_the_secret() -> list[str]:
-    found = []
+    command_lines = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -68,8 +68,8 @@ def command_lines_with_the_secret() -> list[str]:
             except OSError:
                 continue
             if SECRET in text:
-                found.append(text)
-    return found
+                command_lines.append(text)
+    return command_lines
 
 
 @dataclass
@@ -99,9 +99,9 @@ class Watcher:
                 for path in files_with_the_secret(self.local)
                 if not is_for_its_owner_only(path, self.local)
             ]
-            found = status.read(Home(self.home).status)
-            if found is not None and found.ui_url:
-                self._read_pages(found.ui_url, found.application_id or "")
+            driver_status = status.read(Home(self.home).status)
+            if driver_status is not None and driver_status.ui_url:
+                self._read_pages(driver_status.ui_url, driver_status.application_id or "")
 
     def _read_pages(self, url: str, application: str) -> None:
         for page in (*PAGES, f"/api/v1/applications/{application}/environment"):

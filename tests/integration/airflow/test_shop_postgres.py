@@ -52,5 +52,5 @@ def test_the_tables_have_what_was_sent_and_no_password_is_shown(
     with postgres.connect(database) as connection:
         assert connection.execute("SELECT id FROM shop_events ORDER BY id").fetchall() == [(n,) for n in range(300)]
     assert [run.run for run in world.ledger()[1]] == [1, 2]
-    written = [one for one in tmp_path.rglob("*") if one.is_file()]
-    assert not [one for one in written if password.encode() in one.read_bytes()]
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert not [file for file in written if password.encode() in file.read_bytes()]

@@ -106,5 +106,5 @@ def test_a_lost_worker_leaves_a_driver_that_the_next_try_takes_over_and_stops_cl
 
 
 def committed(home: Home) -> int:
-    found = status.read(home.status)
-    return found.commit if found else 0
+    driver_status = status.read(home.status)
+    return driver_status.commit if driver_status else 0

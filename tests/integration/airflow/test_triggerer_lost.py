@@ -73,17 +73,17 @@ class Story:
         self.airflow, self.asset = airflow, asset
 
     def events(self) -> list[dict[str, Any]]:
-        found = self.airflow.query(
+        rows = self.airflow.query(
             "SELECT e.extra FROM asset_event e JOIN asset a ON a.id = e.asset_id WHERE a.uri = ? ORDER BY e.id",
             self.asset,
         )
-        return [json.loads(extra)["payload"] for (extra,) in found]
+        return [json.loads(extra)["payload"] for (extra,) in rows]
 
     def place(self) -> int | None:
-        found = self.airflow.query(
+        rows = self.airflow.query(
             "SELECT s.value FROM asset_state_store s JOIN asset a ON a.id = s.asset_id WHERE a.uri = ?", self.asset
         )
-        return int(json.loads(found[0][0])["commit"]) if found else None
+        return int(json.loads(rows[0][0])["commit"]) if rows else None
 
 
 def commit(pipeline: HandWrittenPipeline, number: int) -> None:
@@ -165,19 +165,19 @@ def check_gates(airflow: Airflow) -> None:
     assert "of 1000000: " in logs, "the time-out names what is missing"
 
 
-def check_events(told: list[dict[str, Any]], hours: list[dict[str, Any]]) -> None:
+def check_events(ranges: list[dict[str, Any]], hours: list[dict[str, Any]]) -> None:
     by_key: dict[str, dict[str, Any]] = {}
-    for event in [*told, *hours]:
+    for event in [*ranges, *hours]:
         assert by_key.setdefault(event["key"], event) == event, "a range that is told again is the same"
-    assert {event["last"] for event in told} == set(range(1, 41)), "no commit is left out"
+    assert {event["last"] for event in ranges} == set(range(1, 41)), "no commit is left out"
     ends = sorted({(event["first"], event["last"]) for event in hours})
     assert [first for first, _ in ends] == [1, *(last + 1 for _, last in ends[:-1])], "ranges join"
     assert len({partition for event in hours for partition in event["partitions"]}) == 11
-    print(f"{len(told)} events for 40 ranges, {len(hours)} for {len(ends)} hours")
+    print(f"{len(ranges)} events for 40 ranges, {len(hours)} for {len(ends)} hours")
 
 
 def check_exports(exports: Path, pipeline: HandWrittenPipeline) -> None:
     exported = [tuple(json.loads(line)) for file in exports.glob("*.jsonl") for line in file.read_text().splitlines()]
     readable = read_committed(pipeline.config, pipeline.sink)
-    places = sorted((one.partition, one.offset, (one.value or b"").decode()) for one in readable)
+    places = sorted((record.partition, record.offset, (record.value or b"").decode()) for record in readable)
     assert sorted(exported) == places, "each record once, and nothing of what was aborted"

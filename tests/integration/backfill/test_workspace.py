@@ -31,15 +31,15 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_the_turn_of_a_process_that_is_killed_is_over(home: Home) -> None:
-    one, other = made(home, "1..2"), made(home, "1..3")
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(one.path)], stdout=subprocess.PIPE)
+    first, second = made(home, "1..2"), made(home, "1..3")
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(first.path)], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"has it\n"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        with workspace.turn(other, never):
-            assert str(other.path) in (other.path.parent / "turn.lock").read_text()
+        with workspace.turn(second, never):
+            assert str(second.path) in (second.path.parent / "turn.lock").read_text()
     finally:
         process.kill()
         process.communicate()

@@ -160,7 +160,7 @@ class BrokerCluster:
             if not all(self._metadata_of(node) for node in NODES):  # a killed one is listed as before for a while
                 return False
             metadata = self.metadata()
-            partitions = [one for topic in metadata.topics.values() for one in topic.partitions.values()]
+            partitions = [partition for topic in metadata.topics.values() for partition in topic.partitions.values()]
             return len(metadata.brokers) == len(NODES) and all(
                 partition.leader != -1 and len(partition.isrs) == len(partition.replicas) for partition in partitions
             )
@@ -187,7 +187,7 @@ class BrokerCluster:
 
     def _properties(self, node: int) -> Path:
         clients = f"PLAINTEXT://{self._network.address(node)}:{CLIENTS_PORT}"
-        voters = (f"{one}@{self._network.address(one)}:{CONTROLLERS_PORT}" for one in NODES)
+        voters = (f"{controller}@{self._network.address(controller)}:{CONTROLLERS_PORT}" for controller in NODES)
         settings = {
             **SETTINGS,
             "advertised.listeners": clients,

@@ -55,7 +55,7 @@ def test_a_crash_at_any_step_leaves_a_whole_savepoint_or_none_and_what_is_left_i
         cwd=Path(__file__).parents[3],
     )
     assert done.returncode == -signal.SIGKILL
-    names = [one.id for one in store.list()]
+    names = [savepoint.id for savepoint in store.list()]
     assert names == ([before.id, "3-dead"] if step == "after-savepoint-manifest" else [before.id])
     for name in names:
         assert store.verify(name) == []

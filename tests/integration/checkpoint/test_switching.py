@@ -102,7 +102,9 @@ def test_a_restore_that_froze_before_its_switch_leaves_what_a_later_restore_has_
     assert code == 1
     assert "AlreadyRunningError: somebody has taken pipeline shop over meanwhile" in said
     assert in_use(home) == "fast"
-    assert {one.name for one in home.lineages.iterdir()} == {"first", "fast"}, "and nothing of its own stays"
+    assert {directory.name for directory in home.lineages.iterdir()} == {"first", "fast"}, (
+        "and nothing of its own stays"
+    )
 
 
 def test_a_restore_that_froze_before_its_switch_does_not_switch_under_a_driver(home: Home) -> None:
@@ -150,7 +152,7 @@ def test_a_restore_removes_what_was_never_started_and_never_what_is_in_use(home:
         with leases.holding(home.lease, "shop", name) as hold:
             restored(home, hold, name)
         assert in_use(home) == name
-        assert {one.name for one in home.lineages.iterdir()} == {"first", name}
+        assert {directory.name for directory in home.lineages.iterdir()} == {"first", name}
 
 
 def test_a_removal_that_dies_half_way_leaves_nothing_that_is_taken_for_a_lineage(
@@ -170,10 +172,10 @@ def test_a_removal_that_dies_half_way_leaves_nothing_that_is_taken_for_a_lineage
         with pytest.raises(KeyboardInterrupt):
             lineages.switch(home, lineage, hold)
     assert in_use(home) == "b"
-    assert {one.name for one in home.lineages.glob("[!.]*")} == {"first", "b"}
+    assert {directory.name for directory in home.lineages.glob("[!.]*")} == {"first", "b"}
     with leases.holding(home.lease, "shop", "c") as hold:
         lineages.remove_unfinished(home.lineages, hold)
-    assert {one.name for one in home.lineages.iterdir()} == {"first", "b"}
+    assert {directory.name for directory in home.lineages.iterdir()} == {"first", "b"}
 
 
 @pytest.mark.parametrize("dead", [False, True])

@@ -34,8 +34,8 @@ def submitted(job: Path, *arguments: str) -> list[str]:
 @pytest.mark.parametrize("before", [[*OURS, *JOBS], [*OURS], [*JOBS], []], ids=["all", "Spark's", "the job's", "none"])
 def test_options_of_a_run_may_stand_before_and_after_the_job(job: Path, before: list[str]) -> None:
     after = [word for word in [*OURS, *JOBS] if word not in before]
-    found = submitted(job, *before, str(job), *after, "--one-of-its-own", "5")
-    at = found.index(str(job))
-    assert {"local[2]", "spark.x=1", "a:b:1"} < set(found[:at])
-    told = [word for given in found[at + 1 :] for word in given.split("=")]
-    assert told == ["--home", "H", "--until", "available", "--accept-home", "--one-of-its-own", "5"]
+    arguments = submitted(job, *before, str(job), *after, "--one-of-its-own", "5")
+    at = arguments.index(str(job))
+    assert {"local[2]", "spark.x=1", "a:b:1"} < set(arguments[:at])
+    passed_on = [word for given in arguments[at + 1 :] for word in given.split("=")]
+    assert passed_on == ["--home", "H", "--until", "available", "--accept-home", "--one-of-its-own", "5"]

@@ -130,7 +130,7 @@ class Bench:
         return (new.in_one_batch or new.function)(*frames).collect()
 
     def _run(self, spec: Spec, folder: Path, checkpoint: Path) -> Ran:
-        found: list[Row] = []
+        collected: list[Row] = []
         with settings(self.spark, spec.conf):
             frames = [self.spark.readStream.schema(spec.schema).parquet(str(folder / topic)) for topic in spec.topics]
             try:
@@ -138,14 +138,14 @@ class Bench:
                     spec.function(*frames)
                     .writeStream.outputMode(spec.mode)
                     .option("checkpointLocation", str(checkpoint))
-                    .foreachBatch(lambda batch, _: found.extend(batch.collect()))
+                    .foreachBatch(lambda batch, _: collected.extend(batch.collect()))
                     .trigger(availableNow=True)
                     .start()
                 )
                 query.awaitTermination()
             except PySparkException as error:
-                return Ran(found, str(error))
-        return Ran(found, None)
+                return Ran(collected, str(error))
+        return Ran(collected, None)
 
     @staticmethod
     def _write(folder: Path, number: int) -> None:

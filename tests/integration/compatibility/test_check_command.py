@@ -108,7 +108,7 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "told"),
+    ("text", "line", "message"),
     [
         ("x = (\n", 1, "SyntaxError"),
         ("x = 1\n\nmissing.name\n", 3, "NameError"),
@@ -121,11 +121,11 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
     ],
 )
 def test_a_job_that_can_not_be_imported_is_refused_with_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: int | None, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: int | None, message: str
 ) -> None:
     job = tmp_path / "job.py"
     job.write_text(text)
     assert cli.main(["check", str(job), "--against", str(tmp_path)]) == RefusedError.exit_code
     printed = capsys.readouterr().err
-    assert told in printed
+    assert message in printed
     assert line is None or f"{job}:{line}:" in printed

@@ -17,36 +17,36 @@ from airflow_provider_exactlyonce.streaming import KafkaSource
 
 def run(spark: Any, config: Mapping[str, str], checkpoint: Path, *topics: str) -> int:
     """Read what is there of some topics; returns how many records there were."""
-    found: list[int] = []
+    counts: list[int] = []
     frames = [KafkaSource(topic).read(spark, config) for topic in topics]
     union = frames[0] if len(frames) == 1 else frames[0].union(frames[1])
 
     def count(batch: DataFrame, _: int) -> None:
-        found.append(batch.count())
+        counts.append(batch.count())
 
     query = union.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(count)
     query.trigger(availableNow=True).start().awaitTermination()
-    return sum(found)
+    return sum(counts)
 
 
 @pytest.mark.slow
 def test_spark_stops_at_a_topic_that_is_renamed_and_at_sources_in_another_order(
     spark: Any, kafka_config: Mapping[str, str], make_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    one, other = make_topic(partitions=1), make_topic(partitions=1)
+    first, second = make_topic(partitions=1), make_topic(partitions=1)
     producer = Producer(dict(kafka_config))
 
     def send() -> None:
-        for topic in (one, other):
+        for topic in (first, second):
             producer.produce(topic, b"x")
         assert producer.flush(30) == 0
 
     send()
-    assert run(spark, kafka_config, tmp_path / "single", one) == 1
-    assert run(spark, kafka_config, tmp_path / "both", one, other) == 2
+    assert run(spark, kafka_config, tmp_path / "single", first) == 1
+    assert run(spark, kafka_config, tmp_path / "both", first, second) == 2
     send()
-    for name, topics in (("single", [other]), ("both", [other, one])):
+    for name, topics in (("single", [second]), ("both", [second, first])):
         shutil.copytree(tmp_path / name, tmp_path / f"{name}-new")
-        with pytest.raises(StreamingQueryException, match=f"{one}-0"):
+        with pytest.raises(StreamingQueryException, match=f"{first}-0"):
             run(spark, kafka_config, tmp_path / f"{name}-new", *topics)
-    assert run(spark, kafka_config, tmp_path / "both", one, other) == 2
+    assert run(spark, kafka_config, tmp_path / "both", first, second) == 2

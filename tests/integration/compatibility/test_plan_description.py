@@ -103,9 +103,9 @@ def test_operators_are_in_the_order_that_spark_gives_them_and_a_join_tells_what_
     ours, theirs = SOURCE.stand_in(spark), KafkaSource("other", schema=SOURCE.schema).stand_in(spark)
     joined = JOINED.function(ours.dropDuplicates(["id"]), theirs)
     plan = describe(joined, {})
-    assert [one.kind for one in plan.operators] == ["stream-stream join", "dropDuplicates"]
+    assert [operator.kind for operator in plan.operators] == ["stream-stream join", "dropDuplicates"]
     planned = stateful_operators(joined, "append", {})
-    assert [one.name for one in planned] == ["symmetricHashJoin", "dedupe"]
+    assert [operator.name for operator in planned] == ["symmetricHashJoin", "dedupe"]
     other = "timestamp_seconds(other.t)"
     assert facts(plan) == {
         "type": ("INNER",),
@@ -117,7 +117,7 @@ def test_operators_are_in_the_order_that_spark_gives_them_and_a_join_tells_what_
         "right columns": ("other.k", "other.j", "other.b", other),
     }
     assert facts(plan, 1) == {"columns": ("in.id",)}
-    assert [one.topic for one in plan.sources] == ["in", "other"]
+    assert [source.topic for source in plan.sources] == ["in", "other"]
     assert plan.watermarks == (
         WatermarkPlan(column=TIME, delay_milliseconds=10_000),
         WatermarkPlan(column=other, delay_milliseconds=10_000),
@@ -134,7 +134,7 @@ def test_a_function_with_state_is_described_by_its_keys_and_its_name(spark: Any)
     grouped = timed(SOURCE.stand_in(spark)).groupBy("k")
     result = grouped.applyInPandasWithState(counted, "k STRING, n BIGINT", "n BIGINT", "append", "NoTimeout")
     plan = describe(result, {})
-    assert [one.kind for one in plan.operators] == ["applyInPandasWithState"]
+    assert [operator.kind for operator in plan.operators] == ["applyInPandasWithState"]
     assert facts(plan) == {
         "group by": ("in.k",),
         "function": ("counted",),
@@ -142,7 +142,7 @@ def test_a_function_with_state_is_described_by_its_keys_and_its_name(spark: Any)
         "timeout": ("NoTimeout",),
     }
     assert plan.user_functions == ("counted",)
-    assert [one.stores for one in stateful_operators(result, "append", {})] == [("default",)]
+    assert [operator.stores for operator in stateful_operators(result, "append", {})] == [("default",)]
 
 
 def test_user_functions_that_state_depends_on_are_named_and_others_are_not(spark: Any) -> None:
@@ -162,7 +162,7 @@ def test_user_functions_that_state_depends_on_are_named_and_others_are_not(spark
 def test_the_plan_for_planning_only_is_described_as_the_one_that_runs(spark: Any, shape: str) -> None:
     topics = {source: f"topic-{source or 'in'}" for source in SHAPES[shape].sources}
     job = declare(SHAPES[shape], "p", topics, "out")
-    live, planned = (job.describe(spark, one) for one in (job.result(spark, NOBODY), job.planned(spark)))
+    live, planned = (job.describe(spark, frame) for frame in (job.result(spark, NOBODY), job.planned(spark)))
     assert live == planned
     assert live.plan is not None
 
@@ -175,9 +175,9 @@ def test_the_columns_of_a_source_without_a_schema_are_those_of_spark(spark: Any)
 def test_state_is_planned_without_running_and_settings_are_put_back(spark: Any) -> None:
     name = "spark.sql.shuffle.partitions"
     before = spark.conf.get(name)
-    found = stateful_operators(processor(CountingProcessor)(SOURCE.stand_in(spark)), "update", {name: "7"})
-    assert [(one.name, one.partitions) for one in found] == [("transformWithStateInPySparkExec", 7)]
-    assert [one["stateName"] for one in found[0].properties["stateVariables"]] == ["count"]
+    operators = stateful_operators(processor(CountingProcessor)(SOURCE.stand_in(spark)), "update", {name: "7"})
+    assert [(operator.name, operator.partitions) for operator in operators] == [("transformWithStateInPySparkExec", 7)]
+    assert [variable["stateName"] for variable in operators[0].properties["stateVariables"]] == ["count"]
     assert spark.conf.get(name) == before
 
 
@@ -244,11 +244,11 @@ def test_state_means_the_same_when_a_source_reads_more_topics(
             spark_version=spark.version,
             job_hash="h",
             output_mode="update",
-            topics=tuple(one.topic for one in plan.sources),
+            topics=tuple(source.topic for source in plan.sources),
             plan=plan,
             operators=None,
             read=("in.put",),
         )
 
-    found = compare(version(old), version(new))
-    assert [(one.aspect, one.verdict) for one in found.findings] == [("sources", Verdict.NOTE)]
+    report = compare(version(old), version(new))
+    assert [(finding.aspect, finding.verdict) for finding in report.findings] == [("sources", Verdict.NOTE)]

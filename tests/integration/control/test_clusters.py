@@ -54,8 +54,8 @@ class Manager(Cluster):
 
     def state(self, token: str) -> ClusterState:
         self.asked.append(token)
-        told = exit_classification.status_of(self.home, token)
-        has_ended = token in self.gone or (told is not None and told.state in ENDED)
+        driver_status = exit_classification.status_of(self.home, token)
+        has_ended = token in self.gone or (driver_status is not None and driver_status.state in ENDED)
         return ClusterState.GONE if has_ended else self.answer
 
     def kill(self, token: str) -> None:
@@ -145,12 +145,12 @@ def test_the_next_try_takes_over_a_driver_that_lives(home: Home) -> None:
     for status in left.run():  # a worker that dies leaves it so
         if status.commit:
             break
-    found = supervisor(home, Manager(home), "take-lease commit end=finished")
-    for _ in found.run():
+    successor = supervisor(home, Manager(home), "take-lease commit end=finished")
+    for _ in successor.run():
         break
-    assert found.living is not None
+    assert successor.living is not None
     assert left.living is not None
-    assert found.living.token == left.living.token
+    assert successor.living.token == left.living.token
     assert len(pids(home)) == 1
 
 

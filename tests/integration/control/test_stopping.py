@@ -122,9 +122,9 @@ def logs(home: Home) -> list[str]:
 
 
 def tokens(home: Home) -> set[str]:
-    found = {entry.token for entry in restarts.read(home.restarts)}
+    recorded = {entry.token for entry in restarts.read(home.restarts)}
     intent = intents.read(home.intent)
-    return found | ({intent.token} if intent is not None else set())
+    return recorded | ({intent.token} if intent is not None else set())
 
 
 def died_once(home: Home, hold: Hold, monkeypatch: pytest.MonkeyPatch, where: str) -> Callable[[int], None]:

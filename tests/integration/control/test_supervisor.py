@@ -77,8 +77,8 @@ def cmdline(pid: int) -> str:
 
 def notes(home: Home, event: str | None = None) -> list[dict[str, object]]:
     path = home.control / "notes.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [note for note in found if event in (None, note["event"])]
+    all_notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [note for note in all_notes if event in (None, note["event"])]
 
 
 def launch(home: Home, *plans: str, until: str = "available") -> Launch:
@@ -160,8 +160,8 @@ def test_a_driver_that_finishes_yields_each_change_once_and_leaves_no_intent(hom
 
 
 def test_a_killed_driver_is_started_again_at_once_and_the_death_is_on_record(home: Home) -> None:
-    one = supervisor(home, "take-lease commit die", "take-lease commit end=finished")
-    assert list(one.run())[-1].commit == 2
+    supervised = supervisor(home, "take-lease commit die", "take-lease commit end=finished")
+    assert list(supervised.run())[-1].commit == 2
     [died] = notes(home, "died")
     [restart] = restarts.read(home.control / "restarts.json")
     assert (restart.number, restart.run, restart.commit, restart.exit_code) == (1, 1, 1, -signal.SIGKILL)
@@ -169,14 +169,14 @@ def test_a_killed_driver_is_started_again_at_once_and_the_death_is_on_record(hom
     assert restart.died >= float(str(died["at"]))
     assert restart.due == restart.died
     assert restart.relaunched is not None
-    assert one.restarts == 1
+    assert supervised.restarts == 1
 
 
 def test_the_driver_fails_the_work_when_its_restarts_are_used_up(home: Home) -> None:
     strategy = RestartStrategy.fixed_delay(attempts=2, delay=timedelta(0))
-    one = supervisor(home, "take-lease die", strategy=strategy)
+    supervised = supervisor(home, "take-lease die", strategy=strategy)
     with pytest.raises(DriverFailedError, match="killed by signal 9"):
-        list(one.run())
+        list(supervised.run())
     assert len(notes(home, "started")) == 3
     assert [entry.number for entry in restarts.read(home.control / "restarts.json")] == [1, 2]
 
@@ -191,10 +191,10 @@ def test_the_delay_of_the_strategy_is_kept(home: Home) -> None:
 
 
 def test_a_stop_that_was_meant_for_a_driver_that_dies_first_is_meant_for_its_successor_too(home: Home) -> None:
-    one = supervisor(
+    supervised = supervisor(
         home, "take-lease commit die", "take-lease end=finished", strategy=RestartStrategy.fixed_delay(3, timedelta(30))
     )
-    seen = one.run()
+    seen = supervised.run()
     requests.request_stop(home, next(seen).token, reason="maintenance")
     with pytest.raises(StopRequestedError, match=r"restart 1: maintenance; the driver had died: .* signal 9"):
         list(seen)
@@ -234,15 +234,15 @@ def test_exit_code_zero_without_an_account_is_no_success(home: Home) -> None:
 
 
 def test_the_output_goes_to_a_file_of_its_own_and_its_tail_can_be_shown(home: Home) -> None:
-    one = supervisor(home, "print=first_words exit=1", "print=last_words exit=1", strategy=AT_ONCE)
+    supervised = supervisor(home, "print=first_words exit=1", "print=last_words exit=1", strategy=AT_ONCE)
     with pytest.raises(DriverFailedError):
-        list(one.run())
+        list(supervised.run())
     logs = sorted(home.logs.iterdir())
     assert [log.name for log in logs] == [f"driver-{number}.log" for number in (1, 2, 3, 4)]
     assert stat.S_IMODE(logs[0].stat().st_mode) == 0o600
     assert "first words" in exit_classification.log_tail(logs[0])
-    assert one.log == logs[3]
-    assert "last words" in exit_classification.log_tail(one.log)
+    assert supervised.log == logs[3]
+    assert "last words" in exit_classification.log_tail(supervised.log)
 
 
 def test_only_the_newest_outputs_are_kept(home: Home) -> None:
@@ -385,10 +385,10 @@ def test_a_driver_that_may_be_starting_on_another_host_is_waited_for(home: Home,
     )
     intents.write(home.intent, elsewhere)
     ends_there = Status(pipeline="shop", token="t", state=DriverState.FAILED)
-    one = supervisor(home, "take-lease end=finished")
+    supervised = supervisor(home, "take-lease end=finished")
     with alarm(after(0.7), lambda: statuses.write(home.status, ends_there)):
         began = time.monotonic()
-        list(one.run())
+        list(supervised.run())
     assert time.monotonic() - began > 0.6, "while it is unknown, no second driver is started"
     assert len(notes(home, "started")) == 1
 
@@ -473,12 +473,12 @@ def test_a_driver_that_hangs_is_killed_and_replaced(home: Home, monkeypatch: pyt
 
 
 def test_a_stop_ends_the_driver_at_its_batch_boundary(home: Home) -> None:
-    one = supervisor(home, "take-lease commit until-stop")
+    supervised = supervisor(home, "take-lease commit until-stop")
     with (
-        alarm(committed(home), lambda: one.stop("the task was killed")),
+        alarm(committed(home), lambda: supervised.stop("the task was killed")),
         pytest.raises(StopRequestedError, match="commit 1"),
     ):
-        list(one.run())
+        list(supervised.run())
     status = statuses.read(home.status)
     assert status is not None
     assert status.state is DriverState.STOPPED
@@ -486,24 +486,24 @@ def test_a_stop_ends_the_driver_at_its_batch_boundary(home: Home) -> None:
 
 
 def test_a_second_stop_changes_nothing(home: Home) -> None:
-    one = supervisor(home, "take-lease commit until-stop")
+    supervised = supervisor(home, "take-lease commit until-stop")
 
     def twice() -> None:
-        one.stop("first")
-        one.stop("second")
+        supervised.stop("first")
+        supervised.stop("second")
 
     with alarm(committed(home), twice), pytest.raises(StopRequestedError, match="first"):
-        list(one.run())
+        list(supervised.run())
 
 
 def test_a_stop_during_the_delay_before_a_restart_starts_nothing(home: Home) -> None:
     strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=30))
-    one = supervisor(home, "take-lease commit die", strategy=strategy)
+    supervised = supervisor(home, "take-lease commit die", strategy=strategy)
     with (
-        alarm(lambda: restarts.read(home.restarts), lambda: one.stop("enough")),
+        alarm(lambda: restarts.read(home.restarts), lambda: supervised.stop("enough")),
         pytest.raises(StopRequestedError, match="before restart 1: enough"),
     ):
-        list(one.run())
+        list(supervised.run())
     assert len(notes(home, "started")) == 1
 
 
@@ -532,12 +532,12 @@ def stop_by_a_person(home: Home) -> None:
 
 
 def test_a_stop_by_somebody_else_is_no_success_while_records_were_available(home: Home) -> None:
-    one = supervisor(home, "take-lease commit until-stop")
+    supervised = supervisor(home, "take-lease commit until-stop")
     with (
         alarm(committed(home), lambda: stop_by_a_person(home)),
         pytest.raises(StopRequestedError, match=r"before its work was done \(until available\): maintenance"),
     ):
-        list(one.run())
+        list(supervised.run())
     assert len(notes(home, "started")) == 1
 
 
@@ -556,9 +556,9 @@ def test_a_driver_that_a_signal_stopped_is_started_again(home: Home, until: str)
 
 
 def test_a_driver_that_finishes_while_it_is_asked_to_stop_has_finished(home: Home) -> None:
-    one = supervisor(home, "take-lease commit sleep=1 end=finished")
-    with alarm(committed(home), lambda: one.stop("the task was killed")):
-        assert list(one.run())[-1].state is DriverState.FINISHED
+    supervised = supervisor(home, "take-lease commit sleep=1 end=finished")
+    with alarm(committed(home), lambda: supervised.stop("the task was killed")):
+        assert list(supervised.run())[-1].state is DriverState.FINISHED
 
 
 def test_a_stop_while_waiting_for_another_tasks_driver_leaves_that_driver_alone(home: Home) -> None:
@@ -591,8 +591,8 @@ def test_what_a_dead_leader_leaves_behind_is_killed_before_the_next_start(home: 
         "while not lease.exists(): time.sleep(0.02)\n"
         "os.kill(os.getpid(), 9)"
     )
-    one = supervisor(home, command=[sys.executable, "-c", outer])
-    list(one.run())
+    supervised = supervisor(home, command=[sys.executable, "-c", outer])
+    list(supervised.run())
     assert len(notes(home, "started")) == 2
     assert all(cmdline(int(str(note["pid"]))) == "" for note in notes(home, "started"))
 

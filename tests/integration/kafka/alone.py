@@ -175,8 +175,8 @@ def claims_after(config: Mapping[str, str], pipeline: str, topic: str, batches: 
     for name in (topic, ledger_topic(pipeline)):
         eventually(lambda name=name: open_transactions(config, name) == {}, f"nothing holds {name} back")  # type: ignore[misc]
     quick = {**config, "fetch.wait.max.ms": "20"}
-    found = Counter((record.key, record.value) for record in read_committed(quick, topic))
-    assert found == Counter(row for number in range(batches) for row in rows_of(number))
+    actual = Counter((record.key, record.value) for record in read_committed(quick, topic))
+    assert actual == Counter(row for number in range(batches) for row in rows_of(number))
     with LedgerReader(config, pipeline) as reader:
         records = [record for _, record in reader.records()]
     commits = [record for record in records if isinstance(record, CommitRecord)]

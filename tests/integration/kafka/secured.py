@@ -40,7 +40,7 @@ class Right:
 
     def of(self, names: Mapping[str, str]) -> Right:
         """Return the right on real names in place of the table's."""
-        name = re.sub(r"[A-Z]+", lambda found: names[found[0]], self.name)
+        name = re.sub(r"[A-Z]+", lambda match: names[match[0]], self.name)
         return Right(self.resource, name, self.operation)
 
     @property

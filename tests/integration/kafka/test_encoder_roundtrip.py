@@ -105,11 +105,11 @@ def read_with_librdkafka(
 ) -> list[tuple[Row, int]]:
     """Read so many records from these offsets on, by partition; with each one's timestamp type."""
     consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in offsets.items()])
-    found: list[tuple[Row, int]] = []
+    messages: list[tuple[Row, int]] = []
     deadline = time.monotonic() + HANG_SECONDS
-    while len(found) < records:
-        assert time.monotonic() < deadline, f"{len(found)} of {records} records of {topic}"
-        for message in consumer.consume(records - len(found), 1.0):
+    while len(messages) < records:
+        assert time.monotonic() < deadline, f"{len(messages)} of {records} records of {topic}"
+        for message in consumer.consume(records - len(messages), 1.0):
             assert not message.error(), message.error()
             kind, timestamp = message.timestamp()
             row = Row(
@@ -119,8 +119,8 @@ def read_with_librdkafka(
                 timestamp=timestamp,
                 partition=cast(int, message.partition()),
             )
-            found.append((row, kind))
-    return sorted(found, key=lambda item: item[0].partition)
+            messages.append((row, kind))
+    return sorted(messages, key=lambda item: item[0].partition)
 
 
 @pytest.mark.parametrize("codec", ATTRIBUTES)
@@ -222,15 +222,15 @@ def read_with_java(java: JavaGateway, config: Mapping[str, str], topic: str, rec
     places = [java.jvm.org.apache.kafka.common.TopicPartition(topic, number) for number in range(PARTITIONS)]
     consumer.assign(places)
     consumer.seekToBeginning(places)
-    found: list[Row] = []
+    records_read: list[Row] = []
     deadline = time.monotonic() + HANG_SECONDS
-    while len(found) < records:
-        assert time.monotonic() < deadline, f"{len(found)} of {records} records of {topic}"
+    while len(records_read) < records:
+        assert time.monotonic() < deadline, f"{len(records_read)} of {records} records of {topic}"
         polled = consumer.poll(java.jvm.java.time.Duration.ofSeconds(1)).iterator()
         while polled.hasNext():
-            found.append(row_of_java(polled.next()))
+            records_read.append(row_of_java(polled.next()))
     consumer.close()
-    return sorted(found, key=lambda row: row.partition)
+    return sorted(records_read, key=lambda row: row.partition)
 
 
 def row_of_java(record: Any) -> Row:

@@ -98,8 +98,8 @@ def test_a_run_whose_transactional_id_has_expired_goes_on_and_the_doctor_knows_o
             assert alone.events == [(0, False), (1, False), (2, False)]
             _wait_until_forgotten(session)
         check(config, "p", "sink", batches=3, claims=[1, 1, 1])
-        told = {one.name: one.severity for one in examine("p", config, None).findings}
-        assert told["transactional-id-expired"] is Severity.INFO
+        severities = {finding.name: finding.severity for finding in examine("p", config, None).findings}
+        assert severities["transactional-id-expired"] is Severity.INFO
 
 
 def _wait_until_forgotten(session: TransactionSession) -> None:

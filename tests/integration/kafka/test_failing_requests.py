@@ -134,11 +134,11 @@ class Pipeline:
         try:
             observer.catch_up(observer.decided_ends() or {})
             judge = Judge(self.source, self.sink, source.owed)
-            found = judge.judge(observer.commits, observer.rows)
+            findings = judge.judge(observer.commits, observer.rows)
         finally:
             observer.close()
         assert (judge.commit, judge.ends) == (self.batches, source.ends(seed, self.batches - 1))
-        return found
+        return findings
 
     def _live(self, seed: int) -> None:
         options = RunOptions(
@@ -178,8 +178,8 @@ def goes_through(pipeline: Pipeline, cases: Sequence[Sequence[Fault]]) -> None:
         pipeline.live(faults, SEED)
         if number % 10 == 0 or number == len(cases):
             named = [str(fault) for case in cases[max(0, number - 10) : number] for fault in case]
-            found = pipeline.judge(SEED)
-            assert not found, f"{found}: seed {SEED}, one of: {named}"
+            findings = pipeline.judge(SEED)
+            assert not findings, f"{findings}: seed {SEED}, one of: {named}"
 
 
 @pytest.mark.usefixtures("faulty_wire")

@@ -62,7 +62,7 @@ def test_after_the_claim_only_the_current_producer_asks_for_an_epoch(stage: Stag
     stage.process(2)
     stage.check(more_claims=2)
     asked = [request.producer for request in stage.proxy.requests if request.api == Api.INIT_PRODUCER_ID]
-    periods = [list(found) for _, found in itertools.groupby(asked, lambda producer: producer == NO_PRODUCER)]
+    periods = [list(group) for _, group in itertools.groupby(asked, lambda producer: producer == NO_PRODUCER)]
     claims, own = periods[::2], periods[1::2]
     assert all(producer == NO_PRODUCER for repeated in claims for producer in repeated)
     assert len(claims) == len(own) == stage.claims

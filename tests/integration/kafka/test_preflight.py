@@ -57,9 +57,9 @@ def test_a_cluster_that_is_fit_passes_and_nothing_is_left_on_it(
     facts = check_topics(client, sources=[source], sinks=[sink], ledger=ledger)
     assert set(facts) == {source, sink}
     assert (facts[sink].partitions, facts[sink].batch_bytes_maximum) == (3, 1_048_588)
-    found = client.metadata(sink)
-    assert found is not None
-    assert facts[sink].topic_id == found.topic_id
+    metadata = client.metadata(sink)
+    assert metadata is not None
+    assert facts[sink].topic_id == metadata.topic_id
     assert client.metadata(ledger) is None
     with pytest.raises(TransactionalIdNotFoundError):
         client.admin.describe_transactions(["exactlyonce.preflight"])
@@ -225,4 +225,4 @@ def _in_sync(client: WireClient, topic: str) -> int:
         (described,) = client.admin.describe_topics([topic])
     except KafkaConnectionError:
         return -1  # it asked the broker that is gone
-    return min(len(one["isr_nodes"]) for one in described["partitions"])
+    return min(len(partition["isr_nodes"]) for partition in described["partitions"])

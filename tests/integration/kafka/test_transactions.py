@@ -46,17 +46,17 @@ class Command:
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         self._capsys.readouterr()
-        found = main(["transactions", *arguments])
+        exit_code = main(["transactions", *arguments])
         out, err = self._capsys.readouterr()
-        assert found == code, f"{found}: {out}{err}"
+        assert exit_code == code, f"{exit_code}: {out}{err}"
         return out + err
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "--json"))
 
     def listed(self, name: str) -> dict[str, Any] | None:
-        found: list[dict[str, Any]] = self.json("list")["transactions"]
-        return next((one for one in found if one["transactional_id"] == name), None)
+        transactions: list[dict[str, Any]] = self.json("list")["transactions"]
+        return next((transaction for transaction in transactions if transaction["transactional_id"] == name), None)
 
 
 @pytest.fixture
@@ -218,8 +218,8 @@ def test_a_transaction_that_no_coordinator_knows_is_found_and_its_marker_written
         make_hanging(client, topic)
     name, producer = open_one(kafka_config, topic)  # known to its coordinator: not hanging
     assert open_transactions(kafka_config, topic)[1] == (0, 1)
-    [found] = command.json("hanging", "--topic", topic, "--silent-for", "0")["hanging"]
-    assert (found["topic"], found["partition"], found["first_offset"], found["held_back"]) == (topic, 1, 0, 1)
+    [hanging] = command.json("hanging", "--topic", topic, "--silent-for", "0")["hanging"]
+    assert (hanging["topic"], hanging["partition"], hanging["first_offset"], hanging["held_back"]) == (topic, 1, 0, 1)
     assert command.json("hanging", "--topic", topic)["hanging"] == []
     assert topic in command("hanging", "--silent-for", "0")
     place = ("--topic", topic, "--partition", "1", "--first-offset", "0", "--yes")

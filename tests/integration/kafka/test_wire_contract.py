@@ -223,17 +223,17 @@ def test_metadata_names_partitions_and_topic_id_and_a_topic_that_is_not_there(
 
 def test_requests_may_come_from_many_threads(client: WireClient, make_led_topic: Callable[..., str]) -> None:
     topic = make_led_topic(partitions=2)
-    found: list[bytes] = []
+    answers: list[bytes] = []
 
     def ask() -> None:
-        found.extend(client.fetch(topic, 0, 0) for _ in range(20))
+        answers.extend(client.fetch(topic, 0, 0) for _ in range(20))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [b""] * 160
+    assert answers == [b""] * 160
 
 
 def test_a_bootstrap_server_that_says_nothing_does_not_use_up_the_time_of_the_others(

@@ -70,7 +70,7 @@ def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_the
                 written = write_stage.write_rows(iter([rows(number * ROWS)]), task, number, 0)
                 assert sum(count for count, _ in written.values()) == ROWS
                 assert len(written) == 8, "every partition has records"
-            found = server.result(2)
+            ranges = server.result(2)
         session.commit()
         asked = [request for request in proxy.requests if request.api == Api.ADD_PARTITIONS]
         assert len(asked) == 2, "the first task's, whose answer was lost, and its repetition; the second needs none"
@@ -79,7 +79,7 @@ def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_the
         assert proxy.pending == 0
         write_stage._clients.popitem()[1].close()
     listener.socket.close()
-    assert sum(of.rows for of in found.values()) == 2 * ROWS
+    assert sum(of.rows for of in ranges.values()) == 2 * ROWS
     read = [(record.key, record.value) for record in read_committed(kafka_config, topic)]
     assert sorted(read) == sorted((b"%d" % number, b"v%d" % number) for number in range(2 * ROWS))
 

@@ -340,7 +340,10 @@ class GateWorld:
         eventually(
             lambda: (
                 len(self.admin.list_topics(topic).topics[topic].partitions) == count
-                and all(one.leader >= 0 for one in self.admin.list_topics(topic).topics[topic].partitions.values())
+                and all(
+                    partition.leader >= 0
+                    for partition in self.admin.list_topics(topic).topics[topic].partitions.values()
+                )
             ),
             "the partition is there",
         )

@@ -49,18 +49,18 @@ def positions(topic: str, *offsets: int) -> dict[tuple[str, int], int]:
 def test_a_range_of_time_has_the_records_from_its_start_to_before_its_end(
     ask: Callable[..., Resolved], source: str
 ) -> None:
-    found = ask(start="2026-01-01T00:15", end="2026-01-01T01:00")
-    assert (found.starts, found.ends) == (positions(source, 1, 1, 0), positions(source, 4, 4, 0))
+    resolved = ask(start="2026-01-01T00:15", end="2026-01-01T01:00")
+    assert (resolved.starts, resolved.ends) == (positions(source, 1, 1, 0), positions(source, 4, 4, 0))
     rest = ask(start="2026-01-01T01:00", end="2026-01-02T00:00")
-    assert (rest.starts, rest.ends) == (found.ends, positions(source, 6, 6, 0))
+    assert (rest.starts, rest.ends) == (resolved.ends, positions(source, 6, 6, 0))
     warm = ask(start="2026-01-01T01:00", end="2026-01-02T00:00", warm_up="30m")
     assert warm.begins == positions(source, 2, 2, 0)
 
 
 def test_a_range_of_offsets_reads_the_partitions_that_it_names(ask: Callable[..., Resolved], source: str) -> None:
-    found = ask(offsets={source: {1: [2, 5]}})
-    assert (found.starts, found.ends) == ({(source, 1): 2}, {(source, 1): 5})
-    assert found.begins == positions(source, 6, 2, 0), "the others have no record to read"
+    resolved = ask(offsets={source: {1: [2, 5]}})
+    assert (resolved.starts, resolved.ends) == ({(source, 1): 2}, {(source, 1): 5})
+    assert resolved.begins == positions(source, 6, 2, 0), "the others have no record to read"
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_records_that_retention_has_taken_are_missed(
         ask(start="2026-01-01T00:15", end="2026-01-01T01:00")
     with pytest.raises(RefusedError, match=rf"are gone: {source}-0, offsets 2 to 2\. Choose a later range"):
         ask(offsets={source: {0: [2, 5]}})
-    found = ask(start="2026-01-01T01:00", end="2026-01-02T00:00")
-    assert found.starts == positions(source, 4, 4, 0)
+    resolved = ask(start="2026-01-01T01:00", end="2026-01-02T00:00")
+    assert resolved.starts == positions(source, 4, 4, 0)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def test_the_range_of_a_backfill_is_what_it_was_when_its_first_batch_was_written
     ledger.claim(3)
     other = ledger.write(3, 3, "of an older release")
     last = ledger.write(4, 3, "one", result={"rows": 0, "commits": [1, 1]})
-    found = written_of(kafka_config, pipeline.name, "one")
-    assert (found.batches, found.result, found.begun) == ([first, second], last.result, RANGE)
+    written = written_of(kafka_config, pipeline.name, "one")
+    assert (written.batches, written.result, written.begun) == ([first, second], last.result, RANGE)
     older = written_of(kafka_config, pipeline.name, other.backfill or "")
     assert (older.batches, older.result, older.begun) == ([other], None, None)
 

@@ -36,8 +36,8 @@ def follow(pipeline: HandWrittenPipeline, cut: Cut | None, unit: str | None = No
     return LedgerFollower(pipeline.config, pipeline.name, unit, cut)  # type: ignore[arg-type]
 
 
-def told(follower: LedgerFollower, most: int = 100) -> list[tuple[int, int]]:
-    return [(found.first, found.last) for found, _ in follower.ranges(most)]
+def spans(follower: LedgerFollower, most: int = 100) -> list[tuple[int, int]]:
+    return [(committed.first, committed.last) for committed, _ in follower.ranges(most)]
 
 
 def test_who_begins_is_told_what_comes_or_what_is_kept(pipeline: HandWrittenPipeline) -> None:
@@ -45,15 +45,15 @@ def test_who_begins_is_told_what_comes_or_what_is_kept(pipeline: HandWrittenPipe
     newest, oldest = follow(pipeline, None), follow(pipeline, None)
     assert newest.beginning(newest=True).commit == 3
     assert oldest.beginning(newest=False).commit == 0
-    assert told(oldest) == [(1, 1), (2, 2), (3, 3)]
-    assert told(newest) == told(oldest) == []
+    assert spans(oldest) == [(1, 1), (2, 2), (3, 3)]
+    assert spans(newest) == spans(oldest) == []
     commit(pipeline, 2, first=4)
-    assert told(newest, most=1) == [(4, 4)]
-    assert told(newest) == [(5, 5)]
-    found = oldest.ranges(100)
-    assert [one.first for one, _ in found] == [4, 5]
-    again = follow(pipeline, Cut.parse(found[0][1].to_json()))
-    assert again.ranges(100) == found[1:]
+    assert spans(newest, most=1) == [(4, 4)]
+    assert spans(newest) == [(5, 5)]
+    ranges = oldest.ranges(100)
+    assert [committed.first for committed, _ in ranges] == [4, 5]
+    again = follow(pipeline, Cut.parse(ranges[0][1].to_json()))
+    assert again.ranges(100) == ranges[1:]
     for follower in (newest, oldest, again):
         follower.close()
 
@@ -62,12 +62,12 @@ def test_a_range_per_hour_grows_until_the_hour_is_complete(pipeline: HandWritten
     follower = follow(pipeline, None, "hour")
     follower.beginning(newest=False)
     commit(pipeline, 1)
-    assert told(follower) == [(1, 1)], "the first watermark completes the hour before it"
+    assert spans(follower) == [(1, 1)], "the first watermark completes the hour before it"
     commit(pipeline, 2, first=2)
-    assert told(follower) == [(2, 2)]
+    assert spans(follower) == [(2, 2)]
     commit(pipeline, 1, first=4)
-    [(found, cut)] = follower.ranges(100)
-    assert (found.first, found.last, found.partitions) == (3, 4, ("2026-01-01T01:00:00",))
+    [(committed, cut)] = follower.ranges(100)
+    assert (committed.first, committed.last, committed.partitions) == (3, 4, ("2026-01-01T01:00:00",))
     assert cut.commit == 4
     follower.close()
 
@@ -83,9 +83,9 @@ def test_a_ledger_that_is_not_there_yet_is_told_from_its_beginning(
     later.claim()
     assert follower.ranges(100) == []
     commit(later, 2)
-    assert told(follower) == [(1, 1), (2, 2)]
+    assert spans(follower) == [(1, 1), (2, 2)]
     again = follow(later, Cut.parse(cut.to_json()))
-    assert told(again) == [(1, 1), (2, 2)], "nobody has stored that it was told"
+    assert spans(again) == [(1, 1), (2, 2)], "nobody has stored that it was told"
     follower.close()
     again.close()
 
@@ -106,9 +106,9 @@ def test_another_ledger_of_the_same_name_is_told_from_its_beginning_with_other_k
     other.claim()
     commit(other, 1)
     again = follow(other, cut)
-    [(found, _)] = again.ranges(100)
-    assert found.first == first.first == 1
-    assert found.key != first.key
+    [(committed, _)] = again.ranges(100)
+    assert committed.first == first.first == 1
+    assert committed.key != first.key
     again.close()
 
 
@@ -128,14 +128,18 @@ def test_a_stretch_is_read_to_its_end_without_what_was_aborted(
     pipeline.producer.abort_transaction(30)
     pipeline.commit({1: 4, 0: 1}, read_up_to={0: 4}, watermark=NEW_YEAR + 2 * HOUR)
     pipeline.commit({1: 1, 0: 1}, read_up_to={0: 5}, watermark=NEW_YEAR + 2 * HOUR)
-    found = follower.ranges(100)
-    assert [(one.first, one.last, one.rows) for one, _ in found] == [(1, 1, 1), (2, 2, 2), (3, 4, 7)]
-    for one, _ in found:
-        records = list(read_range(kafka_config, one.sink))
-        assert len(records) == one.rows
+    ranges = follower.ranges(100)
+    assert [(committed.first, committed.last, committed.rows) for committed, _ in ranges] == [
+        (1, 1, 1),
+        (2, 2, 2),
+        (3, 4, 7),
+    ]
+    for committed, _ in ranges:
+        records = list(read_range(kafka_config, committed.sink))
+        assert len(records) == committed.rows
         assert {record.key() for record in records} == {b"k"}
         for record in records:
-            first, last = one.sink[str(record.topic())][int(record.partition() or 0)]
+            first, last = committed.sink[str(record.topic())][int(record.partition() or 0)]
             assert first <= int(record.offset() or 0) <= last
     assert list(read_range(kafka_config, {})) == []
     foreign = Producer({**kafka_config, "transactional.id": f"foreign-{uuid.uuid4()}"})

@@ -69,8 +69,8 @@ def test_the_topic_is_created_with_the_settings_that_are_checked(kafka_config: M
     name = records.ledger_topic("settings")
     resource = ConfigResource(ResourceType.TOPIC, name)
     admin = AdminClient(dict(kafka_config))
-    found = admin.describe_configs([resource])[resource].result()
-    assert {key: found[key].value for key in ("cleanup.policy", "max.message.bytes", "min.compaction.lag.ms")} == {
+    settings = admin.describe_configs([resource])[resource].result()
+    assert {key: settings[key].value for key in ("cleanup.policy", "max.message.bytes", "min.compaction.lag.ms")} == {
         "cleanup.policy": "compact",
         "max.message.bytes": "8388608",
         "min.compaction.lag.ms": "600000",
@@ -92,8 +92,8 @@ def test_a_ledger_topic_with_several_partitions_is_refused(kafka_config: Mapping
 
 def test_a_commit_of_ten_thousand_partitions_on_either_side_is_written_and_read(crafted: CraftedPipeline) -> None:
     crafted.session.begin()
-    one = crafted.append(rows_of(0))[0]
-    written = dict.fromkeys(range(10_000), one)
+    sink_range = crafted.append(rows_of(0))[0]
+    written = dict.fromkeys(range(10_000), sink_range)
     source = {"in": {partition: (10**12, 10**12 + partition) for partition in range(10_000)}}
     record = crafted.record(written, source=source, offsets="v1\n" + "x" * 250_000)
     crafted.end(record)

@@ -51,7 +51,7 @@ def task(pipeline: CraftedPipeline, folder: Path, monkeypatch: pytest.MonkeyPatc
     return StreamingPipelineOperator(task_id="stream", application="job.py", checkpoint=str(folder / "home"))
 
 
-def told(found: OperatorLineage[Any, Any], folder: Path) -> dict[str, Any]:
+def emitted(facets: OperatorLineage[Any, Any], folder: Path) -> dict[str, Any]:
     """Send it with OpenLineage's client; gives the event as a consumer would read it."""
     file = folder / "events.json"
     client = OpenLineageClient(transport=FileTransport(FileConfig(log_file_path=str(file), append=True)))
@@ -59,10 +59,10 @@ def told(found: OperatorLineage[Any, Any], folder: Path) -> dict[str, Any]:
         RunEvent(
             eventType=RunState.COMPLETE,
             eventTime=datetime.now(UTC).isoformat(),
-            run=Run(runId=str(generate_new_uuid()), facets=found.run_facets),
+            run=Run(runId=str(generate_new_uuid()), facets=facets.run_facets),
             job=Job(namespace="tests", name="shop.stream"),
-            inputs=found.inputs,
-            outputs=found.outputs,
+            inputs=facets.inputs,
+            outputs=facets.outputs,
         )
     )
     [line] = file.read_text().splitlines()
@@ -76,7 +76,7 @@ def test_a_task_that_is_done_tells_the_offsets_that_were_committed_meanwhile(
 ) -> None:
     began = datetime.fromtimestamp(FIRST, UTC)
     operator = task(pipeline, tmp_path, monkeypatch)
-    event = told(operator.get_openlineage_facets_on_complete(SimpleNamespace(start_date=began)), tmp_path)
+    event = emitted(operator.get_openlineage_facets_on_complete(SimpleNamespace(start_date=began)), tmp_path)
     span = {"first": FIRST, "last": COMMITS}
     [read], [written] = event["inputs"], event["outputs"]
     namespace = f"kafka://{pipeline.config['bootstrap.servers'].split(',')[0]}"
@@ -89,11 +89,11 @@ def test_a_task_that_is_done_tells_the_offsets_that_were_committed_meanwhile(
     own = [number for number in range(FIRST, COMMITS + 1) if number % 2]
     facets = written["outputFacets"]
     assert facets["outputStatistics"]["rowCount"] == 5 * PARTITIONS * len(own)
-    for partition, found in enumerate(facets["exactlyonce_offsets"]["partitions"]):
-        assert (found["partition"], found["rows"]) == (partition, 5 * len(own))
+    for partition, offsets_written in enumerate(facets["exactlyonce_offsets"]["partitions"]):
+        assert (offsets_written["partition"], offsets_written["rows"]) == (partition, 5 * len(own))
         # Five rows and a marker for each commit that wrote rows.
-        assert found["start"] == 6 * ((FIRST - 1) // 2)
-        assert found["end"] == 6 * (COMMITS // 2) - 1
+        assert offsets_written["start"] == 6 * ((FIRST - 1) // 2)
+        assert offsets_written["end"] == 6 * (COMMITS // 2) - 1
     run = event["run"]["facets"]["exactlyonce_pipeline"]
     assert (run["pipeline"], run["run"], run["commits"], run["rows"]) == ("lineage", 1, span, 10 * len(own))
     assert run["watermark"] == COMMITS * 10
@@ -113,7 +113,7 @@ def test_a_task_that_fails_tells_the_same(
 def test_a_task_that_begins_names_the_topics_and_no_offsets(
     pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    event = told(task(pipeline, tmp_path, monkeypatch).get_openlineage_facets_on_start(), tmp_path)
+    event = emitted(task(pipeline, tmp_path, monkeypatch).get_openlineage_facets_on_start(), tmp_path)
     [read] = event["inputs"]
     assert (read["name"], read.get("inputFacets", {})) == ("in", {})
     assert "commits" not in event["run"]["facets"]["exactlyonce_pipeline"]
@@ -157,4 +157,4 @@ def test_airflows_own_extractor_finds_the_methods(
     done = extractor.extract_on_complete(SimpleNamespace(start_date=datetime.fromtimestamp(1, UTC)))
     assert begun is not None
     assert done is not None
-    assert [one.name for one in begun.inputs] == [one.name for one in done.inputs] == ["in"]
+    assert [dataset.name for dataset in begun.inputs] == [dataset.name for dataset in done.inputs] == ["in"]

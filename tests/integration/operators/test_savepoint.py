@@ -53,9 +53,9 @@ class TaskInstance:
 
 
 def execute(task: Any, ti: TaskInstance | None = None, clears: int = 0) -> dict[str, Any]:
-    found = task.execute({"ti": ti or TaskInstance(), "dag_run": SimpleNamespace(clear_number=clears)})
-    assert json.loads(json.dumps(found)) == found
-    return dict(found)
+    xcom = task.execute({"ti": ti or TaskInstance(), "dag_run": SimpleNamespace(clear_number=clears)})
+    assert json.loads(json.dumps(xcom)) == xcom
+    return dict(xcom)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_task_instance_takes_one_savepoint_however_often_it_is_tried(home: Hom
         "created": taken.created,
         "path": str(home.savepoints / taken.id),
     }
-    ids = {one.id for one in Savepoints(home.savepoints).list()}
+    ids = {savepoint.id for savepoint in Savepoints(home.savepoints).list()}
     assert ids == {first["savepoint"], other["savepoint"], mapped["savepoint"]}
     assert len(ids) == 3
     assert list(home.commands.glob("savepoint-*")) == []
@@ -173,9 +173,9 @@ def test_a_retry_finds_the_request_of_a_worker_that_died_and_its_answer(home: Ho
     [asked] = requests.savepoint_requests(home, FIRST)
     with serving(home):
         eventually(lambda: requests.savepoint_answer(home, asked.request), "the answer", poll_seconds=0.02)
-        found = execute(save(home))
-    assert found["savepoint"] == f"3-{asked.request}"
-    assert [one.id for one in Savepoints(home.savepoints).list()] == [found["savepoint"]]
+        xcom = execute(save(home))
+    assert xcom["savepoint"] == f"3-{asked.request}"
+    assert [savepoint.id for savepoint in Savepoints(home.savepoints).list()] == [xcom["savepoint"]]
 
 
 def test_it_defers_until_the_driver_has_answered_and_goes_on_from_there(home: Home) -> None:
@@ -189,8 +189,8 @@ def test_it_defers_until_the_driver_has_answered_and_goes_on_from_there(home: Ho
     assert again.serialize() == trigger.serialize()
     [event] = events(again)
     assert deferred.value.method_name == "resume_from_trigger"
-    found = save(home).resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
-    assert found["commit"] == 3
+    xcom = save(home).resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
+    assert xcom["commit"] == 3
 
 
 def events(of: DriverTrigger, seconds: float = HANG_SECONDS) -> list[Any]:
@@ -229,10 +229,10 @@ def test_a_driver_is_stopped_once_and_what_was_started_since_is_left_alone(home:
     ti = TaskInstance("stop")
     with driver(home, "take-lease commit commit until-stop") as process:
         wait_for_lease(home, FIRST)
-        found = execute(stop(home), ti)
+        xcom = execute(stop(home), ti)
         assert process.wait() == 0
     ended = {"pipeline": "p", "home": str(home.path), "state": "stopped", "run": 1, "commit": 2, "savepoint": None}
-    assert found == ended
+    assert xcom == ended
     with driver(home, "take-lease sleep=60", token=SECOND) as process:
         wait_for_lease(home, SECOND)
         assert execute(stop(home), ti)["pipeline"] == "p"
@@ -267,9 +267,9 @@ def test_a_stop_with_a_savepoint_returns_it_when_the_driver_has_ended(home: Home
     with serving(home), pytest.raises(TaskDeferred):
         execute(stop(home, savepoint="before the upgrade", deferrable=True), TaskInstance("stop"))
     assert lease.read(home.lease) is None
-    found = execute(stop(home, savepoint="before the upgrade"), TaskInstance("stop"))
-    assert (found["savepoint"]["label"], found["savepoint"]["commit"]) == ("before the upgrade", 3)
-    assert execute(stop(home, savepoint=True), TaskInstance("stop")) == found
+    xcom = execute(stop(home, savepoint="before the upgrade"), TaskInstance("stop"))
+    assert (xcom["savepoint"]["label"], xcom["savepoint"]["commit"]) == ("before the upgrade", 3)
+    assert execute(stop(home, savepoint=True), TaskInstance("stop")) == xcom
     assert len(Savepoints(home.savepoints).list()) == 1
 
 
@@ -278,8 +278,8 @@ def test_a_retry_of_a_stop_with_a_savepoint_waits_for_its_own_driver_only(home: 
     with serving(home), pytest.raises(TaskDeferred):
         execute(stop(home, savepoint=True, deferrable=True), ti)
     with serving(home, "later"):
-        found = execute(stop(home, savepoint=True), ti)
-        assert found["savepoint"]["commit"] == 3
+        xcom = execute(stop(home, savepoint=True), ti)
+        assert xcom["savepoint"]["commit"] == 3
         assert requests.stop_requested(home, "later") is None
     with serving(home, "later") as service:
         for savepoint in Savepoints(home.savepoints).list():
@@ -307,8 +307,8 @@ def test_a_stop_that_is_not_answered_names_the_driver_and_says_what_to_do(home: 
 def test_a_driver_that_is_being_started_is_asked_before_it_has_a_lease(home: Home) -> None:
     with driver(home, "sleep=1 take-lease until-stop"):
         intent.write(home.intent, a_start(FIRST))
-        found = execute(stop(home), TaskInstance("stop"))
-    assert found["run"] == 1
+        xcom = execute(stop(home), TaskInstance("stop"))
+    assert xcom["run"] == 1
 
 
 def a_start(token: str) -> intent.Intent:
@@ -346,10 +346,10 @@ def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Hom
     with ThreadPoolExecutor(1) as pool:
         supervising = pool.submit(list, supervisor.run())
         eventually(lambda: restarts.read(home.restarts), "the death is on record")
-        found = execute(stop(home), TaskInstance("stop"))
+        xcom = execute(stop(home), TaskInstance("stop"))
         with pytest.raises(StopRequestedError, match=r"before restart 1: task .*stop; the driver had died"):
             supervising.result(HANG_SECONDS)
-    assert (found["state"], found["commit"]) == ("lost", 1)
+    assert (xcom["state"], xcom["commit"]) == ("lost", 1)
     assert intent.read(home.intent) is None, "none was started"
 
 
@@ -382,9 +382,9 @@ def test_a_savepoint_between_a_crash_and_the_restart_waits_in_the_triggerer_for_
     trigger = deferred.value.trigger
     assert isinstance(trigger, DriverTrigger)
     older = DriverTrigger(**{**trigger.serialize()[1], "token": ""})  # as 0.1.0 has left it
-    for one in (trigger, older):
+    for waiting in (trigger, older):
         with pytest.raises(TimeoutError):
-            events(one, seconds=0.4)
+            events(waiting, seconds=0.4)
     with serving(home, SECOND):
         restarts.relaunched(home.restarts, FIRST, time.time())
         assert len(events(trigger)) == 1

@@ -150,8 +150,8 @@ def test_links_are_pushed_while_the_driver_runs_and_again_at_the_end(tmp_path: P
 
     with alarm(all_are_pushed, look):
         execute(task, ti)
-    told = seen.pop("pipeline_status")
-    assert (told["pipeline"], told["state"]) == ("shop", "running")
+    pushed = seen.pop("pipeline_status")
+    assert (pushed["pipeline"], pushed["state"]) == ("shop", "running")
     assert seen == {
         "_link_PipelineStatusLink": "http://localhost:8080/dags/shop/runs/run1/tasks/stream/xcom",
         "_link_SparkUILink": "http://127.0.0.1:4040",

@@ -43,9 +43,9 @@ def deferred(tmp_path: Path, *plans: str, **options: Any) -> StreamingPipelineOp
     return operator(tmp_path, *plans, deferrable=True, **options)
 
 
-def trigger_of(one: TaskDeferred) -> BaseTrigger:
+def trigger_of(deferral: TaskDeferred) -> BaseTrigger:
     """Return the trigger as the triggerer makes it: of what was serialized, as JSON."""
-    path, arguments = one.trigger.serialize()
+    path, arguments = deferral.trigger.serialize()
     made = resolve_name(path)(**json.loads(json.dumps(arguments)))
     assert isinstance(made, BaseTrigger)
     return made
@@ -71,12 +71,12 @@ def play(make: Callable[[], StreamingPipelineOperator], ti: TaskInstance | None 
     for number in range(20):
         try:
             return step(), number
-        except TaskDeferred as one:
+        except TaskDeferred as deferral:
             home = Home(str(make().checkpoint))
             status = statuses.read(home.status)
             if status is not None:
                 let_go(home, status.run)
-            event = asyncio.run(first_event(trigger_of(one)))
+            event = asyncio.run(first_event(trigger_of(deferral)))
 
             def step(event: dict[str, Any] = event) -> dict[str, Any]:
                 return make().resume_from_trigger({"ti": ti}, event)  # type: ignore[typeddict-item]
@@ -107,10 +107,10 @@ def test_the_result_and_the_links_are_the_same_as_without_deferral(tmp_path: Pat
 
 
 def test_it_defers_as_soon_as_the_driver_runs_and_leaves_it_alone(tmp_path: Path) -> None:
-    one = leave(deferred(tmp_path, "take-lease commit go end=finished"))
+    deferral = leave(deferred(tmp_path, "take-lease commit go end=finished"))
     let_go(Home(tmp_path / "home"))
-    assert (one.timeout, one.method_name) == (None, "resume_from_trigger")
-    event = asyncio.run(first_event(trigger_of(one)))
+    assert (deferral.timeout, deferral.method_name) == (None, "resume_from_trigger")
+    event = asyncio.run(first_event(trigger_of(deferral)))
     task = deferred(tmp_path, "exit=1")
     assert task.resume_from_trigger({"ti": TaskInstance()}, event)["commit"] == 1  # type: ignore[typeddict-item]
 
@@ -129,9 +129,9 @@ def test_the_delay_before_a_restart_is_spent_in_the_triggerer(tmp_path: Path) ->
 def test_a_stop_during_the_delay_ends_the_task(tmp_path: Path) -> None:
     strategy = RestartStrategy.fixed_delay(1, timedelta(seconds=60))
     task = deferred(tmp_path, "take-lease commit go die", restart_strategy=strategy)
-    one = leave(task)
+    deferral = leave(task)
     let_go(Home(tmp_path / "home"))
-    event = asyncio.run(first_event(trigger_of(one)))
+    event = asyncio.run(first_event(trigger_of(deferral)))
     with pytest.raises(TaskDeferred) as caught:
         task.resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
     home = Home(tmp_path / "home")
@@ -145,14 +145,14 @@ def test_restarts_are_counted_over_all_stays(tmp_path: Path) -> None:
     strategy = RestartStrategy.fixed_delay(2, timedelta(0))
     with pytest.raises(DriverFailedError):
         play(lambda: deferred(tmp_path, "take-lease commit go die", restart_strategy=strategy))
-    assert [one.number for one in restarts.read(Home(tmp_path / "home").restarts)] == [1, 2]
+    assert [restart.number for restart in restarts.read(Home(tmp_path / "home").restarts)] == [1, 2]
 
 
 def test_another_task_that_takes_over_the_pipeline_does_not_lose_the_result(tmp_path: Path) -> None:
     """The other task's driver overwrites status and intent before the deferred one comes back."""
-    one = leave(deferred(tmp_path, "take-lease commit go end=finished", "take-lease commit end=finished"))
+    deferral = leave(deferred(tmp_path, "take-lease commit go end=finished", "take-lease commit end=finished"))
     let_go(Home(tmp_path / "home"))
-    event = asyncio.run(first_event(trigger_of(one)))
+    event = asyncio.run(first_event(trigger_of(deferral)))
     other = operator(tmp_path, "exit=1", "take-lease commit end=finished")
     assert execute(other, OtherRun())["commit"] == 2
     task = deferred(tmp_path, "exit=1")
@@ -161,9 +161,9 @@ def test_another_task_that_takes_over_the_pipeline_does_not_lose_the_result(tmp_
 
 
 def test_an_event_that_comes_while_the_driver_lives_changes_nothing(tmp_path: Path) -> None:
-    one = leave(deferred(tmp_path, "take-lease commit go end=finished"))
+    deferral = leave(deferred(tmp_path, "take-lease commit go end=finished"))
     task = deferred(tmp_path, "exit=1")
-    event = {"intent": one.trigger.serialize()[1]["intent"], "deadline": None}
+    event = {"intent": deferral.trigger.serialize()[1]["intent"], "deadline": None}
     with pytest.raises(TaskDeferred) as caught:
         task.resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
     let_go(Home(tmp_path / "home"))
@@ -172,11 +172,11 @@ def test_an_event_that_comes_while_the_driver_lives_changes_nothing(tmp_path: Pa
 
 
 def test_the_trigger_is_made_again_and_goes_on_where_a_lost_triggerer_was(tmp_path: Path) -> None:
-    one = leave(deferred(tmp_path, "take-lease commit until-stop"))
+    deferral = leave(deferred(tmp_path, "take-lease commit until-stop"))
 
     async def interrupted() -> None:
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(first_event(trigger_of(one)), timeout=0.5)
+            await asyncio.wait_for(first_event(trigger_of(deferral)), timeout=0.5)
 
     asyncio.run(interrupted())
     home = Home(tmp_path / "home")
@@ -184,22 +184,22 @@ def test_the_trigger_is_made_again_and_goes_on_where_a_lost_triggerer_was(tmp_pa
     assert held is not None
     assert processes.leader(held.token) is not None, "the driver has not noticed"
     requests.request_stop(home, held.token, reason="test")
-    asyncio.run(first_event(trigger_of(one)))
+    asyncio.run(first_event(trigger_of(deferral)))
 
 
 @pytest.mark.parametrize("stops", [True, False])
 def test_a_user_who_marks_or_clears_a_deferred_task_stops_the_driver_if_that_is_wanted(
     tmp_path: Path, stops: bool
 ) -> None:
-    one = leave(deferred(tmp_path, "take-lease commit until-stop", stop_on_kill=stops))
-    asyncio.run(trigger_of(one).on_kill())
+    deferral = leave(deferred(tmp_path, "take-lease commit until-stop", stop_on_kill=stops))
+    asyncio.run(trigger_of(deferral).on_kill())
     home = Home(tmp_path / "home")
     held = leases.read(home.lease)
     if not stops:
         assert held is not None
         assert requests.stop_requested(home, held.token) is None
         requests.request_stop(home, held.token, reason="test")
-    asyncio.run(first_event(trigger_of(one)))
+    asyncio.run(first_event(trigger_of(deferral)))
     status = statuses.read(home.status)
     assert status is not None
     assert status.state is DriverState.STOPPED
@@ -212,8 +212,8 @@ def test_a_deferred_task_that_is_cleared_starts_anew_after_the_driver_that_is_be
     calls: Callable[[], list[dict[str, Any]]],  # noqa: F811
 ) -> None:
     plans = ("take-lease commit sleep=0.8 until-stop", "take-lease commit end=finished")
-    one = leave(deferred(tmp_path, *plans, until=until))
-    asyncio.run(trigger_of(one).on_kill())
+    deferral = leave(deferred(tmp_path, *plans, until=until))
+    asyncio.run(trigger_of(deferral).on_kill())
     result = execute(operator(tmp_path, *plans, until=until), clears=1)
     assert (result["commit"], result["restarts"], len(calls())) == (2, 0, 2)
 
@@ -254,16 +254,16 @@ def test_an_execution_time_out_holds_while_the_task_is_deferred(
     monkeypatch.setattr(operators, "time", clock)
     monkeypatch.setattr(triggers, "time", clock)
     task = deferred(tmp_path, "take-lease commit until-stop", execution_timeout=timedelta(hours=1))
-    one = leave(task)
+    deferral = leave(task)
     clock.ahead += 3600
-    event = asyncio.run(first_event(trigger_of(one)))
+    event = asyncio.run(first_event(trigger_of(deferral)))
     with pytest.raises(AirflowTaskTimeout, match="stopped at commit 1"):
         task.resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
 
 
 def test_a_home_that_can_not_be_read_for_a_while_says_nothing(tmp_path: Path) -> None:
-    one = leave(deferred(tmp_path, "take-lease commit go end=finished"))
-    trigger = trigger_of(one)
+    deferral = leave(deferred(tmp_path, "take-lease commit go end=finished"))
+    trigger = trigger_of(deferral)
     control = tmp_path / "home" / "control"
 
     async def watch() -> None:
@@ -281,8 +281,8 @@ def test_a_home_that_can_not_be_read_for_a_while_says_nothing(tmp_path: Path) ->
 
 
 def test_a_lost_worker_before_the_deferral_leaves_a_driver_that_the_next_try_takes_over(tmp_path: Path) -> None:
-    one = leave(deferred(tmp_path, "take-lease commit go end=finished"))
-    token = one.trigger.serialize()[1]["intent"]["token"]
+    deferral = leave(deferred(tmp_path, "take-lease commit go end=finished"))
+    token = deferral.trigger.serialize()[1]["intent"]["token"]
     again = leave(deferred(tmp_path, "exit=1"))
     assert again.trigger.serialize()[1]["intent"]["token"] == token
     let_go(Home(tmp_path / "home"))
@@ -317,9 +317,9 @@ def test_until_running_needs_no_triggerer(tmp_path: Path) -> None:
 
 def test_a_stop_before_the_task_is_back_from_the_triggerer_is_no_stop_that_is_lost(tmp_path: Path) -> None:
     task = deferred(tmp_path, "take-lease commit go die")
-    one = leave(task)
+    deferral = leave(task)
     let_go(Home(tmp_path / "home"))
-    event = asyncio.run(first_event(trigger_of(one)))
+    event = asyncio.run(first_event(trigger_of(deferral)))
     request = StopRequest(Home(tmp_path / "home"), "abc", reason="maintenance")
     assert request.target() == event["intent"]["token"]
     assert request.advance(), "it has ended"

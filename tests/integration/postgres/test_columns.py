@@ -86,15 +86,15 @@ def test_every_type_arrives_as_it_was(postgres: PostgresServer, database: Mappin
     batch = pa.RecordBatch.from_arrays([pa.array([0, 1, 2], pa.int32()), *arrays], names=["n", *TYPES])
     writer.write(batch.slice(0, 1))
     writer.write(batch.slice(1, 2))  # the columns' buffers have an offset
-    told = writer.finish()
+    task = writer.finish()
     writer.close()
-    committer.pre_commit([told])
+    committer.pre_commit([task])
     committer.commit(SinkEntry(commit=1, run=1, lineage="l", batch=0, source={}, rows=3, digest=0))
     committer.close()
     with postgres.connect({**database, "options": "-c timezone=UTC"}) as connection:
         for name, (_, _, _, given, read) in TYPES.items():
-            found = [value for (value,) in connection.execute(f"SELECT {name} FROM t ORDER BY n")]
-            assert found == [None, *(given if read is None else read)], name
+            values = [value for (value,) in connection.execute(f"SELECT {name} FROM t ORDER BY n")]
+            assert values == [None, *(given if read is None else read)], name
         exact = connection.execute("SELECT doc ->> 'd' FROM t WHERE n = 1").fetchone()
     assert exact == ("0.000000000000000001",)
 

@@ -64,16 +64,16 @@ class Case:
         """Begin and write; returns what the tasks tell."""
         attempt = SinkAttempt(name=os.urandom(16).hex(), pipeline=PIPELINE, commit=commit, run=run)
         committer.begin(attempt)
-        told = []
+        written = []
         for task in range(tasks):
             writer = committer.open_writer()(attempt, task)
             if share := rows[task::tasks]:
                 names = ["id", "v", "gone"][: len(share[0])]
                 columns = [pa.array(list(column)) for column in zip(*share, strict=True)]
                 writer.write(pa.RecordBatch.from_arrays(columns, names=names))
-            told.append(writer.finish())
+            written.append(writer.finish())
             writer.close()
-        return told
+        return written
 
     def rows(self) -> list[tuple[Any, ...]]:
         return self.sql("SELECT id, v FROM rows ORDER BY id, v")
@@ -159,9 +159,9 @@ def test_an_aborted_attempt_leaves_nothing_and_a_task_that_was_not_told_of_is_no
     committer.pre_commit(case.stage(committer, 1, 1, ROWS))
     committer.abort()
     assert case.rows() == []
-    told = case.stage(committer, 1, 1, ROWS, tasks=2)
+    written = case.stage(committer, 1, 1, ROWS, tasks=2)
     case.sql(f"INSERT INTO exactlyonce.{case.stages()[-1]} (exactlyonce_writer, id) VALUES (-1, 99)")
-    committer.pre_commit(told)
+    committer.pre_commit(written)
     committer.commit(entry(1, 1, len(ROWS)))
     assert case.rows() == ROWS
     committer.settled(1)
@@ -170,10 +170,10 @@ def test_an_aborted_attempt_leaves_nothing_and_a_task_that_was_not_told_of_is_no
 
 def test_staged_rows_that_are_gone_fail_the_attempt(case: Case) -> None:
     committer = case.open(1)
-    told = case.stage(committer, 1, 1, ROWS)
+    written = case.stage(committer, 1, 1, ROWS)
     case.sql(f"TRUNCATE exactlyonce.{case.stages()[0]}")
     with pytest.raises(BatchFailedError, match=r"staged 4 rows of commit 1 for public\.rows, and 0 are there"):
-        committer.pre_commit(told)
+        committer.pre_commit(written)
 
 
 def test_a_server_that_dies_with_rows_staged_fails_the_attempt_and_no_more(monkeypatch: Any) -> None:
@@ -182,13 +182,13 @@ def test_a_server_that_dies_with_rows_staged_fails_the_attempt_and_no_more(monke
         case = Case(server, server.parameters)
         case.sql("CREATE TABLE rows (id bigint PRIMARY KEY, v text, commit bigint)")
         committer = case.open(1)
-        told = case.stage(committer, 1, 1, ROWS)
+        written = case.stage(committer, 1, 1, ROWS)
         server.kill()
         server.start()
         with pytest.raises(BatchFailedError):
-            committer.pre_commit(told)  # on the connection that is gone
+            committer.pre_commit(written)  # on the connection that is gone
         with pytest.raises(BatchFailedError, match="staged 4 rows of commit 1 for public"):
-            committer.pre_commit(told)
+            committer.pre_commit(written)
         committer.abort()
         committer.pre_commit(case.stage(committer, 1, 1, ROWS))
         committer.commit(entry(1, 1, 4))
@@ -249,10 +249,10 @@ def test_a_row_that_a_constraint_refuses_is_named_before_the_decision(case: Case
 
 def test_a_superseded_run_writes_nothing(case: Case) -> None:
     old = case.open(1)
-    told = case.stage(old, 1, 1, ROWS)
+    written = case.stage(old, 1, 1, ROWS)
     new = case.open(2)
     with pytest.raises(FencedError, match="run 1 of shop is superseded by run 2, which has claimed sink table"):
-        old.pre_commit(told)
+        old.pre_commit(written)
     with pytest.raises(FencedError):
         old.claim(1)
     assert new.tail() is None

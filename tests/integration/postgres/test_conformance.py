@@ -43,11 +43,11 @@ class TestPostgresSink(SinkConformance):
 
     def staged(self, sink: Any) -> Iterable[str]:
         with self.server.connect(self.parameters) as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 "SELECT tablename::text FROM pg_tables WHERE schemaname = 'exactlyonce' AND starts_with(tablename, %s)",
                 [f"stage_{identity(('conformance', sink.name))}_"],
             ).fetchall()
-        return [name for (name,) in found]
+        return [name for (name,) in rows]
 
 
 class TestPostgresUpserts(TestPostgresSink):

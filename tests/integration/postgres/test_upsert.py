@@ -118,9 +118,9 @@ def test_two_names_of_one_table_are_one_place(engine: sa.Engine) -> None:
     schema = {"sqlite": "main", "postgresql": "public"}.get(engine.dialect.name, str(engine.url.database))
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE more (k VARCHAR(9) PRIMARY KEY)"))
-    one = UpsertSink(name="one", url=url, table="rows", key="k")
-    more, same = replace(one, name="more", table="more"), replace(one, name="same", table=f"{schema}.rows")
-    opened = {sink.name: sink.open(CONTEXT) for sink in (one, more, same)}
+    first = UpsertSink(name="one", url=url, table="rows", key="k")
+    more, same = replace(first, name="more", table="more"), replace(first, name="same", table=f"{schema}.rows")
+    opened = {sink.name: sink.open(CONTEXT) for sink in (first, more, same)}
     SinkGroup("p", {name: opened[name] for name in ("one", "more")}).check(None, 1)
     with pytest.raises(RefusedError, match="sinks one and same of pipeline p write to one table"):
         SinkGroup("p", opened).check(None, 1)
@@ -279,10 +279,18 @@ def test_two_sinks_of_a_pipeline_cannot_write_to_one_table() -> None:
         pipeline(name="p", source=KafkaSource("in"), sink=list(sinks))
 
     url = "sqlite:////tmp/rows.db"
-    one, other = UpsertSink(name="one", url=url, table="rows", key="k"), PostgresSink(name="two", table="rows")
-    declare(one, other, replace(one, name="a", url="sqlite:////tmp/others.db"), replace(other, name="b", table="more"))
-    for sink in (one, other):
+    upsert_sink, postgres_sink = (
+        UpsertSink(name="one", url=url, table="rows", key="k"),
+        PostgresSink(name="two", table="rows"),
+    )
+    declare(
+        upsert_sink,
+        postgres_sink,
+        replace(upsert_sink, name="a", url="sqlite:////tmp/others.db"),
+        replace(postgres_sink, name="b", table="more"),
+    )
+    for sink in (upsert_sink, postgres_sink):
         with pytest.raises(RefusedError, match=f"sinks {sink.name} and again of pipeline p write to one table"):
             declare(sink, replace(sink, name="again"))
     with pytest.raises(RefusedError, match="a sink of pipeline p has no name"):
-        declare(replace(one, name=""))
+        declare(replace(upsert_sink, name=""))

@@ -68,10 +68,10 @@ class OneTask(TransactionalWriter):
         return [{}]
 
     def _hand_out(self, frame: Any) -> None:
-        told = frame.properties.get(row_router.SHARES_PROPERTY)
+        shares = frame.properties.get(row_router.SHARES_PROPERTY)
         rows = [{**row, DIGEST_FIELD: digest(json.dumps(row).encode())} for row in frame.rows]
         batch = pa.record_batch({column_of(number): pa.array(rows) for number in range(len(self._tasks))})
-        with row_router.Tee(self._tasks, told, 0) as tee:
+        with row_router.Tee(self._tasks, shares, 0) as tee:
             for _ in tee.passing(iter([batch])) if rows else ():
                 pass
             self._attempt.others.collect_results([tee.finish()])

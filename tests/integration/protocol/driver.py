@@ -77,7 +77,7 @@ class CommitsWhatFailed(BatchTransaction):
         self._run.session.commit()
 
 
-SINKS = {one.__name__: one for one in (BatchTransaction, WithoutReplayCheck, CommitsWhatFailed)}
+SINKS = {sink.__name__: sink for sink in (BatchTransaction, WithoutReplayCheck, CommitsWhatFailed)}
 
 
 def drive(spec: dict[str, Any]) -> None:

@@ -273,11 +273,11 @@ class Lane:
             )
             observer.catch_up(ends)
             judge = Judge(self._source, spec["sink"], source.owed)
-            found = judge.judge(observer.commits, observer.rows)
+            judged = judge.judge(observer.commits, observer.rows)
         finally:
             observer.close()
-        findings.lost, findings.doubled, findings.torn = found.lost, found.doubled, found.torn
-        findings.notes += found.notes
+        findings.lost, findings.doubled, findings.torn = judged.lost, judged.doubled, judged.torn
+        findings.notes += judged.notes
         expected = source.ends(spec["seed"], BATCHES - 1)
         if judge.ends != expected or judge.commit != BATCHES:
             findings.notes.append(f"{judge.commit} commits up to {judge.ends}, not {BATCHES} up to {expected}")
@@ -318,7 +318,7 @@ def run_lanes(work: Sequence[tuple[Lane, list[Plan]]]) -> list[Outcome]:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=live, args=one) for one in work]
+    threads = [threading.Thread(target=live, args=assignment) for assignment in work]
     for thread in threads:
         thread.start()
     for thread in threads:

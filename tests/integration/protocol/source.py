@@ -42,4 +42,4 @@ def rows(ranges: Mapping[int, tuple[int, int]]) -> list[dict[str, object]]:
 
 def owed(ranges: Mapping[int, tuple[int, int]]) -> Counter[str]:
     """Return what a batch must write."""
-    return Counter(canonical(one) for one in rows(ranges))
+    return Counter(canonical(record) for record in rows(ranges))

@@ -87,8 +87,8 @@ def test_a_source_that_is_recreated_between_two_batches_of_a_living_run_stops_it
         with pytest.raises(RefusedError) as raised:
             life.batch(1)
         message = str(raised.value)
-        for told in (alone.source, f"commit 1 read it with id {before}", id_of(alone.config, alone.source)):
-            assert told in message, message
+        for part in (alone.source, f"commit 1 read it with id {before}", id_of(alone.config, alone.source)):
+            assert part in message, message
     assert newest(alone).commit == 1
 
 
@@ -143,8 +143,8 @@ def test_a_sink_topic_that_is_recreated_after_empty_commits_is_refused_and_what_
     recreate(alone.config, sink)
     with pytest.raises(RefusedError) as raised, alone.life():
         pass
-    for told in (sink, f"commit 1 wrote to it with id {before}", "is gone"):
-        assert told in str(raised.value), str(raised.value)
+    for part in (sink, f"commit 1 wrote to it with id {before}", "is gone"):
+        assert part in str(raised.value), str(raised.value)
 
 
 def by_row(alone: Alone, topics: Callable[[int], str]) -> Alone:

@@ -75,8 +75,8 @@ class Case:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         assert code == expected
-        told = status.read(self.home.status)
-        return told or status.Status(pipeline=self.name, token="", state=status.DriverState.FAILED)
+        last_status = status.read(self.home.status)
+        return last_status or status.Status(pipeline=self.name, token="", state=status.DriverState.FAILED)
 
     def save(self) -> str:
         """Take a savepoint of the newest commit; returns its id."""
@@ -162,10 +162,10 @@ def check_content(case: Case) -> None:
         for partition, written in commit.sink.get(case.sink, {}).items()
         for offset in range(written.first, written.last + 1)
     }
-    found = []
+    written = []
     for record in read_committed(case.config, case.sink):
         row = json.loads(record.value or b"")
-        found.append((places[record.partition, record.offset], row["k"], row["n"], row["s"]))
-    assert sorted(found) == sorted(expected)
+        written.append((places[record.partition, record.offset], row["k"], row["n"], row["s"]))
+    assert sorted(written) == sorted(expected)
     report = audit(case.config, case.name, AuditOptions(patience_seconds=10))
     assert report.is_clean, [str(violation) for violation in report.found]

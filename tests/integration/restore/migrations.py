@@ -27,7 +27,7 @@ class Totals(KeyedProcessFunction[Any, Any]):
         self.digits.put(value.id % 10, (digit + 1, *self.more(value)))
         count, largest = self.add(value)
         digits = {key: n for key, (n, *_) in self.digits.items()}
-        yield context.key.k, value.id, count, largest, [one[0] for one in self.ids.get()], digits
+        yield context.key.k, value.id, count, largest, [row[0] for row in self.ids.get()], digits
 
     def more(self, value: Any) -> Sequence[Any]:
         return ()

@@ -68,8 +68,8 @@ def backfill(
     code = BackfillDriver(case.pipeline(**(version or {})), options).run()
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    told = status.read(home.status)
-    assert code == expected, told
+    last_status = status.read(home.status)
+    assert code == expected, last_status
     return workspace.result_of(home) or {}
 
 
@@ -80,18 +80,18 @@ def rows(case: Case, topic: str) -> Counter[str]:
 
 def written(case: Case, commits: list[CommitRecord]) -> Counter[str]:
     """Return the rows that some commits wrote, by the ranges of their records."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     ranges = [
         (topic, partition, span.first, span.last)
         for record in commits
         for topic, of in record.sink.items()
         for partition, span in of.items()
     ]
-    for topic in {one[0] for one in ranges}:
+    for topic in {span[0] for span in ranges}:
         for record in read_committed(case.config, topic):
-            if any((topic, record.partition) == one[:2] and one[2] <= record.offset <= one[3] for one in ranges):
-                found[(record.value or b"").decode()] += 1
-    return found
+            if any((topic, record.partition) == span[:2] and span[2] <= record.offset <= span[3] for span in ranges):
+                counts[(record.value or b"").decode()] += 1
+    return counts
 
 
 def delivered(case: Case, first: int, last: int) -> Counter[str]:
@@ -138,12 +138,12 @@ def test_a_range_of_commits_gives_another_topic_what_was_delivered_and_gives_it_
     newest = case.tail().place.commit
     first, last = SAVED + 3, newest - 1
     before = rows(case, case.sink)
-    found = backfill(case, commits=f"{first}..{last}", output=f"topic={other}")
+    result = backfill(case, commits=f"{first}..{last}", output=f"topic={other}")
     assert rows(case, other) == delivered(case, first, last)
-    assert (found["rows"], found["batches"]) == (sum(rows(case, other).values()), last - first + 1)
-    assert found["rows"] > 0
-    assert found["suppressed_batches"] == 2, "what lies between the savepoint and the range"
-    assert backfill(case, commits=f"{first}..{last}", output=f"topic={other}") == found
+    assert (result["rows"], result["batches"]) == (sum(rows(case, other).values()), last - first + 1)
+    assert result["rows"] > 0
+    assert result["suppressed_batches"] == 2, "what lies between the savepoint and the range"
+    assert backfill(case, commits=f"{first}..{last}", output=f"topic={other}") == result
     assert rows(case, other) == delivered(case, first, last), "the same range is written once"
     assert rows(case, case.sink) == before
     assert case.tail().place.commit == newest, "the pipeline's ledger is as it was"
@@ -154,8 +154,8 @@ def test_a_range_before_every_savepoint_is_run_from_the_beginning(
     windowed: Case, make_topic: Callable[..., str]
 ) -> None:
     other = make_topic(partitions=3)
-    found = backfill(windowed, commits="2..4", output=f"topic={other}")
-    assert (found["savepoint"], found["suppressed_batches"]) == (None, 1)
+    result = backfill(windowed, commits="2..4", output=f"topic={other}")
+    assert (result["savepoint"], result["suppressed_batches"]) == (None, 1)
     assert rows(windowed, other) == delivered(windowed, 2, 4)
 
 
@@ -163,13 +163,13 @@ def test_a_range_that_is_compared_writes_nothing_and_finds_what_differs(windowed
     case = windowed
     last = case.tail().place.commit
     before = rows(case, case.sink)
-    found = backfill(case, commits=f"{SAVED + 1}..{last}")
-    assert (found["clean"], found["compared"], found["rows"]) == (True, last - SAVED, 0)
+    result = backfill(case, commits=f"{SAVED + 1}..{last}")
+    assert (result["clean"], result["compared"], result["rows"]) == (True, last - SAVED, 0)
     assert rows(case, case.sink) == before
     other = replace(case, shape=replace(case.shape, function=miscounted))
     wrong = backfill(other, commits=f"{SAVED + 1}..{last}")
-    assert (wrong["clean"], wrong["version"] != found["version"]) == (False, True)
-    named = {one["commit"] for one in wrong["found"]}
+    assert (wrong["clean"], wrong["version"] != result["version"]) == (False, True)
+    named = {violation["commit"] for violation in wrong["found"]}
     late = [record.commit for record in case.commits() if record.commit > SAVED]
     wanted = {commit for commit in late if any('"k3"' in row for row in delivered(case, commit, commit))}
     assert named == wanted != set()
@@ -185,15 +185,15 @@ def test_what_is_written_into_the_sink_again_is_marked_and_not_doubled_to_an_aud
     last = case.tail().place.commit
     before, ledger = rows(case, case.sink), case.commits()
     wanted = delivered(case, 4, last)
-    found = backfill(case, commits=f"4..{last}", output="reemit")
+    result = backfill(case, commits=f"4..{last}", output="reemit")
     assert rows(case, case.sink) == before + wanted
-    assert backfill(case, commits=f"4..{last}", output="reemit") == found
+    assert backfill(case, commits=f"4..{last}", output="reemit") == result
     assert rows(case, case.sink) == before + wanted, "the same range is written once"
     marks = Counter(dict(record.headers).get(BACKFILL_HEADER) for record in read_committed(case.config, case.sink))
-    assert marks == {None: sum(before.values()), found["backfill"].encode(): sum(wanted.values())}
+    assert marks == {None: sum(before.values()), result["backfill"].encode(): sum(wanted.values())}
     records = backfilled(case)
-    assert [record.backfill for record in records] == [found["backfill"]] * (last - 3 + 1)
-    assert [record.digest for record in records[:-1]] == [one.digest for one in ledger if one.commit >= 4]
+    assert [record.backfill for record in records] == [result["backfill"]] * (last - 3 + 1)
+    assert [record.digest for record in records[:-1]] == [record.digest for record in ledger if record.commit >= 4]
     report = audited(case)
     assert (report.found, report.backfills, report.backfilled_rows) == ((), 1, sum(wanted.values()))
     assert report.rows == sum(before.values())
@@ -221,8 +221,8 @@ def test_a_range_may_begin_and_end_anywhere_and_ranges_that_follow_each_other_ha
     bounds = [{0: 0, 1: 0}, {0: 111, 1: 180}, {0: 266, 1: 205}, source_ends(case)]
     for start, end in itertools.pairwise(bounds):
         span = {topic: {part: [start[part], end[part]] for part in start}}
-        found = backfill(case, offsets=span, output=f"topic={other}")
-        assert found["records"] == sum(end.values()) - sum(start.values())
+        result = backfill(case, offsets=span, output=f"topic={other}")
+        assert result["records"] == sum(end.values()) - sum(start.values())
     given = [json.loads(row) for row in rows(case, other).elements()]
     windows = Counter((row["start"], row["k"]) for row in given)
     assert set(windows.values()) == {1}, "no window is in two ranges"
@@ -243,8 +243,8 @@ def test_ranges_of_the_watermark_follow_each_other(windowed: Case) -> None:
     assert spans[0][1] + 1 == spans[1][0]
     reached = next(record.commit for record in windowed.commits() if moments.text(record.watermark) == marks[2])
     assert spans[1][1] == reached
-    told = backfill(windowed, expected=64, watermark=f"{marks[2]}..2200-01-01T00:00:00")
-    assert told == {}
+    result = backfill(windowed, expected=64, watermark=f"{marks[2]}..2200-01-01T00:00:00")
+    assert result == {}
     home = workspace.make(
         windowed.home, windowed.name, BackfillRequest.parse(watermark=f"{marks[2]}..2200-01-01T00:00:00")
     )
@@ -259,8 +259,8 @@ def test_an_empty_state_knows_what_the_warm_up_has_seen(bench: Bench) -> None:
     case, other, bare = prepared(bench, "update", rounds=5, saved=2), bench.make_topic(), bench.make_topic()
     last = case.tail().place.commit
     backfill(case, commits=f"3..{last}", state="empty", output=f"topic={bare}")
-    found = backfill(case, commits=f"3..{last}", state="empty", warm_up=10, output=f"topic={other}")
-    assert found["suppressed_batches"] >= 2
+    result = backfill(case, commits=f"3..{last}", state="empty", warm_up=10, output=f"topic={other}")
+    assert result["suppressed_batches"] >= 2
 
     def totals(topic: str) -> dict[str, int]:
         newest: dict[str, int] = {}
@@ -321,12 +321,12 @@ def test_what_a_killed_backfill_has_written_is_not_repeated_under_other_words_or
     assert began < rows(case, other) < delivered(case, first, newest)
 
     shutil.rmtree(home_of(case, **words).path)  # and the home of the first is lost
-    found = backfill(case, **words)
+    result = backfill(case, **words)
     assert rows(case, other) == delivered(case, first, newest)
-    assert found["rows"] == sum(rows(case, other).values())
-    assert {**backfill(case, **offsets)} == found, "it is done, whoever asks"
+    assert result["rows"] == sum(rows(case, other).values())
+    assert {**backfill(case, **offsets)} == result, "it is done, whoever asks"
     shutil.rmtree(case.home.path / "backfills")
-    assert backfill(case, **offsets) == found
+    assert backfill(case, **offsets) == result
     assert rows(case, other) == delivered(case, first, newest)
 
 
@@ -363,9 +363,9 @@ def test_a_backfill_whose_files_a_host_has_lost_goes_on_and_has_each_row_once(
     else:
         shutil.rmtree(home.path)
         shutil.copytree(tmp_path / "copy", home.path)
-    found = backfill(case, **asked)
+    result = backfill(case, **asked)
     assert rows(case, other) == delivered(case, SAVED + 2, newest)
-    assert found["rows"] == sum(rows(case, other).values())
+    assert result["rows"] == sum(rows(case, other).values())
     assert audited(case).found == ()
 
 
@@ -387,8 +387,8 @@ def test_a_range_that_the_pipeline_reads_while_its_backfill_is_dead_is_cut_as_it
     for _ in range(2):
         feed.send(case.topics)
     case.run(limit=None)  # another version: one commit has the rest of the range, and more
-    found = backfill(case, **asked)
-    assert found["records"] == sum(end for _, end in ends.values()) == 400
+    result = backfill(case, **asked)
+    assert result["records"] == sum(end for _, end in ends.values()) == 400
     ids = Counter(json.loads(row)["id"] for row in rows(case, other).elements())
     assert (len(ids), set(ids.values())) == (400, {1})
 
@@ -409,7 +409,7 @@ def test_a_backfill_is_refused_when_its_ledger_or_its_topic_has_lost_what_was_wr
     eventually(lambda: other not in admin.list_topics(timeout=10).topics, "it is gone")
     admin.create_topics([NewTopic(other, 1, 1)])[other].result(30)
     assert backfill(case, expected=64, **asked) == {}
-    assert "was recreated since backfill" in told(case, **asked)
+    assert "was recreated since backfill" in refusal(case, **asked)
     assert rows(case, other) == Counter()
 
     ledger = ledger_topic(backfill_pipeline(case.name))
@@ -417,11 +417,11 @@ def test_a_backfill_is_refused_when_its_ledger_or_its_topic_has_lost_what_was_wr
     eventually(lambda: ledger not in admin.list_topics(timeout=10).topics, "it is gone")
     again: dict[str, Any] = {"commits": "3..4", "output": f"topic={third}"}
     assert backfill(case, expected=64, **again) == {}
-    assert "what was written would be written again" in told(case, **again)
+    assert "what was written would be written again" in refusal(case, **again)
     assert rows(case, third) == Counter()
 
 
-def told(case: Case, **asked: Any) -> str:
+def refusal(case: Case, **asked: Any) -> str:
     error = status.read(home_of(case, **asked).status).error  # type: ignore[union-attr]
     return error.message if error is not None else ""
 
@@ -455,10 +455,10 @@ def test_a_backfill_that_dies_at_a_step_goes_on_and_has_each_row_once(
         assert between <= delivered(case, SAVED + 2, newest), name
         if name == "after-commit":  # another one has its turn
             backfill(case, commits="2..2", output=f"topic={make_topic(partitions=1)}")
-    found = backfill(case, **asked)
+    result = backfill(case, **asked)
     assert rows(case, other) == delivered(case, SAVED + 2, newest)
-    assert found["rows"] == sum(rows(case, other).values())
-    records = [record for record in backfilled(case) if record.backfill == found["backfill"]]
+    assert result["rows"] == sum(rows(case, other).values())
+    records = [record for record in backfilled(case) if record.backfill == result["backfill"]]
     assert [record.result is not None for record in records] == [False] * (len(records) - 1) + [True]
     assert audited(case).found == ()
 
@@ -468,8 +468,8 @@ def test_a_backfill_that_dies_at_a_step_goes_on_and_has_each_row_once(
 def test_every_kind_of_query_gives_again_what_it_gave(bench: Bench, shape: str) -> None:
     case, other = prepared(bench, shape, rounds=5, saved=2), bench.make_topic(partitions=3)
     newest = case.tail().place.commit
-    found = backfill(case, commits=f"2..{newest}")
-    assert (found["clean"], found["compared"]) == (True, newest - 1)
+    result = backfill(case, commits=f"2..{newest}")
+    assert (result["clean"], result["compared"]) == (True, newest - 1)
     backfill(case, commits=f"4..{newest}", output=f"topic={other}")
     assert rows(case, other) == delivered(case, 4, newest)
     assert audited(case).found == ()

@@ -95,6 +95,6 @@ def test_a_restore_that_is_killed_at_every_step_loses_and_doubles_nothing(
     assert last.wait() == 0, last.output()[-3000:]
     assert f"commits {left_at} to {newest} are replayed" in last.output(), last.output()
     check_counts(world)
-    told = answer(command(world, "status", world.pipeline))
-    assert (told["replay"]["first"], told["replay"]["done"]) == (left_at, newest)
-    assert (told["lineage"], told["commit"]) == (made["lineage"], newest + 1)
+    body = answer(command(world, "status", world.pipeline))
+    assert (body["replay"]["first"], body["replay"]["done"]) == (left_at, newest)
+    assert (body["lineage"], body["commit"]) == (made["lineage"], newest + 1)

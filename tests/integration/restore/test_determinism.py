@@ -59,8 +59,8 @@ def a_random_function(frame: DataFrame) -> DataFrame:
 def test_what_may_give_other_rows_is_found_and_named(
     session: SparkSession, function: Callable[[DataFrame], DataFrame], reason: str
 ) -> None:
-    found = determinism.find(function(events(session)))
-    assert any(re.search(reason, one) for one in found), found
+    reasons = determinism.find(function(events(session)))
+    assert any(re.search(reason, text) for text in reasons), reasons
 
 
 def test_a_stream_that_is_not_declared_is_refused_by_name(session: SparkSession, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def judged(case: Case, savepoint: str) -> CompatibilityReport:
 
 
 def rows_of(case: Case) -> list[Row]:
-    return [json.loads(one.value or b"") for one in read_committed(case.config, case.sink)]
+    return [json.loads(record.value or b"") for record in read_committed(case.config, case.sink)]
 
 
 def as_one_version(case: Case, of_wider: set[int]) -> list[Row]:
@@ -51,12 +51,14 @@ def as_one_version(case: Case, of_wider: set[int]) -> list[Row]:
     seen: dict[str, list[int]] = {}
     expected = []
     events = (
-        json.loads(one.value or b"") for topic in case.topics.values() for one in read_committed(case.config, topic)
+        json.loads(record.value or b"")
+        for topic in case.topics.values()
+        for record in read_committed(case.config, topic)
     )
     for event in sorted(events, key=lambda event: int(event["id"])):
         ids = seen.setdefault(event["k"], [])
         ids.append(event["id"])
-        newer = [one for one in ids if one in of_wider]
+        newer = [number for number in ids if number in of_wider]
         expected.append(
             {
                 "k": event["k"],
@@ -64,7 +66,7 @@ def as_one_version(case: Case, of_wider: set[int]) -> list[Row]:
                 "n": len(ids),
                 "largest": max(newer, default=None),
                 "ids": list(ids),
-                "digits": {str(digit): n for digit, n in Counter(one % 10 for one in ids).items()},
+                "digits": {str(digit): n for digit, n in Counter(number % 10 for number in ids).items()},
             }
         )
     return expected
@@ -86,7 +88,7 @@ def test_state_in_avro_is_kept_when_fields_are_added_and_what_avro_can_not_read_
     impossible = replace(case, shape=Shape(narrower, state_backend=AVRO))
     report = judged(impossible, saved)
     assert report.verdict.value == "incompatible"
-    [worst] = [one for one in report.findings if one.verdict.value == "incompatible"]
+    [worst] = [finding for finding in report.findings if finding.verdict.value == "incompatible"]
     assert worst.aspect.endswith("total: value, n"), worst
     assert (worst.old, worst.new) == ("integer", "short")
     rounds.send(topics)
@@ -96,11 +98,11 @@ def test_state_in_avro_is_kept_when_fields_are_added_and_what_avro_can_not_read_
     upgraded = replace(case, shape=Shape(wider, state_backend=AVRO))
     report = judged(upgraded, saved)
     assert report.verdict.value == "note", report.findings
-    assert any("new are null in old values" in one.reason for one in report.findings)
+    assert any("new are null in old values" in finding.reason for finding in report.findings)
     upgraded.run()
     of_wider = set(range(first, rounds.rows * rounds.rounds))
-    found = sorted(rows_of(case), key=lambda row: int(row["id"]))
-    assert found == as_one_version(case, of_wider)
+    rows = sorted(rows_of(case), key=lambda row: int(row["id"]))
+    assert rows == as_one_version(case, of_wider)
     check_clean(case)
 
 
@@ -118,9 +120,11 @@ def test_without_avro_a_field_is_refused_and_so_is_avro_later(bench: Bench, conf
     assert worst.verdict.value == "incompatible"
     assert "a state variable of its own" in str(worst.way_out)
     report = judged(replace(case, shape=Shape(totals, state_backend=AVRO)), saved)
-    assert [(one.aspect, one.old, one.new) for one in report.findings if one.verdict.value == "incompatible"] == [
-        ("state encoding", "unsaferow", "avro")
-    ]
+    assert [
+        (finding.aspect, finding.old, finding.new)
+        for finding in report.findings
+        if finding.verdict.value == "incompatible"
+    ] == [("state encoding", "unsaferow", "avro")]
     rounds.send(topics)
     replace(case, shape=Shape(wider)).run(expected=IncompatibleVersionError.exit_code)
     replace(case, shape=Shape(totals, state_backend=AVRO)).run(expected=RefusedError.exit_code)

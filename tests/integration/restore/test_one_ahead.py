@@ -85,9 +85,9 @@ class WithTable(Case):
 
 def rows_of(table: SqliteSink) -> Counter[str]:
     with closing(sqlite3.connect(table.path)) as database:
-        found = database.execute("SELECT start, k, n, s FROM windows").fetchall()
+        rows = database.execute("SELECT start, k, n, s FROM windows").fetchall()
     names = ("start", "k", "n", "s", "seen")
-    return Counter(json.dumps(dict(zip(names, (*row, None), strict=True)), sort_keys=True) for row in found)
+    return Counter(json.dumps(dict(zip(names, (*row, None), strict=True)), sort_keys=True) for row in rows)
 
 
 def numbers(table: SqliteSink) -> list[int]:

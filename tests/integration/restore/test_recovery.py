@@ -63,19 +63,19 @@ def test_a_start_goes_on_from_the_newest_whole_batch_then_from_a_savepoint(case:
     run_on()
     newest(checkpoint_of(case), "state/0/1/*.zip").write_bytes(b"torn")
     (checkpoint_of(case).path / "metadata").write_text("")
-    told = run_on()
-    assert "metadata of" in told
-    assert ".zip is torn" in told
-    assert "is run again" in told
+    log = run_on()
+    assert "metadata of" in log
+    assert ".zip is torn" in log
+    assert "is run again" in log
     check_content(case)
 
     saved = savepoint(case)
     run_on()
     lost = checkpoint_of(case)
     shutil.rmtree(lost.path)
-    told = run_on()
-    assert "commits is missing or empty" in told
-    assert f"restored savepoint {saved}" in told
+    log = run_on()
+    assert "commits is missing or empty" in log
+    assert f"restored savepoint {saved}" in log
     check_content(case)
     assert checkpoint_of(case).path != lost.path
 
@@ -95,14 +95,14 @@ def test_a_retained_checkpoint_is_restored_by_its_path_wherever_it_lies(
     run_on()
     assert restore(tmp_path) == RefusedError.exit_code
     assert restore(kept, "--commit", "1") == RefusedError.exit_code
-    assert [one.id for one in (case.home.current(), lineage) if one] == [lineage.id] * 2
+    assert [lineage.id for lineage in (case.home.current(), lineage) if lineage] == [lineage.id] * 2
     shutil.rmtree(case.home.lineages / lineage.id)
     capsys.readouterr()
     assert restore(kept) == 0, capsys.readouterr().err
     taken = Savepoints(case.home.savepoints).list()[-1]
     assert (taken.commit, taken.label) == (2, f"retained checkpoint {kept / 'checkpoint'}")
-    told = run_on()
-    assert "replay" in told
+    log = run_on()
+    assert "replay" in log
     check_content(case)
 
 
@@ -110,12 +110,12 @@ def test_state_that_is_lost_stops_the_start_unless_it_is_allowed_to_begin_anew(c
     run_on()
     shutil.rmtree(checkpoint_of(case).path)
     before = set(read_committed(case.config, case.sink))
-    told = run_on(1, expected=RefusedError.exit_code)
-    assert "the state of pipeline" in told
-    assert "--allow-empty-state" in told
+    log = run_on(1, expected=RefusedError.exit_code)
+    assert "the state of pipeline" in log
+    assert "--allow-empty-state" in log
     assert set(read_committed(case.config, case.sink)) == before
-    told = run_on(0, allow_empty_state=True)
-    assert "begins with empty state after commit 2" in told
+    log = run_on(0, allow_empty_state=True)
+    assert "begins with empty state after commit 2" in log
     *_, kept, last = case.commits()
     for topic, ranges in last.source.items():
         for partition, (start, _) in ranges.items():
@@ -133,7 +133,7 @@ def test_damage_further_back_is_mended_from_an_older_batch_and_its_replay(case: 
     for version in (batch, batch + 1):
         for file in checkpoint.path.glob(f"state/0/0/{version}_*.zip"):
             file.unlink()
-    told = run_on()
-    assert f"commit {batch - 1}: lineage" in told
+    log = run_on()
+    assert f"commit {batch - 1}: lineage" in log
     assert Savepoints(case.home.savepoints).list()[-1].label == "before damaged files"
     check_content(case)

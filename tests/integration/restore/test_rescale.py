@@ -81,7 +81,7 @@ def prove(bench: Bench, shape: str, *steps: int) -> None:
     for partitions in steps:
         done = rescaled(case, partitions)
         assert done.stretch is None
-        assert sum(one["rows"] for one in done.state) > 0
+        assert sum(store["rows"] for store in done.state) > 0
         run_both(topics, rounds, case, plain)
         assert case.written() == plain.written(), f"after the rescale to {partitions}"
     late = case.save()
@@ -107,7 +107,7 @@ def test_a_rescaled_pipeline_writes_what_its_twin_does_and_restores_from_before_
     assert abandoned is not None
     rescaled(case, 4)
     late = Savepoints(case.home.savepoints).get(case.save())
-    assert [one.partitions for one in late.operators] == [4]
+    assert [operator.partitions for operator in late.operators] == [4]
     run_both(topics, rounds, case, plain, count=1)
     check_restore(case, early)
     run_both(topics, rounds, case, plain, count=1)
@@ -163,7 +163,7 @@ def test_what_can_not_be_rescaled_is_refused_by_name_and_nothing_is_changed(benc
     with pytest.raises(RefusedError, match=r"in hashmap, which Spark can't repartition.*StateBackend.rocksdb"):
         rescale(memory.home, memory.name, memory.config, 4, spark=spark)
     assert case.home.current() == current
-    assert all(len(list(one.home.lineages.iterdir())) == 1 for one in (case, keyless, stateless, memory))
+    assert all(len(list(unchanged.home.lineages.iterdir())) == 1 for unchanged in (case, keyless, stateless, memory))
 
 
 @pytest.mark.slow
@@ -266,9 +266,9 @@ def test_a_rescale_that_is_killed_at_every_step_is_cleaned_up_by_its_repetition(
     done = command(case, 4)
     assert done.returncode == 0, done.stderr
     assert "copying batch" in done.stderr
-    told = json.loads(done.stdout)
-    assert (told["state_partitions_before"], told["state_partitions"], told["abandoned"]) == (8, 4, original.id)
-    assert {directory.name for directory in case.home.lineages.iterdir()} == {original.id, told["lineage"]}
+    body = json.loads(done.stdout)
+    assert (body["state_partitions_before"], body["state_partitions"], body["abandoned"]) == (8, 4, original.id)
+    assert {directory.name for directory in case.home.lineages.iterdir()} == {original.id, body["lineage"]}
     run_both(topics, rounds, case, plain)
     assert case.written() == plain.written()
     check_clean(case)

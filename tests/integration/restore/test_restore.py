@@ -12,13 +12,13 @@ from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES
 
 
-def replayed(told: Status, first: int, last: int) -> Status:
+def replayed(last_status: Status, first: int, last: int) -> Status:
     """Check that a run has replayed these commits, compared all of them, and steered."""
-    assert told.replay is not None
-    assert (told.replay.first, told.replay.last, told.replay.done) == (first, last, last)
-    assert not told.replay.not_compared and not told.replay.diverged
-    assert told.replay.one_start_per_batch is None
-    return told
+    assert last_status.replay is not None
+    assert (last_status.replay.first, last_status.replay.last, last_status.replay.done) == (first, last, last)
+    assert not last_status.replay.not_compared and not last_status.replay.diverged
+    assert last_status.replay.one_start_per_batch is None
+    return last_status
 
 
 def check_clean(case: Case) -> None:
@@ -39,8 +39,8 @@ def prove(bench: Bench, shape: str, *, at: Sequence[int], last: int) -> None:
     savepoints = {}
     for stop in (*at, last):
         while case.tail().place.commit < stop if case.home.current() else True:
-            for one in (case, plain):
-                one.run(stop_at=stop)
+            for twin in (case, plain):
+                twin.run(stop_at=stop)
             if case.tail().place.commit < stop:  # all of the first half, with a batch without data at its end
                 for _ in range(last):
                     rounds.send(topics)

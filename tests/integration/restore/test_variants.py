@@ -103,10 +103,10 @@ def test_everything_that_happens_to_one_pipeline_leaves_what_its_twin_writes(ben
     case.run(compression="gzip")
     foreign, newest = newest + 1, case.tail().place.commit
     case.restore(saved)
-    told = case.run().replay
-    assert told is not None
-    assert [(one[1], one[2]) for one in told.not_compared] == [(foreign, newest)]
-    assert (told.done, told.diverged) == (newest, [])
+    replay = case.run().replay
+    assert replay is not None
+    assert [(span[1], span[2]) for span in replay.not_compared] == [(foreign, newest)]
+    assert (replay.done, replay.diverged) == (newest, [])
 
     # Somebody has removed the newest files of the checkpoint.
     rounds.send(topics)
@@ -118,9 +118,9 @@ def test_everything_that_happens_to_one_pipeline_leaves_what_its_twin_writes(ben
         checkpoint.remove("offsets", lost)
         checkpoint.remove("commits", lost)
     rounds.send(topics)
-    told = case.run().replay
-    assert told is not None
-    assert (told.first, told.done) == (newest - 1, newest)
+    replay = case.run().replay
+    assert replay is not None
+    assert (replay.first, replay.done) == (newest - 1, newest)
 
     plain.run()
     assert case.written() == plain.written()
@@ -158,11 +158,11 @@ def test_an_added_partition_is_replayed_one_start_per_batch_where_spark_can_not_
     with monkeypatch.context() as patch:
         patch.setattr(steering, "_FIELDS", (("org.apache.spark.sql.classic.SparkSession", "no such field"),))
         rounds.send(topics, partitions=3)
-        told = case.run().replay
+        replay = case.run().replay
     plain.run()
-    assert told is not None
-    assert "no such field" in str(told.one_start_per_batch)
-    assert (told.done, told.diverged) == (newest, [])
+    assert replay is not None
+    assert "no such field" in str(replay.one_start_per_batch)
+    assert (replay.done, replay.diverged) == (newest, [])
     assert case.written() == plain.written()
     check_clean(case)
 
@@ -189,9 +189,9 @@ def test_random_rows_are_refused_by_name_unless_they_are_accepted_and_then_told(
     runs = case.tail().place.run
     case.run(expected=64)
     assert case.tail().place.run == runs, "it was refused before anybody was fenced"
-    told = case.run(accept_nondeterminism=True).replay
-    assert told is not None
-    assert (told.done, told.diverged) == (3, [2, 3])
+    replay = case.run(accept_nondeterminism=True).replay
+    assert replay is not None
+    assert (replay.done, replay.diverged) == (3, [2, 3])
     assert case.written() == written
     check_clean(case)
 
@@ -233,8 +233,8 @@ def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why
     written, newest = case.written(), case.save()
     for mode in ("fail", "reemit", "suppress"):
         assert case.restore(newest, mode=mode).stretch is None
-        told = case.run()
-        assert (told.replay, told.commits_of_run) == (None, 0)
+        last_status = case.run()
+        assert (last_status.replay, last_status.commits_of_run) == (None, 0)
     assert case.written() == written
     rounds.send(topics)
     assert case.run().commit == 7

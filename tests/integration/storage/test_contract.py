@@ -22,26 +22,26 @@ RACES, WRITERS = 5, 8
 
 def raced(writers: int, write: Callable[[int], object], *refusals: type[Exception]) -> Counter[str]:
     """Let many write at the same time; returns what became of them."""
-    told: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     barrier = threading.Barrier(writers)
 
-    def one(number: int) -> None:
+    def race(number: int) -> None:
         barrier.wait()
         try:
             write(number)
         except refusals as error:
-            told[type(error).__name__] += 1
+            outcomes[type(error).__name__] += 1
         except Exception as error:
-            told[repr(error)] += 1
+            outcomes[repr(error)] += 1
         else:
-            told["won"] += 1
+            outcomes["won"] += 1
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(writers)]
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(writers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return told
+    return outcomes
 
 
 def test_what_was_written_is_read_and_listed_and_what_was_deleted_is_not(folder: Path) -> None:
@@ -125,12 +125,12 @@ def test_of_many_who_count_in_one_file_none_is_lost_and_none_counted_twice(folde
     def count(_: int) -> None:
         done = 0
         while done < each:
-            found = store.read(place)
+            stored = store.read(place)
             try:
-                if found is None:
+                if stored is None:
                     store.create(place, b"1")
                 else:
-                    store.replace_if(place, b"%d" % (int(found.content) + 1), found.version, durable=False)
+                    store.replace_if(place, b"%d" % (int(stored.content) + 1), stored.version, durable=False)
             except (FileExistsError, ChangedError):
                 continue
             done += 1
@@ -147,9 +147,9 @@ def test_a_reader_finds_whole_contents_only(folder: Path) -> None:
     def work(number: int) -> None:
         for _ in range(10):
             if number:
-                found = store.read(place)
-                assert found is not None
-                assert found.content in contents
+                stored = store.read(place)
+                assert stored is not None
+                assert stored.content in contents
             else:
                 for content in contents:
                     store.replace(place, content, durable=False)
@@ -181,23 +181,23 @@ def test_the_contract_is_tried_out_and_nothing_is_left(folder: Path) -> None:
     assert not any(store.names(folder / name) for name in left)  # an empty directory may be named yet
 
 
-def created_in_process(folder: Path, race: int, start: object, told: object) -> None:
+def created_in_process(folder: Path, race: int, start: object, outcomes: object) -> None:
     start.wait()  # type: ignore[attr-defined]
     try:
         store_of(folder).create(folder / f"race-{race}", b"x")
     except FileExistsError:
-        told.put("refused")  # type: ignore[attr-defined]
+        outcomes.put("refused")  # type: ignore[attr-defined]
     else:
-        told.put("won")  # type: ignore[attr-defined]
+        outcomes.put("won")  # type: ignore[attr-defined]
 
 
 def counted_in_process(folder: Path, times: int) -> None:
     store, place = store_of(folder), folder / "count"
     while times:
-        found = store.read(place)
-        assert found is not None
+        stored = store.read(place)
+        assert stored is not None
         try:
-            store.replace_if(place, b"%d" % (int(found.content) + 1), found.version, durable=False)
+            store.replace_if(place, b"%d" % (int(stored.content) + 1), stored.version, durable=False)
         except ChangedError:
             continue
         times -= 1
@@ -220,13 +220,15 @@ def test_of_many_processes_one_creates_a_local_file_with_hard_links_and_without(
         monkeypatch.setattr("os.link", none)
     context = multiprocessing.get_context("fork")
     for race in range(4 * RACES):
-        start, told = context.Event(), context.Queue()
-        processes = [context.Process(target=created_in_process, args=(tmp_path, race, start, told)) for _ in range(4)]
+        start, outcomes = context.Event(), context.Queue()
+        processes = [
+            context.Process(target=created_in_process, args=(tmp_path, race, start, outcomes)) for _ in range(4)
+        ]
         for process in processes:
             process.start()
         start.set()
         finished(processes)
-        assert sorted(told.get() for _ in processes) == ["refused"] * 3 + ["won"]
+        assert sorted(outcomes.get() for _ in processes) == ["refused"] * 3 + ["won"]
 
 
 def test_many_processes_count_in_one_local_file(tmp_path: Path) -> None:
@@ -243,25 +245,25 @@ def test_many_processes_count_in_one_local_file(tmp_path: Path) -> None:
 def test_what_is_held_is_changed_by_its_holder_only(folder: Path) -> None:
     store, place = store_of(folder), folder / "a.json"
     version = store.create(place, b"first")
-    told = []
+    outcomes = []
 
     def other() -> None:
         try:
             with store.holding(place, seconds=0):
-                told.append("held")
+                outcomes.append("held")
         except HeldError as error:
-            told.append(error.note)
+            outcomes.append(error.note)
 
     with store.holding(place, note="pid 7"):
         waiting = threading.Thread(target=other)
         waiting.start()
         waiting.join()
-        writing = threading.Thread(target=lambda: told.append(store.replace_if(place, b"third", version)))
+        writing = threading.Thread(target=lambda: outcomes.append(store.replace_if(place, b"third", version)))
         store.replace(place, b"first")
         writing.start()
         assert store.read(place).content == b"first"  # type: ignore[union-attr]
     writing.join()
-    assert told[0] == "pid 7"
+    assert outcomes[0] == "pid 7"
     assert store.read(place).content == b"third"  # type: ignore[union-attr]
 
 

@@ -34,7 +34,7 @@ DRIVERS = 6
 
 def raced(folder: Path, judged: Lease | None) -> Counter[str]:
     """Let many drivers take a lease that each of them has found so; returns what became of them."""
-    told: Counter[str] = Counter()
+    winners: Counter[str] = Counter()
     barrier = threading.Barrier(DRIVERS)
 
     def take(number: int) -> None:
@@ -42,26 +42,26 @@ def raced(folder: Path, judged: Lease | None) -> Counter[str]:
         try:
             leases.take_over(folder / "lease.json", "shop", f"driver-{number}", judged)
         except AlreadyRunningError:
-            told["refused"] += 1
+            winners["refused"] += 1
         else:
-            told[f"driver-{number}"] += 1
+            winners[f"driver-{number}"] += 1
 
     threads = [threading.Thread(target=take, args=(number,)) for number in range(DRIVERS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return told
+    return winners
 
 
 def test_of_many_drivers_that_find_a_pipeline_free_one_takes_it(folder: Path) -> None:
     path = folder / "lease.json"
     left: Lease | None = None
     for _ in range(3):
-        told = raced(folder, left)
+        winners = raced(folder, left)
         held = leases.read(path)
         assert held is not None
-        assert told == {"refused": DRIVERS - 1, held.token: 1}
+        assert winners == {"refused": DRIVERS - 1, held.token: 1}
         left = held
 
 
@@ -111,9 +111,9 @@ def test_a_document_is_written_read_and_removed_there(folder: Path) -> None:
     assert intents.read(folder / "intent.json") == intent
     intents.remove(folder / "intent.json", "t")
     assert intents.read(folder / "intent.json") is None
-    told = Status(pipeline="shop", token="t", state=DriverState.RUNNING)
-    status.write(folder / "status.json", told)
-    assert status.read(folder / "status.json") == told
+    written = Status(pipeline="shop", token="t", state=DriverState.RUNNING)
+    status.write(folder / "status.json", written)
+    assert status.read(folder / "status.json") == written
     died = Restart(series="s", number=1, token="t", run=1, commit=2, cause="it died", exit_code=1, died=3.0)
     restarts.append(folder / "restarts.json", died)
     restarts.relaunched(folder / "restarts.json", "t", 4.0)

@@ -45,8 +45,8 @@ def store(place: Path) -> Store:
 
 
 def content(store: Store, place: Path) -> bytes | None:
-    found = store.read(place)
-    return found.content if found else None
+    stored = store.read(place)
+    return stored.content if stored else None
 
 
 @pytest.mark.parametrize("fault", ["lose", "drop", "503", "slow"])
@@ -168,12 +168,12 @@ def test_a_file_system_that_is_not_known_is_refused_by_name(tmp_path: Path) -> N
 
 
 def test_threads_share_a_store_and_copies_are_made_by_the_server(faults: Faults, place: Path) -> None:
-    found: list[Store] = []
+    stores: list[Store] = []
     folder, options = str(place), object_stores.options(faults.address)
 
     def look() -> None:
         there: Any = UPath(folder, **options)
-        found.append(store_of(there))
+        stores.append(store_of(there))
 
     looking = [threading.Thread(target=look) for _ in range(2)]
     for thread in looking:
@@ -181,7 +181,7 @@ def test_threads_share_a_store_and_copies_are_made_by_the_server(faults: Faults,
     for thread in looking:
         thread.join()
     store = store_of(place)
-    assert found == [store, store]
+    assert stores == [store, store]
     store.create(place / "source", b"bytes")
     faults.plan("PUT")
     elsewhere: Any = UPath(folder, **options)

@@ -47,10 +47,10 @@ def test_a_home_has_the_files_that_it_always_had(tmp_path: Path) -> None:
 def counting(place: Path) -> None:
     store = store_of(place)
     while True:
-        found = store.read(place)
-        assert found is not None
-        number = int(found.content[:8]) + 1
-        store.replace_if(place, b"%08d" % number * 20_000, found.version, durable=False)
+        stored = store.read(place)
+        assert stored is not None
+        number = int(stored.content[:8]) + 1
+        store.replace_if(place, b"%08d" % number * 20_000, stored.version, durable=False)
 
 
 def has_passed(place: Path, number: int) -> bool:
@@ -67,9 +67,9 @@ def test_a_process_that_is_killed_while_it_replaces_a_file_leaves_it_whole_and_l
         eventually(partial(has_passed, place, number + 3), "it counts", poll_seconds=0.001)
         process.kill()
         process.join()
-        found = store.read(place)
-        assert found is not None
-        number = int(found.content[:8])
-        assert found.content == b"%08d" % number * 20_000
-        version = store.replace_if(place, found.content, found.version)
+        stored = store.read(place)
+        assert stored is not None
+        number = int(stored.content[:8])
+        assert stored.content == b"%08d" % number * 20_000
+        version = store.replace_if(place, stored.content, stored.version)
     assert store.read(place) == Stored(content=b"%08d" % number * 20_000, version=version)

@@ -19,13 +19,13 @@ WORKERS = 2
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def children(pid: int) -> list[int]:
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -34,8 +34,8 @@ def children(pid: int) -> list[int]:
         except OSError:  # it ended meanwhile
             continue
         if int(parent) == pid and state != "Z":
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 @dataclass

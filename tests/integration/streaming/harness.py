@@ -277,15 +277,15 @@ def check_counts(world: World, *, complete: bool = True) -> None:
         for partition, written in commit.sink.get(world.sink, {}).items()
         for offset in range(written.first, written.last + 1)
     }
-    found = []
+    written = []
     for record in read_committed(world.config, world.sink):
         value = json.loads(record.value or b"", parse_float=Decimal)
         assert record.key == value["k"].encode()
-        found.append((places[record.partition, record.offset], {**value, "total": Decimal(value["total"])}))
+        written.append((places[record.partition, record.offset], {**value, "total": Decimal(value["total"])}))
     order = lambda item: (item[0], item[1]["k"])  # noqa: E731
-    assert sorted(found, key=order) == sorted(expected, key=order)
+    assert sorted(written, key=order) == sorted(expected, key=order)
     if complete:
         assert used == world.sent, f"{world.sent - used} records are not in a commit"
         report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
         assert report.is_clean, [str(violation) for violation in report.found]
-        assert report.rows == len(found)
+        assert report.rows == len(written)

@@ -90,21 +90,24 @@ def test_backfills_that_are_killed_and_run_at_once_beside_the_pipeline_write_eac
     live = world.start(until="forever")
     eventually(lambda: len(world.ledger()[1]) == 2, "the pipeline runs")
 
-    one, other = make_topic(partitions=2), make_topic(partitions=1)
+    first_topic, second_topic = make_topic(partitions=2), make_topic(partitions=1)
     armed = tmp_path / "failpoint"
     armed.write_text("backfill-prepared")
-    killed = command(world, "--commits", "2..4", "--output", f"topic={one}", armed=armed)
-    beside = command(world, "--commits", f"3..{newest}", "--output", f"topic={other}")
+    killed = command(world, "--commits", "2..4", "--output", f"topic={first_topic}", armed=armed)
+    beside = command(world, "--commits", f"3..{newest}", "--output", f"topic={second_topic}")
     for step in ("after-end-transaction:batch=1", "backfill-step:batch=2"):
         eventually(lambda: not armed.exists(), "it was killed")
         world.send(300)
         armed.write_text(step)
     eventually(lambda: not armed.exists(), "it was killed")
-    found, told = answer(killed), answer(beside)
-    assert rows(world, one) == delivered(world, 2, 4)
-    assert rows(world, other) == delivered(world, 3, newest)
-    assert (found["rows"], told["rows"]) == (rows(world, one).total(), rows(world, other).total())
-    assert answer(command(world, "--commits", "2..4", "--output", f"topic={one}")) == found
+    of_killed, of_beside = answer(killed), answer(beside)
+    assert rows(world, first_topic) == delivered(world, 2, 4)
+    assert rows(world, second_topic) == delivered(world, 3, newest)
+    assert (of_killed["rows"], of_beside["rows"]) == (
+        rows(world, first_topic).total(),
+        rows(world, second_topic).total(),
+    )
+    assert answer(command(world, "--commits", "2..4", "--output", f"topic={first_topic}")) == of_killed
 
     assert live.process.poll() is None, "the pipeline has run all the while"
     eventually(
@@ -121,4 +124,4 @@ def test_backfills_that_are_killed_and_run_at_once_beside_the_pipeline_write_eac
     assert answer(command(world, "--commits", f"1..{newest}"))["clean"]
     report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=20))
     assert (report.found, report.backfills) == ((), 4)
-    assert report.backfilled_rows == found["rows"] + told["rows"] + again["rows"]
+    assert report.backfilled_rows == of_killed["rows"] + of_beside["rows"] + again["rows"]

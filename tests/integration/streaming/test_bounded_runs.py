@@ -27,9 +27,9 @@ def test_a_number_of_commits_is_made_once_over_a_crash_and_a_repetition(world: W
     repeated = world.start(*goal, until="commits:3")
     assert repeated.wait() == 0, "what is reached is not made again"
     assert world.commits() == 3
-    told = status.read(Home(world.home).status)
-    assert told is not None
-    assert (told.state, told.commit) == (status.DriverState.FINISHED, 3)
+    last_status = status.read(Home(world.home).status)
+    assert last_status is not None
+    assert (last_status.state, last_status.commit) == (status.DriverState.FINISHED, 3)
     assert world.start(until="duration:0.1").wait() == 0
     assert world.commits() <= 4
     check_counts(world, complete=False)
@@ -47,8 +47,8 @@ def test_records_that_are_gone_before_they_were_read_end_the_driver_for_good(wor
     world.send(300)
     lost = world.start()
     assert lost.wait() == DataLostError.exit_code, lost.output()[-3000:]
-    told = status.read(Home(world.home).status)
-    assert told is not None
-    assert told.error is not None
-    assert told.error.kind == "DataLostError"
-    assert "Could not read records in offset" in told.error.message
+    last_status = status.read(Home(world.home).status)
+    assert last_status is not None
+    assert last_status.error is not None
+    assert last_status.error.kind == "DataLostError"
+    assert "Could not read records in offset" in last_status.error.message

@@ -29,10 +29,10 @@ def test_batches_pause_few_are_retained_and_a_stop_deletes_all_but_savepoints(wo
     assert len(list((checkpoint / "offsets").glob("[0-9]*"))) <= 4
     assert len(list((checkpoint / "commits").glob("[0-9]*"))) <= 4
     assert cli.main(["savepoint", world.pipeline, "--bootstrap-servers", world.config["bootstrap.servers"]]) == 0
-    (saved,) = (one.id for one in Savepoints(home.savepoints).list())
+    (saved,) = (savepoint.id for savepoint in Savepoints(home.savepoints).list())
     assert world.stop(driver) == 0, driver.output()[-4000:]
     assert not checkpoint.exists()
-    assert [one.id for one in Savepoints(home.savepoints).list()] == [saved]
+    assert [savepoint.id for savepoint in Savepoints(home.savepoints).list()] == [saved]
 
     world.send(200)
     driver = world.start()

@@ -30,8 +30,8 @@ def test_a_cluster_that_is_away_is_one_line_a_minute_and_the_driver_goes_on(tmp_
             driver = world.start(until="forever")
 
             def committed() -> int:
-                told = status.read(Home(world.home).status)
-                return told.commit if told else 0
+                driver_status = status.read(Home(world.home).status)
+                return driver_status.commit if driver_status else 0
 
             eventually(lambda: committed() == 1, "its first commit")
             before = len(driver.output().splitlines())

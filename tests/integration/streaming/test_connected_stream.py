@@ -51,11 +51,11 @@ def test_every_copy_sees_the_rules_of_its_batch_also_after_a_restart(spark: Spar
         [{"is_rule": True, "name": "switch", "i": 7}, {"is_rule": True, "name": "other", "i": 0}, *data],
     ]
     feed(tmp_path / "in", batches)
-    found: dict[int, list[Any]] = {}
+    collected: dict[int, list[Any]] = {}
 
     def keep(result: DataFrame, batch: int) -> None:
-        found[batch] = result.collect()
-        if batch == 2 and len(found) == 3:
+        collected[batch] = result.collect()
+        if batch == 2 and len(collected) == 3:
             raise RuntimeError("once")
 
     def start() -> None:
@@ -69,13 +69,13 @@ def test_every_copy_sees_the_rules_of_its_batch_also_after_a_restart(spark: Spar
 
     with pytest.raises(Exception, match="once"):
         start()
-    del found[0]
+    del collected[0]
     start()
     expected = {1: (2, 1), 2: (2, 1), 3: (7, 2)}
     for batch, (value, known) in expected.items():
-        assert sorted(row.i for row in found[batch]) == list(range(40))
-        assert {(row.switch, row.known) for row in found[batch]} == {(value, known)}
-        assert len({row["copy"] for row in found[batch]}) == 3
+        assert sorted(row.i for row in collected[batch]) == list(range(40))
+        assert {(row.switch, row.known) for row in collected[batch]} == {(value, known)}
+        assert len({row["copy"] for row in collected[batch]}) == 3
 
 
 def test_no_copy_of_the_rules_is_refused(spark: SparkSession) -> None:

@@ -20,10 +20,8 @@ pytestmark = pytest.mark.slow
 
 
 def check(world: World, table: Path) -> None:
-    found = sorted(read_delta(table), key=lambda row: int(row["id"]))
-    assert found == [
-        {"id": number, "v": Decimal(number) / 100, "shop": str(number % 3)} for number in range(world.sent)
-    ]
+    rows = sorted(read_delta(table), key=lambda row: int(row["id"]))
+    assert rows == [{"id": number, "v": Decimal(number) / 100, "shop": str(number % 3)} for number in range(world.sent)]
     values = [json.loads(record.value or b"") for record in read_committed(world.config, world.sink)]
     assert sorted(value["id"] for value in values) == list(range(world.sent))
     check_ledger(world)

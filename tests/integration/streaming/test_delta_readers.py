@@ -86,19 +86,19 @@ def deaths(
     world = World(kafka_config, f"p-{source}", source, sink, folder / "home", jvm=shared_jvm)
     lake = Lake(world, folder / "table", job)
     world.send(5 * BATCH)
-    found = []
+    recorded = []
     try:
         for step in STEPS:
             driver = lake.start(step)
             assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
             table = shutil.copytree(lake.table, folder / step.partition(":")[0])
-            found.append(Death(step, table, rows_of(committed(world, table))))
+            recorded.append(Death(step, table, rows_of(committed(world, table))))
         lake.finish()
-        found.append(Death("the end", lake.table, rows_of(list(range(world.sent)))))
+        recorded.append(Death("the end", lake.table, rows_of(list(range(world.sent)))))
     finally:
         world.end()
-    assert len({len(death.expected) for death in found}) > 2
-    return found
+    assert len({len(death.expected) for death in recorded}) > 2
+    return recorded
 
 
 def by_duckdb(paths: list[Path]) -> list[Rows]:
@@ -127,6 +127,6 @@ def by_spark(paths: list[Path]) -> list[Rows]:
 def test_a_reader_sees_the_committed_rows_and_no_others(
     deaths: list[Death], read: Callable[[list[Path]], list[Rows]]
 ) -> None:
-    for death, found in zip(deaths, read([death.table for death in deaths]), strict=True):
-        rows = sorted(found, key=lambda row: row["id"])
+    for death, visible in zip(deaths, read([death.table for death in deaths]), strict=True):
+        rows = sorted(visible, key=lambda row: row["id"])
         assert rows == sorted(death.expected, key=lambda row: row["id"]), death.step

@@ -59,8 +59,8 @@ class Lake:
 
     def check(self) -> None:
         """Every input record is once in the table, as it was, and once in the topic; both ledgers agree."""
-        found = sorted(read_delta(self.table), key=lambda row: row["id"])
-        assert found == [row_of(number) for number in range(self.world.sent)]
+        rows = sorted(read_delta(self.table), key=lambda row: row["id"])
+        assert rows == [row_of(number) for number in range(self.world.sent)]
         values = [json.loads(record.value or b"") for record in read_committed(self.world.config, self.world.sink)]
         assert sorted(value["id"] for value in values) == list(range(self.world.sent))
         check_ledger(self.world)
@@ -73,8 +73,8 @@ class Lake:
         expected: list[dict[str, Any]] = [
             {"k": key, "id": number, "v": Decimal(number) / 100} for key, number in latest.items() if number % 5
         ]
-        found = sorted(read_delta(self.table), key=lambda row: row["id"])
-        assert found == sorted(expected, key=lambda row: row["id"])
+        rows = sorted(read_delta(self.table), key=lambda row: row["id"])
+        assert rows == sorted(expected, key=lambda row: row["id"])
         values = [json.loads(record.value or b"") for record in read_committed(self.world.config, self.world.sink)]
         assert sorted(value["id"] for value in values) == list(range(self.world.sent))
         check_ledger(self.world)

@@ -33,18 +33,18 @@ def test_a_readers_digest_is_sparks_for_all_lengths_nulls_and_headers(spark: Any
     frame = spark.createDataFrame(given, COLUMNS)
     digest = F.xxhash64("key", F.isnull("key"), "value", F.isnull("value"), "headers")
     expected = [row[0] % MODULUS for row in frame.select(digest).collect()]
-    assert [record_digest(*one) for one in given] == expected
+    assert [record_digest(*record) for record in given] == expected
 
 
 def test_a_readers_digest_is_the_sinks(spark: Any) -> None:
     given = rows(2, 500)
     sink = KafkaSink("t", headers="headers")
     encoded = columns.encode(sink, spark.createDataFrame(given, COLUMNS)).collect()
-    found = [(_bytes(row.key), _bytes(row.value), row.headers) for row in encoded]
-    assert [one[:2] for one in found] == [one[:2] for one in given]
+    records = [(_bytes(row.key), _bytes(row.value), row.headers) for row in encoded]
+    assert [record[:2] for record in records] == [record[:2] for record in given]
     assert [row.digest % MODULUS for row in encoded] == [
         record_digest(key, value, headers and [(name, _bytes(content)) for name, content in headers])
-        for key, value, headers in found
+        for key, value, headers in records
     ]
 
 

@@ -99,8 +99,8 @@ def test_plain_records_pass_unchanged_to_the_partition_that_other_clients_would_
 
 
 def _state(world: World) -> DriverState | None:
-    found = status.read(Home(world.home).status)
-    return found.state if found else None
+    driver_status = status.read(Home(world.home).status)
+    return driver_status.state if driver_status else None
 
 
 def test_a_record_that_does_not_fit_stops_the_pipeline_before_its_batch_commits(world: World) -> None:
@@ -110,12 +110,18 @@ def test_a_record_that_does_not_fit_stops_the_pipeline_before_its_batch_commits(
     failed = world.start()
     assert failed.wait() == BadRecordError.exit_code, failed.output()[-3000:]
     said = f"{world.source}-{bad.partition} offset {bad.offset}: field v is not decimal(12,2): dear"
-    told = [line for line in failed.output().splitlines() if "dear" in line or "Traceback" in line or "\tat " in line]
-    assert [line.partition(" ERROR ")[2] for line in told] == [f"BadRecordError: {said}"], "one paragraph"
-    found = status.read(Home(world.home).status)
-    assert found is not None
-    assert found.error is not None
-    assert (found.state, found.error.kind, found.error.decision) == (DriverState.FAILED, "BadRecordError", "fix_data")
+    printed = [
+        line for line in failed.output().splitlines() if "dear" in line or "Traceback" in line or "\tat " in line
+    ]
+    assert [line.partition(" ERROR ")[2] for line in printed] == [f"BadRecordError: {said}"], "one paragraph"
+    driver_status = status.read(Home(world.home).status)
+    assert driver_status is not None
+    assert driver_status.error is not None
+    assert (driver_status.state, driver_status.error.kind, driver_status.error.decision) == (
+        DriverState.FAILED,
+        "BadRecordError",
+        "fix_data",
+    )
     commits = check_ledger(world)
     assert commits, "the batches before it are committed"
     assert commits[-1].source[world.source][bad.partition][1] <= bad.offset
@@ -171,7 +177,7 @@ def test_ctrl_c_is_a_stop_in_order_without_a_traceback_and_stdout_stays_free(
     job = command[command.index(str(JOBS / world.job)) :]
     run = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "run", "--master", "local[2]"]
     process = subprocess.Popen(
-        [*run, *(part for one in conf for part in ("--conf", one)), *job],
+        [*run, *(part for setting in conf for part in ("--conf", setting)), *job],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -85,8 +85,8 @@ class Looks:
         query.awaitTermination()
         return [
             {
-                one["operatorName"]: one["numRowsDroppedByWatermark"]
-                for one in json.loads(progress.json)["stateOperators"]
+                operator["operatorName"]: operator["numRowsDroppedByWatermark"]
+                for operator in json.loads(progress.json)["stateOperators"]
             }
             for progress in query.recentProgress
         ]

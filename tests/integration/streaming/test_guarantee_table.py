@@ -30,11 +30,11 @@ SINKS = ("appended", "logged", "upserted", "committed")
 def written(database: Path) -> dict[str, Counter[int]]:
     """Return how often each record is in each sink."""
     with closing(sqlite3.connect(database, timeout=30)) as read:
-        return {name: Counter(one for (one,) in read.execute(f"SELECT id FROM {name}")) for name in SINKS}
+        return {name: Counter(number for (number,) in read.execute(f"SELECT id FROM {name}")) for name in SINKS}
 
 
-def doubled(found: Counter[int]) -> set[int]:
-    return {number for number, times in found.items() if times > 1}
+def doubled(counts: Counter[int]) -> set[int]:
+    return {number for number, times in counts.items() if times > 1}
 
 
 @pytest.mark.slow
@@ -50,15 +50,15 @@ def test_a_source_that_can_be_read_again_loses_nothing_and_only_two_kinds_of_sin
     last = world.start(environment=environment)
     assert last.wait() == 0, last.output()[-3000:]
     commits = check_ledger(world)
-    found = written(database)
+    tables = written(database)
     for name in SINKS:
-        assert found[name].keys() == set(range(400)), f"{name}: nothing is lost"
-    batch = doubled(found["appended"])
+        assert tables[name].keys() == set(range(400)), f"{name}: nothing is lost"
+    batch = doubled(tables["appended"])
     assert 150 in batch, "any sink: the batch at hand is there twice"
-    assert len(batch) in [one.others["appended"].rows for one in commits]
-    assert doubled(found["logged"]) == batch, "write-ahead log: the delivery at hand is there twice"
-    assert not doubled(found["upserted"]), "idempotent: exactly once"
-    assert not doubled(found["committed"]), "two-phase commit: exactly once"
+    assert len(batch) in [commit.others["appended"].rows for commit in commits]
+    assert doubled(tables["logged"]) == batch, "write-ahead log: the delivery at hand is there twice"
+    assert not doubled(tables["upserted"]), "idempotent: exactly once"
+    assert not doubled(tables["committed"]), "two-phase commit: exactly once"
 
 
 @pytest.mark.slow
@@ -82,23 +82,26 @@ def test_a_source_that_can_not_be_read_again_loses_with_every_sink_and_only_the_
         _put(queue, range(200, 600))
         eventually(lambda: _has(database, 599), "the last records are written")
         assert world.stop(last) == 0, last.output()[-3000:]
-    found = written(database)
-    for name, numbers in found.items():
+    tables = written(database)
+    for name, numbers in tables.items():
         assert set(range(20)) <= numbers.keys(), name
         assert not numbers.keys() & set(range(20, 40)), f"{name}: what the crash interrupted is lost"
-    assert 199 in doubled(found["logged"]), "write-ahead log: the delivery at hand is there twice"
-    assert not any(doubled(found[name]) for name in SINKS if name != "logged"), "nothing else is"
-    told = status.read(Home(world.home).status)
-    assert told is not None and told.guarantee == "none"
-    assert told.weaker is not None and "source socket: what a crash interrupts can't be read again" in told.weaker
-    assert "sink logged: a delivery that was cut off is repeated" in told.weaker
+    assert 199 in doubled(tables["logged"]), "write-ahead log: the delivery at hand is there twice"
+    assert not any(doubled(tables[name]) for name in SINKS if name != "logged"), "nothing else is"
+    last_status = status.read(Home(world.home).status)
+    assert last_status is not None and last_status.guarantee == "none"
+    assert (
+        last_status.weaker is not None
+        and "source socket: what a crash interrupts can't be read again" in last_status.weaker
+    )
+    assert "sink logged: a delivery that was cut off is repeated" in last_status.weaker
     assert "guarantee=exactly_once is declared, and what can be had is none" in last.output()
     assert json.loads(Home(world.home).status.read_text())["guarantee"] == "none"
 
 
 def _has(database: Path, number: int) -> bool:
     try:
-        return all(number in found for found in written(database).values())
+        return all(number in numbers for numbers in written(database).values())
     except sqlite3.OperationalError:  # no table yet
         return False
 

@@ -56,14 +56,14 @@ def with_socket(spark: Any) -> Callable[..., Any]:
 
 
 def test_kafka_to_kafka_is_exactly_once(spark: Any) -> None:
-    found = plan(spark)
-    assert (found.gives, found.is_weaker) == ("exactly_once", False)
-    assert [(one.link, one.name, one.gives) for one in found.links] == [
+    planned = plan(spark)
+    assert (planned.gives, planned.is_weaker) == ("exactly_once", False)
+    assert [(link.link, link.name, link.gives) for link in planned.links] == [
         ("source", "kafka in", "exactly_once"),
         ("engine", "Spark micro-batches", "exactly_once"),
         ("sink", "kafka out", "exactly_once"),
     ]
-    found.check()
+    planned.check()
 
 
 #: What the sink makes of a source that can't be read again, and of one that can. A write-ahead log that can't ask
@@ -123,7 +123,7 @@ def test_where_nothing_is_read_again_a_batch_that_would_be_doubled_is_attempted_
         ]
         for writes in TABLE
     }
-    assert {writes: [one.attempts(3) for one in plans] for writes, plans in attempts.items()} == {
+    assert {writes: [guarantee.attempts(3) for guarantee in plans] for writes, plans in attempts.items()} == {
         writes: [1 if writes in (spi.NEITHER, spi.IDEMPOTENT_UNFENCED) else 3, 3] for writes in TABLE
     }
     mine = plan(spark, with_socket(spark), source={}, guarantee="at_least_once", allow_weaker=True)
@@ -132,22 +132,22 @@ def test_where_nothing_is_read_again_a_batch_that_would_be_doubled_is_attempted_
 
 def test_what_only_sparks_checkpoint_can_read_again_is_at_least_once(spark: Any) -> None:
     rate = spark.readStream.format("rate").load()
-    found = plan(spark, lambda: rate, source={}, allow_weaker=True)
-    assert (found.gives, found.is_weaker) == ("at_least_once", True)
+    planned = plan(spark, lambda: rate, source={}, allow_weaker=True)
+    assert (planned.gives, planned.is_weaker) == ("at_least_once", True)
 
 
 def test_a_source_that_skips_what_is_gone_may_lose(spark: Any) -> None:
     source = KafkaSource("in", options={"failOnDataLoss": "False"})
-    found = plan(spark, source=source)
-    assert (found.gives, found.is_weaker) == ("at_most_once", True)
+    planned = plan(spark, source=source)
+    assert (planned.gives, planned.is_weaker) == ("at_most_once", True)
     assert source.spark_options({"bootstrap.servers": "a:1"}, may_lose=True)["failOnDataLoss"] == "false"
 
 
 @pytest.mark.parametrize("setting", ["asyncProgressTrackingEnabled", "continuous", "spark.sql.streaming.realTime"])
 def test_an_engine_without_batches_is_not_exactly_once(spark: Any, setting: str) -> None:
-    found = plan(spark, source=KafkaSource("in", options={setting: "true"}))
-    assert (found.gives, found.is_weaker) == ("at_least_once", True)
-    assert f"{setting}=true" in found.reason
+    planned = plan(spark, source=KafkaSource("in", options={setting: "true"}))
+    assert (planned.gives, planned.is_weaker) == ("at_least_once", True)
+    assert f"{setting}=true" in planned.reason
 
 
 def test_rows_by_chance_differ_between_several_sinks_and_double_keys(spark: Any) -> None:
@@ -160,27 +160,27 @@ def test_rows_by_chance_differ_between_several_sinks_and_double_keys(spark: Any)
 
 
 def test_what_may_give_other_rows_is_told_with_its_column_even_where_nothing_is_weaker(spark: Any) -> None:
-    found = plan(spark, lambda events: events.selectExpr("uuid() AS id", "v").where("v > rand()"))
-    assert found.gives == "exactly_once"
-    warning = found.warning or ""
+    planned = plan(spark, lambda events: events.selectExpr("uuid() AS id", "v").where("v > rand()"))
+    assert planned.gives == "exactly_once"
+    warning = planned.warning or ""
     assert "and the pipeline stops then" in warning
     assert "Uuid is not deterministic: uuid(" in warning
     assert ", in column id" in warning
     assert ", in a condition of Filter" in warning
-    assert warning in found.text.replace("\n", " ") and len(found.document["nondeterministic"]) == 2
+    assert warning in planned.text.replace("\n", " ") and len(planned.document["nondeterministic"]) == 2
     assert plan(spark).warning is None
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
 def test_a_pipeline_that_declares_less_has_it(spark: Any, guarantee: str) -> None:
-    found = plan(spark, guarantee=guarantee)
-    assert (found.gives, found.is_weaker) == (guarantee, False)
+    planned = plan(spark, guarantee=guarantee)
+    assert (planned.gives, planned.is_weaker) == (guarantee, False)
     assert plan(spark, checkpoint=CheckpointConfig(mode=CheckpointingMode(guarantee))).declared == guarantee
 
 
 def test_at_most_once_can_not_be_had_of_a_sink_that_doubles(spark: Any) -> None:
-    found = plan(spark, sink=SomeSink(name="s", writes=spi.NEITHER), guarantee="at_most_once")
-    assert (found.gives, found.is_weaker) == ("at_least_once", True)
+    planned = plan(spark, sink=SomeSink(name="s", writes=spi.NEITHER), guarantee="at_most_once")
+    assert (planned.gives, planned.is_weaker) == ("at_least_once", True)
 
 
 def test_what_is_declared_twice_must_agree() -> None:
@@ -215,8 +215,8 @@ def test_the_command_explains_a_job(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "explain", str(job), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["declared"], found["gives"], found["weaker"]) == ("exactly_once", "at_least_once", True)
-    assert [one["name"] for one in found["links"]] == ["rate", "Spark micro-batches", "kafka out"]
-    [chance] = found["nondeterministic"]
+    body = json.loads(done.stdout)
+    assert (body["declared"], body["gives"], body["weaker"]) == ("exactly_once", "at_least_once", True)
+    assert [link["name"] for link in body["links"]] == ["rate", "Spark micro-batches", "kafka out"]
+    [chance] = body["nondeterministic"]
     assert re.fullmatch(r"Rand is not deterministic: rand\(.*\), in column chance", chance)

@@ -58,8 +58,8 @@ class Lake:
 
     def check(self) -> None:
         """Every input record is once in the table, as it was, and once in the topic; both ledgers agree."""
-        found = read_iceberg(newest_metadata(self.folder / "catalog.db", NAME))
-        assert sorted(found, key=lambda row: row["id"]) == [row_of(number) for number in range(self.world.sent)]
+        rows = read_iceberg(newest_metadata(self.folder / "catalog.db", NAME))
+        assert sorted(rows, key=lambda row: row["id"]) == [row_of(number) for number in range(self.world.sent)]
         values = [json.loads(record.value or b"") for record in read_committed(self.world.config, self.world.sink)]
         assert sorted(value["id"] for value in values) == list(range(self.world.sent))
         check_ledger(self.world)

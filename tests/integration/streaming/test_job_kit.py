@@ -44,24 +44,24 @@ def test_a_sum_goes_on_from_batch_to_batch(spark: Any) -> None:
         {"uuid": "bob", "paid": Decimal("0.25"), "purchases": 1},
     ]
     assert second.values == [{"uuid": "ann", "paid": Decimal("12.00"), "purchases": 2}]
-    assert [(one.topic, one.key) for one in second.records] == [("shop.totals", b"ann")]
+    assert [(record.topic, record.key) for record in second.records] == [("shop.totals", b"ann")]
 
 
 def test_records_of_several_topics_are_told_apart(spark: Any) -> None:
     source = KafkaSource(TopicPattern("[ab]"), schema="n INT NOT NULL", topic_column="of", offset_column="at")
     sink = KafkaSink("out", bad_records="topic")
 
-    @pipeline(name="told", source=source, sink=sink)
-    def told(numbers: DataFrame) -> DataFrame:
+    @pipeline(name="diverted", source=source, sink=sink)
+    def diverted(numbers: DataFrame) -> DataFrame:
         return numbers
 
     records = [InputRecord(value=b'{"n": 1}', topic="b"), InputRecord(value=b'{"n": 2}', topic="a")]
-    (batch,) = run_job(told, [[*records, InputRecord(value=b"no", topic="b")]], spark)
+    (batch,) = run_job(diverted, [[*records, InputRecord(value=b"no", topic="b")]], spark)
     rows = [{"n": 1, "at": 0, "of": "b"}, {"n": 2, "at": 1, "of": "a"}]
     assert sorted(batch.values, key=str) == sorted(rows, key=str)
-    assert [dict(one.headers)["exactlyonce.origin"] for one in batch.bad] == [b"b-0 offset 2"]
+    assert [dict(record.headers)["exactlyonce.origin"] for record in batch.bad] == [b"b-0 offset 2"]
     with pytest.raises(ExactlyOnceError, match=r"a record of topic c for a source of"):
-        run_job(told, [[InputRecord(value=b"{}", topic="c")]], spark)
+        run_job(diverted, [[InputRecord(value=b"{}", topic="c")]], spark)
 
 
 def test_keyed_state_of_a_users_function_goes_on_from_batch_to_batch(spark: Any) -> None:
@@ -120,7 +120,7 @@ def test_several_sources_have_their_rows_by_name(spark: Any) -> None:
 
     record = InputRecord(key=b"k", value=b"v")
     batches = run_job(both, [{"one": [{"n": 1}], "other": [record]}, {"other": [record]}], spark)
-    assert [[one.value for one in batch.records] for batch in batches] == [[b"1", b"kv0"], [b"kv1"]]
+    assert [[record.value for record in batch.records] for batch in batches] == [[b"1", b"kv0"], [b"kv1"]]
     with pytest.raises(ExactlyOnceError, match="has no source 'third', it has one, other"):
         run_job(both, [{"third": []}], spark)
 

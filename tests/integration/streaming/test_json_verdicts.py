@@ -139,13 +139,13 @@ def former_reason(schema: Any) -> Any:
     text = F.col("value").cast("string")
     wrong_type = [
         F.when(
-            F.col(f"parsed.`{one.name}`").isNull() & F.get_json_object(text, f"$['{one.name}']").isNotNull(),
+            F.col(f"parsed.`{field.name}`").isNull() & F.get_json_object(text, f"$['{field.name}']").isNotNull(),
             F.concat(
-                F.lit(f"field {one.name} is not {one.dataType.simpleString()}: "),
-                F.left(F.get_json_object(text, f"$['{one.name}']"), F.lit(100)),
+                F.lit(f"field {field.name} is not {field.dataType.simpleString()}: "),
+                F.left(F.get_json_object(text, f"$['{field.name}']"), F.lit(100)),
             ),
         )
-        for one in schema.fields
+        for field in schema.fields
     ]
     no_object = F.concat(F.lit("it is not a JSON object of the schema: "), F.left(text, F.lit(200)))
     wide = F.col("parsed.price")
@@ -178,11 +178,13 @@ def former_verdicts(records: Any, ddl: str) -> dict[int, Verdict]:
     parsed = F.from_json(F.col("value").cast("string"), reading, {"columnNameOfCorruptRecord": "corrupt"})
     checked = records.withColumn("parsed", parsed).localCheckpoint()  # parsed once, as nothing is moved below it
     reason = former_reason(schema)
-    fields = F.struct(*[F.col(f"parsed.{one.name}").cast(one.dataType).alias(one.name) for one in schema.fields])
-    found = checked.select(
+    fields = F.struct(
+        *[F.col(f"parsed.{field.name}").cast(field.dataType).alias(field.name) for field in schema.fields]
+    )
+    rows = checked.select(
         "offset", reason.cast("binary").alias("reason"), F.when(reason.isNull(), F.to_json(fields)).alias("values")
     )
-    return {row["offset"]: (row["reason"] and bytes(row["reason"]), row["values"]) for row in found.collect()}
+    return {row["offset"]: (row["reason"] and bytes(row["reason"]), row["values"]) for row in rows.collect()}
 
 
 def verdicts(records: Any, ddl: str) -> dict[int, Verdict]:
@@ -198,9 +200,9 @@ def verdicts(records: Any, ddl: str) -> dict[int, Verdict]:
     misfit: list[tuple[int, Verdict]] = [
         (int(row["key"]), (bytes(row["headers"][-1]["value"]), None)) for row in source.misfits(records).collect()
     ]
-    found = dict(fit + misfit)
-    assert len(found) == len(fit) + len(misfit), "a record both fits and does not"
-    return found
+    by_offset = dict(fit + misfit)
+    assert len(by_offset) == len(fit) + len(misfit), "a record both fits and does not"
+    return by_offset
 
 
 def is_followed_by_a_bracket(value: bytes | None) -> bool:
@@ -234,17 +236,17 @@ def plainly_fits(value: bytes | None, fields: Mapping[str, str]) -> bool | None:
 
     try:
         text = value.decode()
-        found = json.loads(text, object_pairs_hook=fields_of, parse_float=Decimal, parse_constant=refuse)
+        parsed = json.loads(text, object_pairs_hook=fields_of, parse_float=Decimal, parse_constant=refuse)
     except UnicodeDecodeError:
         return None  # Spark replaces what is no text
     except ValueError:
         return None if "'" in text else False  # Spark reads strings in single quotes
     if repeated:
         return None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         return False
-    judged = [fits(found.get(name), kind) for name, kind in fields.items()]
-    if found.get("id") is None or False in judged:
+    judged = [fits(parsed.get(name), kind) for name, kind in fields.items()]
+    if parsed.get("id") is None or False in judged:
         return False
     return None if None in judged else True
 
@@ -264,7 +266,7 @@ def fits(value: Any, kind: str) -> bool | None:
             return is_time(value)
         case str():
             return None if kind in ("decimal(12,2)", "double", "timestamp") else False
-        case list() if kind == "array<string>" and all(isinstance(one, str) for one in value):
+        case list() if kind == "array<string>" and all(isinstance(element, str) for element in value):
             return True
     return None if kind.startswith(("array", "struct")) else False
 
@@ -298,33 +300,39 @@ def check(spark: Any, ddl: str, count: int) -> None:
     rows = [(str(at).encode(), value, "in", 0, at, None) for at, value in enumerate(values)]
     records = spark.createDataFrame(rows, COLUMNS)
     schema: Any = StructType.fromDDL(ddl)
-    fields = {one.name: one.dataType.simpleString() for one in schema.fields}
-    former, found = former_verdicts(records, ddl), verdicts(records, ddl)
-    assert len(found) == len(former) == count
+    fields = {field.name: field.dataType.simpleString() for field in schema.fields}
+    former, current = former_verdicts(records, ddl), verdicts(records, ddl)
+    assert len(current) == len(former) == count
 
-    changed = [at for at in found if found[at] != former[at]]
+    changed = [at for at in current if current[at] != former[at]]
     unexpected = [
-        (values[at], former[at], found[at])
+        (values[at], former[at], current[at])
         for at in changed
         if not is_followed_by_a_bracket(values[at])
-        or not (found[at][0] or b"").startswith(b"it is not one JSON object")
+        or not (current[at][0] or b"").startswith(b"it is not one JSON object")
     ]
     assert not unexpected
     assert changed
 
     judged = {at: plainly_fits(value, fields) for at, value in enumerate(values)}
     unlike = {
-        (values[at], found[at]) for at, one in judged.items() if one is not None and one != (found[at][0] is None)
+        (values[at], current[at])
+        for at, verdict in judged.items()
+        if verdict is not None and verdict != (current[at][0] is None)
     }
     assert not unlike
-    for at in (at for at, one in judged.items() if one):
+    for at in (at for at, verdict in judged.items() if verdict):
         plain, given = (
-            {name: one for name, one in json.loads(text, parse_float=Decimal).items() if one is not None}
-            for text in (values[at] or b"", found[at][1] or "")
+            {name: value for name, value in json.loads(text, parse_float=Decimal).items() if value is not None}
+            for text in (values[at] or b"", current[at][1] or "")
         )
         for name in ("id", "price", "ok"):
             assert given.get(name) == plain.get(name), values[at]
-    assert sum(one is True for one in judged.values()) > count / 10 < sum(one is False for one in judged.values())
+    assert (
+        sum(verdict is True for verdict in judged.values())
+        > count / 10
+        < sum(verdict is False for verdict in judged.values())
+    )
 
 
 @pytest.mark.parametrize("ddl", [EXACT, WITH_FLOATS], ids=["exact", "with_floats"])

@@ -54,12 +54,12 @@ def events(seed: int, *, batches: int = 7, rows: int = 40) -> list[list[dict[str
     chance = random.Random(seed)
     made: list[list[dict[str, Any]]] = []
     for batch in range(batches):
-        one = []
+        events_of_batch = []
         for number in range(rows):
             seconds = 1_000_000 + batch * 10 + chance.random() * 10
             if chance.random() < 0.1:
                 seconds -= chance.random() * 40
-            one.append(
+            events_of_batch.append(
                 {
                     "k": chance.choice(["a", "b", "c", "d", None]),
                     "i": batch * rows + number,
@@ -67,7 +67,7 @@ def events(seed: int, *, batches: int = 7, rows: int = 40) -> list[list[dict[str
                     "ts": dt.datetime.fromtimestamp(round(seconds, 3), dt.UTC),
                 }
             )
-        made.append(one)
+        made.append(events_of_batch)
     return made
 
 
@@ -99,10 +99,10 @@ def run(
         file.write_text("\n".join(json.dumps(row, default=str) for row in rows))
         os.utime(file, (1_700_000_000 + number,) * 2)
     frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(source))
-    found = Run()
+    ran = Run()
 
     def keep(result: DataFrame, batch: int) -> None:
-        found.rows[batch] = [tuple(row) for row in result.collect()]
+        ran.rows[batch] = [tuple(row) for row in result.collect()]
 
     stream = (
         query(frame.withWatermark("ts", f"{DELAY.seconds} seconds"))
@@ -111,22 +111,22 @@ def run(
         .foreachBatch(keep)
         .start()
     )
-    while stream.isActive and len(found.rows) < until:
+    while stream.isActive and len(ran.rows) < until:
         stream.awaitTermination(0.05)  # type: ignore[arg-type]  # PySpark takes fractions
     stream.stop()
     assert stream.exception() is None, stream.exception()
-    for batch in found.rows:
+    for batch in ran.rows:
         described = json.loads((folder / "checkpoint" / "offsets" / str(batch)).read_text().splitlines()[1])
-        found.clocks[batch] = described["batchTimestampMs"], described["batchWatermarkMs"]
-    return found
+        ran.clocks[batch] = described["batchTimestampMs"], described["batchWatermarkMs"]
+    return ran
 
 
 def by_key(rows: Sequence[Sequence[Any]]) -> dict[Any, list[tuple[Any, ...]]]:
     """Return the rows of each key in their order; that of the keys is Spark's own."""
-    found: dict[Any, list[tuple[Any, ...]]] = {}
+    grouped: dict[Any, list[tuple[Any, ...]]] = {}
     for row in rows:
-        found.setdefault(row[0], []).append(tuple(row))
-    return found
+        grouped.setdefault(row[0], []).append(tuple(row))
+    return grouped
 
 
 class Timed(Everything):
@@ -156,15 +156,15 @@ class Timed(Everything):
 def test_spark_and_the_harness_give_the_same_by_event_time(spark: SparkSession, tmp_path: Path) -> None:
     batches = events(seed=11)
     expected = KeyedHarness(Timed(), "k", watermark_delay=DELAY)
-    found = run(spark, tmp_path, batches, lambda frame: key_by(frame, "k").process(Timed()), until=len(batches) + 1)
+    ran = run(spark, tmp_path, batches, lambda frame: key_by(frame, "k").process(Timed()), until=len(batches) + 1)
     late = timers = 0
-    for batch, rows in sorted(found.rows.items()):
+    for batch, rows in sorted(ran.rows.items()):
         given = batches[batch] if batch < len(batches) else []
-        assert found.clocks[batch][1] == expected.watermark
-        wanted = expected.process(given, processing_time=found.clocks[batch][0])
+        assert ran.clocks[batch][1] == expected.watermark
+        wanted = expected.process(given, processing_time=ran.clocks[batch][0])
         assert by_key(rows) == by_key(wanted), f"batch {batch}"
         timers += sum(row[3] is None for row in rows)
-        before = found.clocks[batch - 1][1] if batch else 0
+        before = ran.clocks[batch - 1][1] if batch else 0
         late += sum(row["ts"].timestamp() * 1000 <= before for row in given)
     assert timers > 5, "the events try the timers"
     assert late > 5, "the events try what is late"
@@ -195,10 +195,10 @@ class Fading(KeyedProcessFunction[Any, Any]):
 def test_spark_and_the_harness_give_the_same_by_processing_time(spark: SparkSession, tmp_path: Path) -> None:
     batches = events(seed=5, batches=5, rows=12)
     expected = KeyedHarness(Fading(), "k")
-    found = run(spark, tmp_path, batches, lambda frame: key_by(frame, "k").process(Fading()), until=12)
+    ran = run(spark, tmp_path, batches, lambda frame: key_by(frame, "k").process(Fading()), until=12)
     kept: list[int] = []
-    for batch, rows in sorted(found.rows.items()):
-        wanted = expected.process(batches[batch] if batch < 5 else [], processing_time=found.clocks[batch][0])
+    for batch, rows in sorted(ran.rows.items()):
+        wanted = expected.process(batches[batch] if batch < 5 else [], processing_time=ran.clocks[batch][0])
         assert by_key(rows) == by_key(wanted), f"batch {batch}"
         kept += [len(row[2]) for row in rows]
     assert 0 in kept, "some state has ended its time to live"
@@ -246,11 +246,11 @@ def test_every_type_comes_back_from_spark_as_from_the_harness(spark: SparkSessio
         # As text, because what the driver makes of a time zone is not in question here.
         return key_by(frame, "k").process(Types()).select("k", F.to_json(F.struct("*")).alias("all"))
 
-    found = run(spark, tmp_path, batches, query, until=3)
+    ran = run(spark, tmp_path, batches, query, until=3)
     harness = KeyedHarness(Types(), "k")
     wanted = [harness.process(rows) for rows in batches]
     assert [row[1:4] for rows in wanted for row in rows] == [(moment, moment.replace(tzinfo=None), moment.date())] * 4
-    for rows in found.rows.values():
+    for rows in ran.rows.values():
         for key, text in rows:
             assert json.loads(text) == {
                 **({} if key is None else {"k": key}),
@@ -264,7 +264,7 @@ def test_every_type_comes_back_from_spark_as_from_the_harness(spark: SparkSessio
                 "many": [{"n": 1}, None],
                 "named": {"x": 1.0},
             }
-    assert [len(rows) for _, rows in sorted(found.rows.items())] == [0, 2, 2]
+    assert [len(rows) for _, rows in sorted(ran.rows.items())] == [0, 2, 2]
 
 
 def aggregation(*, merges: bool) -> Aggregation:
@@ -275,7 +275,7 @@ def aggregation(*, merges: bool) -> Aggregation:
             *(before[0] + (row.v or 0), before[1] + 1, [*before[2], row.i]),
             max(before[3], (row["ts"],)),
         ),
-        merge=(lambda one, other: (one[0] + other[0], one[1] + other[1], one[2] + other[2], max(one[3], other[3])))
+        merge=(lambda left, right: (left[0] + right[0], left[1] + right[1], left[2] + right[2], max(left[3], right[3])))
         if merges
         else None,
         get=lambda made: (made[0], made[1], sum(made[2]), made[3][0]),
@@ -300,7 +300,7 @@ def test_an_aggregation_gives_the_same_in_sql_and_in_python(spark: SparkSession,
     def query(frame: DataFrame) -> DataFrame:
         return key_by(frame, "k").aggregate(*what).withColumn("last", F.date_format("last", "yyyy-MM-dd HH:mm:ss.SSS"))
 
-    found = run(spark, tmp_path, batches, query, until=3, output_mode="update")
+    ran = run(spark, tmp_path, batches, query, until=3, output_mode="update")
     rows: dict[Any, list[dict[str, Any]]] = {}
     for batch, given in enumerate(batches):
         for row in given:
@@ -308,15 +308,15 @@ def test_an_aggregation_gives_the_same_in_sql_and_in_python(spark: SparkSession,
         expected = {
             key: [
                 (
-                    *(key, sum((one["v"] or Decimal(0) for one in its), Decimal(0)), len(its)),
-                    sum(one["i"] for one in its),
-                    max(one["ts"] for one in its).isoformat(" ", "milliseconds")[:-6],
+                    *(key, sum((row["v"] or Decimal(0) for row in rows_of_key), Decimal(0)), len(rows_of_key)),
+                    sum(row["i"] for row in rows_of_key),
+                    max(row["ts"] for row in rows_of_key).isoformat(" ", "milliseconds")[:-6],
                 )
             ]
-            for key, its in rows.items()
+            for key, rows_of_key in rows.items()
             if key in {row["k"] for row in given}
         }
-        assert by_key(found.rows[batch]) == expected
+        assert by_key(ran.rows[batch]) == expected
 
 
 def test_a_reduction_is_an_aggregation_of_one_column(spark: SparkSession, tmp_path: Path) -> None:
@@ -327,8 +327,8 @@ def test_a_reduction_is_an_aggregation_of_one_column(spark: SparkSession, tmp_pa
 
     given: list[list[tuple[str, int | None]]] = [[("a", 5), ("a", None), ("b", None)], [("a", 3), ("b", 2)]]
     batches = [[{"k": k, "v": v} for k, v in rows] for rows in given]
-    found = run(spark, tmp_path, batches, query, until=2, output_mode="update")
-    assert [sorted(rows) for _, rows in sorted(found.rows.items())] == [[("a", 5), ("b", None)], [("a", 5), ("b", 2)]]
+    ran = run(spark, tmp_path, batches, query, until=2, output_mode="update")
+    assert [sorted(rows) for _, rows in sorted(ran.rows.items())] == [[("a", 5), ("b", None)], [("a", 5), ("b", 2)]]
 
 
 @pytest.mark.parametrize("what", [(), (aggregation(merges=True), "sum(v) AS v"), (5,)])
@@ -359,7 +359,7 @@ def test_a_value_that_does_not_fit_reaches_the_driver_as_an_error_of_the_data(
 
 
 @pytest.mark.parametrize(
-    ("key", "function", "told"),
+    ("key", "function", "message"),
     [
         ([], Everything(), r"key_by\(\): none given; the frame's columns are k, i, v, ts"),
         (["z"], Everything(), r"key_by\(\): z; the frame's columns"),
@@ -368,8 +368,8 @@ def test_a_value_that_does_not_fit_reaches_the_driver_as_an_error_of_the_data(
     ],
 )
 def test_a_stream_that_does_not_fit_its_function_is_refused(
-    spark: SparkSession, key: list[str], function: Any, told: str
+    spark: SparkSession, key: list[str], function: Any, message: str
 ) -> None:
     frame = spark.createDataFrame([], SCHEMA + (", many ARRAY<INT>" if "many" in key else ""))
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=message):
         key_by(frame, *key).process(function)

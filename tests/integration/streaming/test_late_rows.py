@@ -35,14 +35,14 @@ LATE = {
 @pytest.fixture
 def late(world: World, make_topic: Callable[..., str]) -> World:
     """Give a pipeline whose source has late records in its third and fourth batch, and one that the job filters."""
-    found = replace(world, job="windows.py", source=make_topic(partitions=1))
-    producer = Producer(dict(found.config))
+    late_world = replace(world, job="windows.py", source=make_topic(partitions=1))
+    producer = Producer(dict(late_world.config))
     for batch, minutes in enumerate(BATCHES):
         for number, minute in enumerate(minutes):
             number = -1 if batch == number == 0 else 10 * batch + number
-            producer.produce(found.source, json.dumps({"id": number, "ts": f"2024-01-01T00:{minute:02d}:00Z"}))
+            producer.produce(late_world.source, json.dumps({"id": number, "ts": f"2024-01-01T00:{minute:02d}:00Z"}))
     assert producer.flush(30) == 0
-    return found
+    return late_world
 
 
 def start(world: World, late_rows: str, failpoint: str | None = None, **environment: str) -> Driver:
@@ -78,10 +78,13 @@ def test_rows_behind_the_watermark_are_counted_and_told_in_every_place(
     driver = start(late, "count")
     assert driver.wait() == 0, driver.output()[-3000:]
     commits = check_tiles(late)
-    told = status.read(Home(late.home).status)
-    assert told is not None
-    assert (told.records, told.late_rows, told.late_total) == (40, 9, 9)
-    assert (told.rows, told.rows_by_sink) == (sum(one.rows for one in commits), {"Kafka": told.rows})
+    last_status = status.read(Home(late.home).status)
+    assert last_status is not None
+    assert (last_status.records, last_status.late_rows, last_status.late_total) == (40, 9, 9)
+    assert (last_status.rows, last_status.rows_by_sink) == (
+        sum(commit.rows for commit in commits),
+        {"Kafka": last_status.rows},
+    )
     said = "commit 3: rows that were late are left out: 6 behind 2024-01-01T00:08:00.000+00:00 in operator 0"
     assert said in driver.output()
     assert "commit 3, batch 2: 1 rows of 10 records" in driver.output()
@@ -90,10 +93,10 @@ def test_rows_behind_the_watermark_are_counted_and_told_in_every_place(
     servers = ["--bootstrap-servers", late.config["bootstrap.servers"], "--json"]
     assert cli.main(["status", late.pipeline, *servers]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["late_rows"], shown["records_of_run"], shown["rows_of_run"]) == (9, 40, {"Kafka": told.rows})
+    assert (shown["late_rows"], shown["records_of_run"], shown["rows_of_run"]) == (9, 40, {"Kafka": last_status.rows})
     assert cli.main(["doctor", late.pipeline, *servers]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
-    assert [(one["name"], one["severity"]) for one in findings] == [("late-rows", "info")]
+    assert [(finding["name"], finding["severity"]) for finding in findings] == [("late-rows", "info")]
     assert "left out 9 rows" in findings[0]["what"]
 
 
@@ -107,9 +110,9 @@ def test_a_batch_that_is_run_again_leaves_out_the_same_rows_and_counts_them_once
     last = start(late, "count")
     assert last.wait() == 0, last.output()[-3000:]
     check_tiles(late)
-    told = status.read(Home(late.home).status)
-    assert told is not None
-    assert (told.late_rows, told.late_total) == (3, 9)
+    last_status = status.read(Home(late.home).status)
+    assert last_status is not None
+    assert (last_status.late_rows, last_status.late_total) == (3, 9)
 
 
 @pytest.mark.slow
@@ -118,7 +121,7 @@ def test_a_batch_with_late_rows_is_not_committed_by_a_pipeline_that_stops_at_the
     stopped = start(late, "stop", TEST_GUARANTEE=guarantee)
     assert stopped.wait() == LateRowsError.exit_code, stopped.output()[-3000:]
     assert "6 behind 2024-01-01T00:08:00.000+00:00 in operator 0 (stateStoreSave)" in stopped.output()
-    assert [one.commit for one in check_ledger(late)] == [1, 2]
+    assert [commit.commit for commit in check_ledger(late)] == [1, 2]
     assert counted(late) == 19, "nothing of the third batch can be seen"
     assert open_transactions(late.config, late.sink) == {}
     if guarantee == "exactly_once":
@@ -138,10 +141,10 @@ def test_late_rows_go_to_a_topic_in_the_transaction_of_their_batch(late: World, 
     last = start(late, "topic", TEST_LATE_TOPIC=topic)
     assert last.wait() == 0, last.output()[-3000:]
     commits = check_tiles(late)
-    found = read_committed(late.config, topic)
-    starts = [json.loads(record.value or b"")["window"]["start"][14:16] for record in found]
+    records = read_committed(late.config, topic)
+    starts = [json.loads(record.value or b"")["window"]["start"][14:16] for record in records]
     assert Counter(starts) == {"01": 6, "02": 3}
-    headers = dict(found[0].headers)
+    headers = dict(records[0].headers)
     assert headers["exactlyonce.origin"] == b"operator 0 (stateStoreSave)"
     assert headers["exactlyonce.reason"].startswith(b"behind the watermark 2024-01-01T00:")
-    assert [one.rows for one in commits[:4]] == [9, 10, 1, 1], "they are no rows of the result"
+    assert [commit.rows for commit in commits[:4]] == [9, 10, 1, 1], "they are no rows of the result"

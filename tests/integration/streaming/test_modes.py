@@ -49,11 +49,11 @@ def test_at_least_once_doubles_the_batch_that_a_crash_interrupts_and_loses_nothi
 ) -> None:
     run_with_crash(world, "at_least_once", "after-pre-commit:batch=1")
     commits = check_ledger(world)
-    found = written(world)
-    assert found.keys() == set(range(400))
-    doubled = {number for number, times in found.items() if times > 1}
+    counts = written(world)
+    assert counts.keys() == set(range(400))
+    doubled = {number for number, times in counts.items() if times > 1}
     assert doubled == ids_in(world, commits[1].source), "its rows were visible before its record was"
-    assert set(found.values()) == {1, 2}
+    assert set(counts.values()) == {1, 2}
     assert all(commit.guarantee == "at_least_once" and not commit.sink for commit in commits)
     assert sum(commit.rows for commit in commits) == 400
     assert all(known_sinks(commit).keys() == {world.sink} for commit in commits), "a recreated topic is noticed"
@@ -70,9 +70,9 @@ def test_at_most_once_loses_the_batch_that_a_crash_interrupts_says_which_and_dou
 ) -> None:
     run_with_crash(world, "at_most_once", "after-end-transaction:batch=1")
     commits, claims = world.ledger()
-    found = written(world)
-    assert set(found.values()) == {1}
-    lost = set(range(400)) - found.keys()
+    counts = written(world)
+    assert set(counts.values()) == {1}
+    lost = set(range(400)) - counts.keys()
     assert lost == ids_in(world, commits[1].source)
     assert [claim.lost for claim in claims] == [{}, {}, {2: commits[1].source}]
     report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
@@ -80,13 +80,13 @@ def test_at_most_once_loses_the_batch_that_a_crash_interrupts_says_which_and_dou
     assert report.lost == {2: commits[1].source}
     status = status_of(world, capsys)
     assert status["guarantee"] == "at_most_once"
-    [told] = status["lost"]
-    assert told.startswith("commit 2: ") and world.source in told
+    [lost_commit] = status["lost"]
+    assert lost_commit.startswith("commit 2: ") and world.source in lost_commit
 
 
 def status_of(world: World, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
     at = ["--home", str(world.home), "--bootstrap-servers", world.config["bootstrap.servers"]]
     assert cli.main(["status", world.pipeline, *at, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    body: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return body

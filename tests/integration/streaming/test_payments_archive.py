@@ -46,7 +46,9 @@ def environment(world: World, server: Server, tmp_path: Path) -> Mapping[str, st
 
 def rows_of(count: int) -> list[dict[str, Any]]:
     """Return what the table has: the values of partitions are texts in Delta's log."""
-    return [{"id": one, "k": f"k{one % 37}", "v": one / 100, "shop": str(one % 4)} for one in range(count)]
+    return [
+        {"id": number, "k": f"k{number % 37}", "v": number / 100, "shop": str(number % 4)} for number in range(count)
+    ]
 
 
 def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,5 +89,7 @@ def test_table_and_endpoint_have_each_record_once_whichever_step_the_driver_dies
     assert newest is not None
     assert [commit for commit, _ in server.commits] == list(range(1, newest + 1))
     check_audits(world, given, table, monkeypatch)
-    found = {str(file) for file in (table / "exactlyonce").rglob("*.parquet")}
-    assert found == {name.removeprefix("file://") for name in DeltaTable(table).file_uris()}, "nothing of dead attempts"
+    present = {str(file) for file in (table / "exactlyonce").rglob("*.parquet")}
+    assert present == {name.removeprefix("file://") for name in DeltaTable(table).file_uris()}, (
+        "nothing of dead attempts"
+    )

@@ -31,7 +31,7 @@ class Shop:
 
     def sql(self, *statements: str) -> list[Any]:
         with self.server.connect(self.parameters) as connection:
-            cursors = [connection.execute(one) for one in statements]
+            cursors = [connection.execute(statement) for statement in statements]
             return cursors[-1].fetchall() if cursors[-1].description else []
 
     def start(self, failpoints: str | None = None, until: str = "available", own_jvm: bool = False) -> Driver:
@@ -58,8 +58,10 @@ class Shop:
         latest = {key: (key, number, value) for number, key, value in events}
         kept = sorted(row for row in latest.values() if row[1] % 41)
         assert sorted(self.sql("SELECT k, id, v FROM shop_latest")) == kept
-        values = [json.loads(one.value or b"", parse_float=Decimal) for one in read_committed(world.config, world.sink)]
-        assert sorted((one["id"], one["k"], Decimal(one["v"])) for one in values) == events[100:]
+        values = [
+            json.loads(record.value or b"", parse_float=Decimal) for record in read_committed(world.config, world.sink)
+        ]
+        assert sorted((value["id"], value["k"], Decimal(value["v"])) for value in values) == events[100:]
         commits = check_ledger(world)
         assert sum(commit.rows for commit in commits) == len(events[100:])
         for sink in ("events", "latest"):
@@ -129,14 +131,14 @@ def test_a_database_that_was_set_back_alone_gets_what_it_lacks(shop: Shop) -> No
     cli.main(["savepoint", shop.world.pipeline, *shop.at_home()])
     saved = shop.world.commits()
     tables = ("shop_events", "shop_latest", "exactlyonce.commits", "exactlyonce.claims")
-    copies = {one: f"backup.{one.rpartition('.')[2]}" for one in tables}
-    shop.sql("CREATE SCHEMA backup", *[f"CREATE TABLE {copy} AS TABLE {one}" for one, copy in copies.items()])
+    copies = {table: f"backup.{table.rpartition('.')[2]}" for table in tables}
+    shop.sql("CREATE SCHEMA backup", *[f"CREATE TABLE {copy} AS TABLE {table}" for table, copy in copies.items()])
     shop.world.send(3 * BATCH)
     shop.finish()
     shop.check()
     delivered = len(read_committed(shop.world.config, shop.world.sink))
-    for one, copy in copies.items():
-        shop.sql(f"DELETE FROM {one}", f"INSERT INTO {one} TABLE {copy}")
+    for table, copy in copies.items():
+        shop.sql(f"DELETE FROM {table}", f"INSERT INTO {table} TABLE {copy}")
     refused = shop.start()
     assert refused.wait() == 64
     assert f"the sink was set back. Restore a savepoint at or before commit {saved}" in refused.output()

@@ -127,17 +127,17 @@ def read(config: Mapping[str, str], *topics: str) -> list[Message]:
         for partition in consumer.list_topics(topic).topics[topic].partitions
     ]
     consumer.assign(places)
-    found, ended = [], 0
+    messages, ended = [], 0
     while ended < len(places):
         message = consumer.poll(10)
         assert message is not None, "no answer from the broker"
         if (error := message.error()) is None:
-            found.append(message)
+            messages.append(message)
         else:
             assert error.code() == KafkaError._PARTITION_EOF, error
             ended += 1
     consumer.close()
-    return found
+    return messages
 
 
 def facts(message: Message) -> tuple[Any, ...]:
@@ -159,10 +159,10 @@ def test_headers_partition_and_timestamp_columns_arrive_with_the_record(
     frame = spark.createDataFrame(rows, f"key BINARY, value BINARY, h {HEADERS}, p INT, t TIMESTAMP")
     out = open_sink(KafkaSink(topic, headers="h", partition="p", timestamp="t"))
     out.coordinator.process(out.sink.prepare(frame), 0)
-    found = sorted(read(kafka_config, topic), key=lambda message: repr(facts(message)))
+    messages = sorted(read(kafka_config, topic), key=lambda message: repr(facts(message)))
     expected = [(key, value, headers or [], partition) for key, value, headers, partition, _ in rows]
-    assert [facts(message) for message in found] == sorted(expected, key=repr)
-    by_value = {message.value(): message.timestamp()[1] for message in found if message.value()}
+    assert [facts(message) for message in messages] == sorted(expected, key=repr)
+    by_value = {message.value(): message.timestamp()[1] for message in messages if message.value()}
     assert by_value[b"v1"] == int(at.timestamp() * 1000) == by_value[b"v2"] + 3 * 86_400_000
 
 
@@ -217,10 +217,10 @@ def test_a_compressed_batch_is_read_back_record_by_record(
     )
     out = open_sink(KafkaSink(topic, compression=codec))
     out.coordinator.process(out.sink.prepare(frame), 0)
-    found = read(kafka_config, topic)
+    messages = read(kafka_config, topic)
     expected = sorted((row["key"].encode(), row["value"].encode()) for row in frame.collect())
-    assert sorted((message.key(), message.value()) for message in found) == expected
-    assert {message.timestamp()[0] for message in found} == {TIMESTAMP_LOG_APPEND_TIME}
+    assert sorted((message.key(), message.value()) for message in messages) == expected
+    assert {message.timestamp()[0] for message in messages} == {TIMESTAMP_LOG_APPEND_TIME}
 
 
 def test_a_batch_whose_arrow_batches_are_counted_by_rows_is_read_back_record_by_record(
@@ -244,12 +244,12 @@ def test_a_batch_whose_arrow_batches_are_counted_by_rows_is_read_back_record_by_
 
 def record_batches(run: Run, topic: str) -> int:
     """Return how many record batches partition 0 has."""
-    end, position, found = run.client.offsets.last_stable([(topic, 0)])[topic, 0], 0, 0
+    end, position, batches = run.client.offsets.last_stable([(topic, 0)])[topic, 0], 0, 0
     while position < end:
         for header in read_headers(run.client.fetch(topic, 0, position)):
-            found += not header.is_control
+            batches += not header.is_control
             position = header.last + 1
-    return found
+    return batches
 
 
 @pytest.mark.parametrize("codec", ["zstd", *SLOW_CODECS])
@@ -268,9 +268,9 @@ def test_batches_are_filled_to_the_topics_limit_after_compression(
     out.coordinator.process(out.sink.prepare(shrinks), 0)
     assert record_batches(out.run, topic) < 40_000 * 200 / 100_000 / 2
     out.coordinator.process(out.sink.prepare(noise), 1)  # it shrinks by nothing, which the worker can't know
-    found = [(message.key(), message.value()) for message in read(kafka_config, topic)]
+    received = [(message.key(), message.value()) for message in read(kafka_config, topic)]
     expected = [*shrinks.collect(), *noise.collect()]
-    assert found == [(row["key"].encode(), _as_bytes(row["value"])) for row in expected]
+    assert received == [(row["key"].encode(), _as_bytes(row["value"])) for row in expected]
 
 
 def _as_bytes(value: str | bytearray) -> bytes:
@@ -284,8 +284,8 @@ def test_a_topic_that_unpacks_what_it_is_sent_gets_batches_that_fit_unpacked(
     frame = spark.range(40_000, numPartitions=1).selectExpr("string(id) key", "concat(id, repeat('x', 200)) value")
     out = open_sink(KafkaSink(topic, compression="zstd"))
     out.coordinator.process(out.sink.prepare(frame), 0)
-    found = [(message.key(), message.value()) for message in read(kafka_config, topic)]
-    assert found == [(row["key"].encode(), row["value"].encode()) for row in frame.collect()]
+    received = [(message.key(), message.value()) for message in read(kafka_config, topic)]
+    assert received == [(row["key"].encode(), row["value"].encode()) for row in frame.collect()]
 
 
 def test_avro_is_written_in_the_wire_format_of_schema_registries(
@@ -297,12 +297,12 @@ def test_avro_is_written_in_the_wire_format_of_schema_registries(
     frame = spark.createDataFrame([(1, "ü"), (2, None)], "id BIGINT NOT NULL, name STRING")
     out = open_sink(KafkaSink(topic, key="id", value_format=AvroFormat(json.dumps(schema), schema_id=70_000)))
     out.coordinator.process(out.sink.prepare(frame), 0)
-    found = {}
+    decoded = {}
     for message in read(kafka_config, topic):
         value = message.value() or b""
         assert value[:5] == b"\x00" + (70_000).to_bytes(4, "big")
-        found[message.key()] = fastavro.schemaless_reader(io.BytesIO(value[5:]), schema)
-    assert found == {b"1": {"id": 1, "name": "ü"}, b"2": {"id": 2, "name": None}}
+        decoded[message.key()] = fastavro.schemaless_reader(io.BytesIO(value[5:]), schema)
+    assert decoded == {b"1": {"id": 1, "name": "ü"}, b"2": {"id": 2, "name": None}}
 
 
 def test_a_record_above_the_topics_limit_is_refused_by_name_and_nothing_commits(
@@ -325,8 +325,8 @@ def test_one_hot_key_is_cut_into_bodies_that_the_topic_accepts(
     frame = spark.range(30_000, numPartitions=4).selectExpr("'hot' key", "concat(id, repeat('x', 90)) value")
     out = open_sink(KafkaSink(topic))
     out.coordinator.process(out.sink.prepare(frame), 0)
-    found = [message.value() or b"" for message in read(kafka_config, topic)]
-    assert sorted(found) == sorted(str(number).encode() + b"x" * 90 for number in range(30_000))
+    values = [message.value() or b"" for message in read(kafka_config, topic)]
+    assert sorted(values) == sorted(str(number).encode() + b"x" * 90 for number in range(30_000))
 
 
 def test_a_partition_or_timestamp_that_the_topic_does_not_take_is_refused_by_name(
@@ -376,16 +376,16 @@ def test_bad_records_go_to_their_topic_with_origin_and_reason_and_are_counted(
     big = read_in.selectExpr("id", "if(id = 7, repeat(t, 2), t) t")
     out.coordinator.process(out.sink.prepare(big), 0)
     assert [message.value() for message in read(kafka_config, topic)] == [b'{"id":1,"t":null}']
-    found = {}
+    reasons = {}
     for message in read(kafka_config, bad):
         headers = cast(dict[str, bytes], dict(message.headers() or ()))
-        found[headers["exactlyonce.origin"].decode()] = (headers["exactlyonce.reason"].decode(), headers.get("trace"))
+        reasons[headers["exactlyonce.origin"].decode()] = (headers["exactlyonce.reason"].decode(), headers.get("trace"))
     expected = {f"{source_topic}-0 offset {offset}" for offset in (1, 2, 3)} | {f"sink {topic}"}
-    assert found.keys() == expected
-    assert "not one JSON object" in found[f"{source_topic}-0 offset 1"][0]
-    assert found[f"{source_topic}-0 offset 2"] == ("field id is not bigint: x", b"42")
+    assert reasons.keys() == expected
+    assert "not one JSON object" in reasons[f"{source_topic}-0 offset 1"][0]
+    assert reasons[f"{source_topic}-0 offset 2"] == ("field id is not bigint: x", b"42")
     (record,) = out.commits
-    assert "the limit of" in found[f"sink {topic}"][0]
+    assert "the limit of" in reasons[f"sink {topic}"][0]
     assert (record.rows, record.bad_records) == (1, 4)
 
 

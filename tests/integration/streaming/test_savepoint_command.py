@@ -44,14 +44,14 @@ def verified(home: Home, pipeline: str, savepoint: str) -> Any:
     """Verify a savepoint in a process of its own, which opens the state with Spark; returns its JSON."""
     command = [sys.executable, "-m", cli.__name__, "savepoint", "verify", pipeline, savepoint, "--home", str(home.path)]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
-    found = json.loads(done.stdout)
-    assert done.returncode == (0 if found["whole"] else RefusedError.exit_code), done.stderr[-3000:]
-    return found
+    body = json.loads(done.stdout)
+    assert done.returncode == (0 if body["whole"] else RefusedError.exit_code), done.stderr[-3000:]
+    return body
 
 
 def state_of(world: World) -> DriverState | None:
-    found = status.read(Home(world.home).status)
-    return found.state if found else None
+    driver_status = status.read(Home(world.home).status)
+    return driver_status.state if driver_status else None
 
 
 def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_stopped_pipeline_gives_one(
@@ -98,7 +98,7 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
     assert here["commit"] == stopped["commit"]
     assert lease.read(home.lease) is None
     listed = run(world, capsys, "list", world.pipeline)
-    assert [one["id"] for one in listed] == [first["id"], idle["id"], stopped["id"], here["id"]]
+    assert [savepoint["id"] for savepoint in listed] == [first["id"], idle["id"], stopped["id"], here["id"]]
     run(world, capsys, "pin", world.pipeline, first["id"])
     assert run(world, capsys, "clean-up", world.pipeline, "--count", "0", "--days", "0")["deleted"] == [
         idle["id"],
@@ -107,14 +107,14 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
     run(world, capsys, "unpin", world.pipeline, first["id"])
     run(world, capsys, "delete", world.pipeline, first["id"])
     shutil.rmtree(checkpoint.path)
-    found = verified(home, world.pipeline, here["id"])
-    assert (found["whole"], found["defects"]) == (True, [])
-    assert found["state"] == [{"operator": 0, "name": "stateStoreSave", "store": "default", "rows": 37}]
+    body = verified(home, world.pipeline, here["id"])
+    assert (body["whole"], body["defects"]) == (True, [])
+    assert body["state"] == [{"operator": 0, "name": "stateStoreSave", "store": "default", "rows": 37}]
     table = next(saved.checkpoint(here["id"]).path.glob("state/0/0/SSTs/*.sst"))
     table.write_bytes(b"torn")
-    found = verified(home, world.pipeline, here["id"])
-    assert (found["whole"], found["state"]) == (False, None)
-    assert table.name in found["defects"][0]
+    body = verified(home, world.pipeline, here["id"])
+    assert (body["whole"], body["state"]) == (False, None)
+    assert table.name in body["defects"][0]
 
 
 @pytest.mark.slow
@@ -127,7 +127,11 @@ def test_a_driver_that_dies_while_it_takes_one_leaves_it_to_who_asked(
     taken = run(world, capsys, world.pipeline)
     assert driver.wait() == -signal.SIGKILL
     store = Savepoints(Home(world.home).savepoints)
-    assert [one.id for one in store.list()] == [taken["id"]] == [entry.name for entry in store.directory.iterdir()]
+    assert (
+        [savepoint.id for savepoint in store.list()]
+        == [taken["id"]]
+        == [entry.name for entry in store.directory.iterdir()]
+    )
     assert store.verify(taken["id"]) == []
     again = world.start()
     assert again.wait() == 0, again.output()[-3000:]

@@ -76,13 +76,13 @@ class Orders:
         check_ledger(self._world)
         deserialize = AvroDeserializer(self.client)
         context = SerializationContext(self._world.sink, MessageField.VALUE)
-        found: dict[int, Any] = {}
+        by_id: dict[int, Any] = {}
         for record in read_committed(self._world.config, self._world.sink):
             order = deserialize(record.value, context)
             assert isinstance(order, dict) and record.key == order["k"].encode()
-            assert order["id"] not in found, f"order {order['id']} was written twice"
-            found[order["id"]] = order
-        assert found == self.sent
+            assert order["id"] not in by_id, f"order {order['id']} was written twice"
+            by_id[order["id"]] = order
+        assert by_id == self.sent
 
 
 @pytest.fixture
@@ -144,15 +144,15 @@ def test_old_and_new_schemas_in_one_batch_are_written_once_and_bad_records_with_
     driver = world.start(environment={**orders.environment, "TEST_BAD_RECORDS": "topic", "TEST_GUARANTEE": guarantee})
     assert driver.wait() == 0, driver.output()[-3000:]
     orders.check()
-    found = {}
+    values = {}
     for record in read_committed(world.config, bad_topic):
         headers = dict(record.headers)
         assert headers["exactlyonce.origin"].decode().startswith(f"{world.source}-")
-        found[headers["exactlyonce.reason"].decode()] = record.value
-    assert found == bad
+        values[headers["exactlyonce.reason"].decode()] = record.value
+    assert values == bad
     assert [commit.bad_records for commit in world.ledger()[0]] == [len(MISFITS)]
     written = orders.client.get_latest_version(f"{world.sink}-value").schema.schema_str
-    assert [one["name"] for one in json.loads(str(written))["fields"]] == ["id", "k", "twice", "note"]
+    assert [field["name"] for field in json.loads(str(written))["fields"]] == ["id", "k", "twice", "note"]
 
 
 @contextmanager

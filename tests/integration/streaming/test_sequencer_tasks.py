@@ -275,8 +275,8 @@ def orders(server: SequencerServer) -> tuple[dict[int, list[int]], dict[int, lis
         return ask(task, topic, partitions, most)
 
     def noted_grant(grants: Sequence[Grant]) -> None:
-        for one in grants:
-            granted[one.place.partition].append(one.task)
+        for new_grant in grants:
+            granted[new_grant.place.partition].append(new_grant.task)
         grant(grants)
 
     server._sequencer.ask, server._grant = noted_ask, noted_grant  # type: ignore[method-assign]

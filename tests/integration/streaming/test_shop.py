@@ -71,17 +71,17 @@ def produce(config: Mapping[str, str], topic: str, values: Iterable[tuple[str | 
     assert producer.flush(60) == 0
 
 
-def found(config: Mapping[str, str], topic: str, key: Sequence[str]) -> shop.Rows:
+def rows_of(config: Mapping[str, str], topic: str, key: Sequence[str]) -> shop.Rows:
     """Return what a job has written, each key's rows in the order of the topic."""
     rows: shop.Rows = defaultdict(list)
-    for record in sorted(read_committed(config, topic), key=lambda one: (one.partition, one.offset)):
+    for record in sorted(read_committed(config, topic), key=lambda record: (record.partition, record.offset)):
         value = json.loads(record.value or b"", parse_float=Decimal)
         rows[tuple(value[name] for name in key)].append(tuple(value.values()))
     return rows
 
 
 def check(world: World, job: str, events: Sequence[shop.Event]) -> None:
-    assert found(world.config, world.sink, shop.JOBS[job][1]) == plain(shop.EXPECTED[job](events))
+    assert rows_of(world.config, world.sink, shop.JOBS[job][1]) == plain(shop.EXPECTED[job](events))
     report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
     assert report.is_clean, [str(violation) for violation in report.found]
 
@@ -91,10 +91,13 @@ def check_switched(world: World, settings: set[str | None]) -> None:
 
     :param settings: those that were seen
     """
-    source = {(one.partition, one.offset): json.loads(one.value or b"") for one in read_committed(world.config, SOURCE)}
+    source = {
+        (record.partition, record.offset): json.loads(record.value or b"")
+        for record in read_committed(world.config, SOURCE)
+    }
     switches = {
-        (one.partition, one.offset): json.loads(one.value or b"")["setting"]
-        for one in read_committed(world.config, SWITCHES)
+        (record.partition, record.offset): json.loads(record.value or b"")["setting"]
+        for record in read_committed(world.config, SWITCHES)
     }
     expected = []
     latest: str | None = None
@@ -108,7 +111,7 @@ def check_switched(world: World, settings: set[str | None]) -> None:
                 expected.append((event["uuid"], event["event_id"], latest))
     assert len(expected) == len(source)
     assert {setting for *_, setting in expected} == settings
-    written = [json.loads(one.value or b"") for one in read_committed(world.config, world.sink)]
+    written = [json.loads(record.value or b"") for record in read_committed(world.config, world.sink)]
     assert sorted(map(str, expected)) == sorted(
         str((row["uuid"], row["event_id"], row.get("switch"))) for row in written
     )
@@ -116,12 +119,12 @@ def check_switched(world: World, settings: set[str | None]) -> None:
 
 def counted(world: World) -> int:
     records = read_committed(world.config, world.sink)
-    latest = {one.key: json.loads(one.value or b"")["count"] for one in records}
+    latest = {record.key: json.loads(record.value or b"")["count"] for record in records}
     return sum(latest.values())
 
 
 def check_parcels(world: World, events: Sequence[shop.Event]) -> None:
-    parcels = [json.loads(one.value or b"")["event_ids"] for one in read_committed(world.config, world.sink)]
+    parcels = [json.loads(record.value or b"")["event_ids"] for record in read_committed(world.config, world.sink)]
     paid = Counter(event.event_id for event in events if event.behavior == "pay")
     given = Counter(number for parcel in parcels for number in parcel)
     assert {len(parcel) for parcel in parcels} == {10}

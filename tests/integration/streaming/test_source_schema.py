@@ -82,10 +82,12 @@ def test_records_that_do_not_fit_are_told_with_their_place_and_the_reason(spark:
     records = ['{"id": 0}', *(value for value, _ in MISFITS)]
     frame = kafka_frame(spark, *records).withColumn("headers", F.lit(None).cast(HEADERS_TYPE))
     rows = KafkaSource("in", schema=SCHEMA).misfits(frame).collect()
-    told = [{name: bytes(value).decode() for name, value in row["headers"]} for row in rows]
-    assert [one["exactlyonce.origin"] for one in told] == [f"in-3 offset {41 + place}" for place in range(len(MISFITS))]
-    for one, (_, reason) in zip(told, MISFITS, strict=True):
-        assert one["exactlyonce.reason"].startswith(reason)
+    headers = [{name: bytes(value).decode() for name, value in row["headers"]} for row in rows]
+    assert [header["exactlyonce.origin"] for header in headers] == [
+        f"in-3 offset {41 + place}" for place in range(len(MISFITS))
+    ]
+    for header, (_, reason) in zip(headers, MISFITS, strict=True):
+        assert header["exactlyonce.reason"].startswith(reason)
 
 
 def test_a_record_that_does_not_fit_is_refused_with_its_place_and_the_reason(spark: Any) -> None:
@@ -132,8 +134,8 @@ def test_fields_may_have_any_name_also_those_of_kafkas_columns(spark: Any) -> No
 @pytest.mark.parametrize("schema", ["id BIGINT", "ratio DOUBLE", "id BIGINT, inner STRUCT<ratio: FLOAT>"])
 def test_a_number_that_json_lacks_needs_quotes(spark: Any, schema: str) -> None:
     numbers = ("NaN", "Infinity", "-INF")
-    texts = [f'{{"{name}": {one}}}' for one in numbers for name in ("ratio", "unnamed")]
-    texts += [f'{{"ratio": "{one}"}}' for one in numbers]
+    texts = [f'{{"{name}": {number}}}' for number in numbers for name in ("ratio", "unnamed")]
+    texts += [f'{{"ratio": "{number}"}}' for number in numbers]
     frame = spark.createDataFrame([(None, text.encode(), "in", 0, at) for at, text in enumerate(texts)], COLUMNS)
     source = KafkaSource("in", schema=schema, offset_column="at")
     assert [row["at"] for row in source.fitted(frame, leave_out_bad=True).collect()] == [6, 7, 8]
@@ -154,8 +156,8 @@ def test_an_option_that_would_lose_records_is_refused(name: str, value: str) -> 
 
 def encoded(spark: Any, sink: KafkaSink, rows: list[tuple[Any, ...]], schema: str) -> list[tuple[Any, Any]]:
     """Return keys and values as bytes; text goes to the tasks as strings, and is UTF-8 there."""
-    found = encode(sink, spark.createDataFrame(rows, schema)).selectExpr("CAST(key AS BINARY)", "CAST(value AS BINARY)")
-    return [(row["key"], row["value"]) for row in found.collect()]
+    frame = encode(sink, spark.createDataFrame(rows, schema)).selectExpr("CAST(key AS BINARY)", "CAST(value AS BINARY)")
+    return [(row["key"], row["value"]) for row in frame.collect()]
 
 
 def test_the_sink_writes_every_column_as_json_with_nulls_and_exact_decimals(spark: Any) -> None:

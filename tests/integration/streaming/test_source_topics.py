@@ -200,11 +200,11 @@ def check(config: Mapping[str, str], sink: str, commits: Sequence[CommitRecord],
         for partition, span in commit.sink.get(sink, {}).items()
         for offset in range(span.first, span.last + 1)
     }
-    found = []
+    written = []
     for record in read_committed(config, sink):
         row = json.loads(record.value or b"")
-        found.append((places[record.partition, record.offset], row["source"], row["total"], row["n"]))
-    assert sorted(found) == sorted(expected)
+        written.append((places[record.partition, record.offset], row["source"], row["total"], row["n"]))
+    assert sorted(written) == sorted(expected)
     assert dict(numbers) == {topic: count for topic, count in sent.items() if count}
 
 
@@ -261,16 +261,16 @@ def test_several_topics_are_one_source_through_a_restore_a_replay_and_a_backfill
 
 @pytest.mark.slow
 def test_a_topic_may_be_added_to_a_source_and_none_may_leave_it(case: Case, topics: Topics) -> None:
-    one, other = topics.make("a", "b")
+    first, second = topics.make("a", "b")
     topics.send(20, "a")
-    case.run(one)
+    case.run(first)
     topics.send(20, "a", "b")
-    case.run([one, other])
+    case.run([first, second])
     check_case(case, topics)
     topics.send(1, "a", "b")
-    assert f"has read topic {one}, and the sources now read {other}" in case.run(other, expected=REFUSED)
-    case.plan_without(one)  # as Spark would, if the cluster once did not tell of the topic
-    case.run([one, other])
+    assert f"has read topic {first}, and the sources now read {second}" in case.run(second, expected=REFUSED)
+    case.plan_without(first)  # as Spark would, if the cluster once did not tell of the topic
+    case.run([first, second])
     check_case(case, topics)
 
 

@@ -25,8 +25,10 @@ from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition
 from tests.integration.streaming.test_state_layout import HASHMAP, KEYS, ROCKSDB, Case, feed, joined, run, transformed
 
 
-def open_state(spark: SparkSession, checkpoint: Checkpoint, told: list[str], *, state_format: int = 2) -> Repartition:
-    return Repartition(spark, checkpoint.path, checkpoint.conf(), state_format=state_format, tell=told.append)
+def open_state(
+    spark: SparkSession, checkpoint: Checkpoint, messages: list[str], *, state_format: int = 2
+) -> Repartition:
+    return Repartition(spark, checkpoint.path, checkpoint.conf(), state_format=state_format, tell=messages.append)
 
 
 def test_spark_adds_a_batch_that_differs_in_nothing_but_the_number_of_its_partitions(
@@ -35,9 +37,9 @@ def test_spark_adds_a_batch_that_differs_in_nothing_but_the_number_of_its_partit
     for number in range(2):
         feed(tmp_path / "in", number)
     run(spark, Case(ROCKSDB), tmp_path / "in", tmp_path / "ck")
-    checkpoint, told = Checkpoint(tmp_path / "ck"), list[str]()
+    checkpoint, messages = Checkpoint(tmp_path / "ck"), list[str]()
     operators = StateDirectory(checkpoint.path).operators(1)
-    state = open_state(spark, checkpoint, told)
+    state = open_state(spark, checkpoint, messages)
     before = state.sums(checkpoint.path, 1, operators)
     assert {place: rows for place, (rows, _) in before.items()} == {(0, "default", "default"): KEYS}
     state.run(5)
@@ -47,11 +49,11 @@ def test_spark_adds_a_batch_that_differs_in_nothing_but_the_number_of_its_partit
     assert original is not None
     assert made.same_sources(original)
     assert made.conf == {**original.conf, PARTITIONS: "5"}
-    assert [one.partitions for one in StateDirectory(checkpoint.path).operators(2)] == [5]
+    assert [operator.partitions for operator in StateDirectory(checkpoint.path).operators(2)] == [5]
     assert integrity.defects_of(checkpoint, 2) == []
     assert state.sums(checkpoint.path, 2, operators) == before
-    assert told[0] == "reading the state of batch 1, operator 0, default"
-    assert "dealing the state out to 5 partitions" in told
+    assert messages[0] == "reading the state of batch 1, operator 0, default"
+    assert "dealing the state out to 5 partitions" in messages
     with pytest.raises(RefusedError, match=r"STATE_REPARTITION_INVALID_CHECKPOINT.SHUFFLE_PARTITIONS_ALREADY_MATCH"):
         state.run(5)
     (checkpoint.path / "commits/2").unlink()
@@ -107,9 +109,9 @@ def test_a_query_goes_on_with_other_partitions_as_it_does_with_its_own(
     for number in (3, 4):
         feed(source, number)
     expected = run(spark, case, source, original.path)
-    found = run(spark, case, source, tmp_path / "made" / "checkpoint")
+    repartitioned = run(spark, case, source, tmp_path / "made" / "checkpoint")
     assert any(expected.values())
-    assert list(found.values()) == list(expected.values())
+    assert list(repartitioned.values()) == list(expected.values())
 
 
 def test_spark_refuses_state_in_memory(spark: SparkSession, tmp_path: Path) -> None:

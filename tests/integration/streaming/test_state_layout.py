@@ -162,7 +162,7 @@ def test_a_query_goes_on_from_a_savepoint_of_an_older_batch_as_if_nothing_had_ha
     rows, errors = read_state(second / "checkpoint", savepoint, spark)
     assert errors == []
     kept = 1 if case.plan in (total, limited) else KEYS
-    assert [one["rows"] for one in rows] == [kept] if case.plan is not joined else len(rows) == 4
+    assert [store["rows"] for store in rows] == [kept] if case.plan is not joined else len(rows) == 4
     again = run(spark, case, source, second / "checkpoint")  # batches without data come at other times
     assert [rows for rows in again.values() if rows] == [rows for n, rows in original.items() if n > 1 and rows]
     assert any(again.values())
@@ -181,7 +181,7 @@ def test_damage_to_what_spark_wrote_is_found_and_named(spark: SparkSession, tmp_
         "zeroed": lambda data: bytes(len(data)),
         "empty": lambda data: b"",
     }
-    found = set()
+    kinds = set()
     for path in integrity.files_of(original, 2).files:
         for name, damage in damages.items():
             copy = tmp_path / "copy"
@@ -194,5 +194,5 @@ def test_damage_to_what_spark_wrote_is_found_and_named(spark: SparkSession, tmp_
                 continue  # a note beside a file that is whole, and what only later batches need
             assert path in [defect.path for defect in defects], (path, name, defects)
             assert batch is None or batch < 2
-            found.add(Path(path).suffix or path.partition("/")[0])
-    assert found >= {"metadata", "offsets", "commits", "sources", ".changelog", "state"}
+            kinds.add(Path(path).suffix or path.partition("/")[0])
+    assert kinds >= {"metadata", "offsets", "commits", "sources", ".changelog", "state"}

@@ -74,7 +74,7 @@ def checkpoint_of(home: Home) -> Path:
 def shown(spark: SparkSession, checkpoint: Path, batch: int, **request: Any) -> dict[str, StoreRows]:
     asked = StateRequest(**{"key": {}, "limit": 1000, **request})
     operators = StateDirectory(checkpoint).operators(batch)
-    return {one.store: one for one in read_rows(spark, checkpoint, batch, operators, asked, state_format=2)}
+    return {store.store: store for store in read_rows(spark, checkpoint, batch, operators, asked, state_format=2)}
 
 
 def text(value: Any) -> Any:
@@ -95,8 +95,8 @@ def test_every_variable_and_every_timer_is_shown_as_of_any_batch(spark: SparkSes
         harness.process(rows)
         if batch not in (1, LAST):
             continue
-        found = shown(spark, checkpoint_of(timed), batch)
-        assert {name: one.kind for name, one in found.items()} == {
+        stores = shown(spark, checkpoint_of(timed), batch)
+        assert {name: store.kind for name, store in stores.items()} == {
             "count": "ValueState",
             "total": "ValueState",
             "average": "ValueState",
@@ -110,15 +110,15 @@ def test_every_variable_and_every_timer_is_shown_as_of_any_batch(spark: SparkSes
         }
         for name in ("count", "total"):
             kept = [{"k": k, "value": text(value)} for (k,), value in state[name].items() if value is not None]
-            assert plain(found[name].rows, "k", "value") == plain(kept, "k", "value")
-        both = {row["k"]: (row["total"], row["n"]) for row in found["average"].rows}
+            assert plain(stores[name].rows, "k", "value") == plain(kept, "k", "value")
+        both = {row["k"]: (row["total"], row["n"]) for row in stores["average"].rows}
         assert both == {k: (text(state["total"][k,]), n) for (k,), n in state["count"].items() if n}
-        seen = [{"k": k, "value": one} for (k,), many in state["seen"].items() for one in many]
-        assert plain(found["seen"].rows, "k", "value") == plain(seen, "k", "value")
-        entries = [(k, text(one), n) for (k,), held in state["by_value"].items() for one, n in held.items()]
-        assert plain(found["by_value"].rows, "k", "map key", "map value") == sorted(entries, key=str)
+        seen = [{"k": k, "value": value} for (k,), many in state["seen"].items() for value in many]
+        assert plain(stores["seen"].rows, "k", "value") == plain(seen, "k", "value")
+        entries = [(k, text(map_key), n) for (k,), held in state["by_value"].items() for map_key, n in held.items()]
+        assert plain(stores["by_value"].rows, "k", "map key", "map value") == sorted(entries, key=str)
         timers = [(k, time(at)) for (k,) in keys for at in harness.timers(k)]
-        assert plain(found["timers"].rows, "k", "timer") == sorted(timers, key=str)
+        assert plain(stores["timers"].rows, "k", "timer") == sorted(timers, key=str)
     assert min(len(entries), len(timers), len(seen)) > 5, "there is something to compare"
 
 
@@ -126,11 +126,11 @@ def test_of_one_key_and_one_variable_as_many_rows_as_asked_for(spark: SparkSessi
     (seen,) = shown(spark, checkpoint_of(timed), LAST, store="seen", key={"k": "a"}, limit=3).values()
     assert ([row["k"] for row in seen.rows], seen.more) == (["a"] * 3, True)
     none = shown(spark, checkpoint_of(timed), LAST, operator="transformWithState", key={"k": "no such key"})
-    assert {(len(one.rows), one.more) for one in none.values()} == {(0, False)}
+    assert {(len(store.rows), store.more) for store in none.values()} == {(0, False)}
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("request_", "message"),
     [
         ({"operator": "1"}, r"no operator '1' with state; there are: 0 \(transformWithState"),
         ({"operator": "aggregate"}, "no operator 'aggregate'"),
@@ -139,20 +139,20 @@ def test_of_one_key_and_one_variable_as_many_rows_as_asked_for(spark: SparkSessi
     ],
 )
 def test_what_is_not_there_is_refused_by_name(
-    spark: SparkSession, timed: Home, request_: dict[str, Any], told: str
+    spark: SparkSession, timed: Home, request_: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=message):
         shown(spark, checkpoint_of(timed), LAST, **request_)
 
 
 def test_values_with_a_time_to_live_say_when_they_go(spark: SparkSession, tmp_path: Path) -> None:
     ran = run(spark, tmp_path, BATCHES[:2], lambda frame: key_by(frame, "k").process(Fading()), until=2)
-    found = shown(spark, tmp_path / "checkpoint", 0)
+    stores = shown(spark, tmp_path / "checkpoint", 0)
     ends = time(ran.clocks[0][0] + 900)
     for name in ("value", "many", "named"):
-        assert {row["expires"] for row in found[name].rows} == {ends}
+        assert {row["expires"] for row in stores[name].rows} == {ends}
     expected = sorted(((row["k"], row["i"]) for row in BATCHES[0]), key=str)
-    assert plain(found["many"].rows, "k", "value") == expected
+    assert plain(stores["many"].rows, "k", "value") == expected
 
 
 def totals(frame: DataFrame) -> DataFrame:
@@ -168,28 +168,28 @@ def matched(frame: DataFrame) -> DataFrame:
 def test_state_of_sparks_own_operators_is_shown(spark: SparkSession, tmp_path: Path) -> None:
     rows = BATCHES[0]
     run(spark, tmp_path / "totals", BATCHES[:2], totals, until=2, output_mode="update")
-    (found,) = shown(spark, tmp_path / "totals" / "checkpoint", 0, operator="stateStoreSave").values()
+    (store,) = shown(spark, tmp_path / "totals" / "checkpoint", 0, operator="stateStoreSave").values()
     sums: dict[Any, list[Any]] = {}
     for row in rows:
         held = sums.setdefault((row["k"], int(row["ts"].timestamp() // 10 * 10)), [Decimal(0), 0])
         held[0] += row["v"] or 0
         held[1] += row["i"]
-    windows = [(row["k"], dt.datetime.fromisoformat(row["window"]["start"]).timestamp()) for row in found.rows]
-    assert dict(zip(windows, ((Decimal(r["sum"]), r["sum 2"]) for r in found.rows), strict=True)) == {
+    windows = [(row["k"], dt.datetime.fromisoformat(row["window"]["start"]).timestamp()) for row in store.rows]
+    assert dict(zip(windows, ((Decimal(r["sum"]), r["sum 2"]) for r in store.rows), strict=True)) == {
         key: tuple(held) for key, held in sums.items()
     }
-    start = found.rows[0]["window"]["start"].replace("T", " ").removesuffix("+00:00")
-    (one,) = shown(spark, tmp_path / "totals" / "checkpoint", 0, key={"window.start": start}).values()
-    assert {row["window"]["start"] for row in one.rows} == {found.rows[0]["window"]["start"]}
-    assert len(one.rows) < len(found.rows)
+    start = store.rows[0]["window"]["start"].replace("T", " ").removesuffix("+00:00")
+    (of_window,) = shown(spark, tmp_path / "totals" / "checkpoint", 0, key={"window.start": start}).values()
+    assert {row["window"]["start"] for row in of_window.rows} == {store.rows[0]["window"]["start"]}
+    assert len(of_window.rows) < len(store.rows)
 
     run(spark, tmp_path / "seen", BATCHES[:2], lambda frame: frame.dropDuplicates(["k", "i"]), until=2)
-    (found,) = shown(spark, tmp_path / "seen" / "checkpoint", 0).values()
-    assert plain(found.rows, "k", "i") == sorted(((row["k"], row["i"]) for row in rows), key=str)
+    (store,) = shown(spark, tmp_path / "seen" / "checkpoint", 0).values()
+    assert plain(store.rows, "k", "i") == sorted(((row["k"], row["i"]) for row in rows), key=str)
 
     run(spark, tmp_path / "join", BATCHES[:2], matched, until=2)
     sides = shown(spark, tmp_path / "join" / "checkpoint", 0)
-    left = next(one for name, one in sides.items() if name in ("left", "left-keyWithIndexToValue"))
+    left = next(side for name, side in sides.items() if name in ("left", "left-keyWithIndexToValue"))
     values = [(row["i"], None if row["v"] is None else Decimal(row["v"])) for row in left.rows]
     assert dict(values) == {row["i"]: row["v"] for row in rows}
 
@@ -213,27 +213,27 @@ def test_the_command_shows_the_current_checkpoint_and_a_savepoint(
     savepoint = Savepoints(empty.savepoints).take(checkpoint, 1, record, None)
     state, errors = read_state(checkpoint.path, savepoint, spark)
     assert (len(state), errors) == (6, [])
-    expected = {name: list(one.rows) for name, one in shown(spark, checkpoint.path, 1).items()}
+    expected = {name: list(store.rows) for name, store in shown(spark, checkpoint.path, 1).items()}
     last = checkpoint.newest_commit()
     assert last in (LAST, LAST + 1)
     newest = shown(spark, checkpoint.path, last, store="count", key={"k": "b"})["count"].rows
 
     command = [sys.executable, "-m", cli.__name__, "state", "show", "timed", "--home"]
     of_checkpoint = [*command, str(timed.path), "--store", "count", "--key", "k=b"]
-    told = subprocess.run(of_checkpoint, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr[-3000:]
-    lines = told.stdout.splitlines()
+    shown_state = subprocess.run(of_checkpoint, capture_output=True, text=True)
+    assert shown_state.returncode == 0, shown_state.stderr[-3000:]
+    lines = shown_state.stdout.splitlines()
     assert lines[0] == f"commit {last + 1}, batch {last}"
     assert lines[2:4] == ["operator 0, transformWithStateInPySparkExec: count (ValueState)", "k  value  partition"]
     assert lines[4].split() == ["b", *(str(newest[0][name]) for name in ("value", "partition"))]
 
     of_savepoint = [*command, str(empty.path), "--savepoint", savepoint.id, "--limit", "1000", "--json"]
-    told = subprocess.run(of_savepoint, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr[-3000:]
-    body = json.loads(told.stdout)
+    shown_state = subprocess.run(of_savepoint, capture_output=True, text=True)
+    assert shown_state.returncode == 0, shown_state.stderr[-3000:]
+    body = json.loads(shown_state.stdout)
     assert (body["savepoint"], body["commit"], body["batch"]) == (savepoint.id, savepoint.commit, 1)
-    found = {one["store"]: one["rows"] for one in body["stores"]}
-    assert {name: sorted(map(str, rows)) for name, rows in found.items()} == {
+    rows_by_store = {store["store"]: store["rows"] for store in body["stores"]}
+    assert {name: sorted(map(str, rows)) for name, rows in rows_by_store.items()} == {
         name: sorted(map(str, rows)) for name, rows in expected.items()
     }
     assert [entry.name for entry in empty.savepoints.iterdir()] == [savepoint.id], "its copy is gone"

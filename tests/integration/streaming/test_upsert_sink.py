@@ -29,9 +29,9 @@ def test_recovery_leaves_no_row_twice_and_none_out(
     ids = {f"k{key}": range(key, 300, 37) for key in range(37)}
     expected = {key: (sum(Decimal(number) / 100 for number in of), len(of)) for key, of in ids.items()}
     with postgres.connect(database) as connection:
-        found = {k: (total, n) for k, total, n in connection.execute("SELECT k, total, n FROM totals")}
+        totals = {k: (total, n) for k, total, n in connection.execute("SELECT k, total, n FROM totals")}
         numbers = [of for (of,) in connection.execute("SELECT number FROM exactlyonce_commits ORDER BY number")]
-    assert found == expected
+    assert totals == expected
     commits = check_ledger(world)
     assert numbers == [commit.commit for commit in commits]
     assert all(commit.rows == 0 and commit.others["table"].rows > 0 for commit in commits)

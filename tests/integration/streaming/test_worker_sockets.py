@@ -18,12 +18,12 @@ def test_python_workers_are_reached_through_sockets_of_the_owner_only(spark: Any
         writable = [
             name for name in mode if Path(name).exists() and os.stat(name).st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         ]
-        found = [
+        settings = [
             os.environ["PYTHON_UNIX_DOMAIN_ENABLED"].lower(),
             os.environ["PYTHON_WORKER_FACTORY_SOCK_DIR"],
             *writable,
         ]
-        yield pa.RecordBatch.from_pydict({"found": found})
+        yield pa.RecordBatch.from_pydict({"found": settings})
 
-    found = [row["found"] for row in spark.range(1, numPartitions=1).mapInArrow(sockets, "found STRING").collect()]
-    assert found == ["true", "/tmp"]
+    settings = [row["found"] for row in spark.range(1, numPartitions=1).mapInArrow(sockets, "found STRING").collect()]
+    assert settings == ["true", "/tmp"]

@@ -15,7 +15,7 @@ from tests.waiting import eventually
 def taken(world: World) -> int:
     """Return how many source records are in a commit."""
     commits, _ = world.ledger()
-    return sum(end - start for one in commits for of in one.source.values() for start, end in of.values())
+    return sum(end - start for commit in commits for of in commit.source.values() for start, end in of.values())
 
 
 @pytest.mark.slow  # the protocol alone has frozen drivers, too

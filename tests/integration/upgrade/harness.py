@@ -124,9 +124,9 @@ class Story:
         eventually(lambda: self.world.commits() >= 1, "it commits")
 
     def plan(self) -> Plan:
-        found = upgrade_plan.read(self.home)
-        assert found is not None
-        return found
+        plan = upgrade_plan.read(self.home)
+        assert plan is not None
+        return plan
 
     def in_use(self) -> str | None:
         """Return the name of the version in use, by its file."""
@@ -138,15 +138,15 @@ class Story:
         return Path(known.path).stem
 
     def state(self) -> status.Status:
-        found = status.read(self.home.status)
-        assert found is not None
-        return found
+        driver_status = status.read(self.home.status)
+        assert driver_status is not None
+        return driver_status
 
     def end(self) -> None:
         """End whatever runs, at once."""
         self.world.end()
         held, intent, plan = lease.read(self.home.lease), intents.read(self.home.intent), upgrade_plan.read(self.home)
-        for token in {one.token for one in (held, intent, plan) if one is not None and one.token}:
+        for token in {owner.token for owner in (held, intent, plan) if owner is not None and owner.token}:
             processes.kill_leftovers(token)
 
     def send(self, producer: Producer, records: int) -> None:
@@ -188,12 +188,12 @@ class Story:
 
     def names(self) -> dict[str, str]:
         """Return which version has which name, from the copies in the home."""
-        found = {}
+        names = {}
         for directory in (self.home.path / "applications").iterdir():
             known = releases.application(self.home, directory.name)
             assert known is not None
-            found[directory.name] = Path(known.path).stem
-        return found
+            names[directory.name] = Path(known.path).stem
+        return names
 
     def check(self) -> list[str]:
         """Compare the sink with what the right versions give, record by record; returns the versions' names in order.
@@ -202,7 +202,9 @@ class Story:
         commit that has read it.
         """
         commits, names = check_ledger(self.world), self.names()
-        source = {(one.partition, one.offset): json.loads(one.value or b"") for one in _read(self.world, "source")}
+        source = {
+            (record.partition, record.offset): json.loads(record.value or b"") for record in _read(self.world, "source")
+        }
         sums: dict[tuple[int, str], list[Decimal]] = defaultdict(list)
         expected: list[tuple[int, dict[str, Any]]] = []
         order: list[str] = []
@@ -232,12 +234,12 @@ class Story:
             for partition, written in commit.sink.get(self.world.sink, {}).items()
             for offset in range(written.first, written.last + 1)
         }
-        found = [
-            (places[one.partition, one.offset], json.loads(one.value or b"", parse_float=Decimal))
-            for one in _read(self.world, "sink")
+        written = [
+            (places[record.partition, record.offset], json.loads(record.value or b"", parse_float=Decimal))
+            for record in _read(self.world, "sink")
         ]
         assert len(expected) > 10, "the windows close"
-        assert sorted(found, key=str) == sorted(expected, key=str)
+        assert sorted(written, key=str) == sorted(expected, key=str)
         report = audit(self.world.config, self.world.pipeline, AuditOptions(patience_seconds=10))
         assert report.is_clean, [str(violation) for violation in report.found]
         return order

@@ -122,9 +122,9 @@ def test_one_whose_driver_has_ended_is_unstable_in_the_drivers_own_words(
     error = DriverError(kind="ZeroDivisionError", decision="restart", exit_code=1, message="division by zero")
     status.write(home.status, replace(RUNNING, token="gone", state=DriverState.FAILED, error=error))
     plan = replace(PLAN, pipeline=watched.pipeline, token="gone", log=str(log))
-    told = str(stability.look(home, plan, watched.config).unstable)
-    assert told.startswith("its driver ended: ZeroDivisionError: division by zero")
-    assert told.endswith("its last line")
+    reason = str(stability.look(home, plan, watched.config).unstable)
+    assert reason.startswith("its driver ended: ZeroDivisionError: division by zero")
+    assert reason.endswith("its last line")
 
 
 def test_what_was_delivered_is_read_without_aborted_attempts_and_foreign_rows(watched: Watched) -> None:
@@ -135,9 +135,9 @@ def test_what_was_delivered_is_read_without_aborted_attempts_and_foreign_rows(wa
     watched.abort(rows_of(7))
     for batch in (1, 2):
         watched.commit(rows_of(batch), source={watched.source: {0: (0, 10)}})
-    found = delivered.read(watched.config, watched.pipeline, 1, 2)
+    rows = delivered.read(watched.config, watched.pipeline, 1, 2)
     expected = [value for batch in (0, 1) for of in rows_of(batch).values() for _, value in of if value]
-    assert sorted(row.content["value"].encode() for row in found) == sorted(expected)
+    assert sorted(row.content["value"].encode() for row in rows) == sorted(expected)
     assert delivered.read(watched.config, watched.pipeline, 1, 2, leave_out={watched.sink}) == []
 
 

@@ -69,7 +69,7 @@ def test_a_good_upgrade_and_all_kinds_of_bad_ones_leave_what_the_right_versions_
 
 
 def pinned(story: Story) -> list[str]:
-    return [one.id for one in Savepoints(story.home.savepoints).list() if one.pinned]
+    return [savepoint.id for savepoint in Savepoints(story.home.savepoints).list() if savepoint.pinned]
 
 
 def kill_at(story: Story, steps: tuple[str, ...], *upgrade: str) -> None:

@@ -30,8 +30,8 @@ def made(number: int, key: str | None = None) -> CommittedRange:
     )
 
 
-def event(found: CommittedRange, minute: int = 0) -> Any:
-    payload = json.loads(json.dumps(found.to_json()))
+def event(committed: CommittedRange, minute: int = 0) -> Any:
+    payload = json.loads(json.dumps(committed.to_json()))
     at = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
     return SimpleNamespace(extra={"from_trigger": True, "payload": payload}, timestamp=at)
 
@@ -40,7 +40,7 @@ class Events(list[Any]):
     """An asset's events, as far as Airflow's accessor is asked for them."""
 
     def after(self, since: str) -> list[Any]:
-        return [one for one in self if one.timestamp >= datetime.fromisoformat(since)]
+        return [event for event in self if event.timestamp >= datetime.fromisoformat(since)]
 
 
 def test_a_pipeline_has_an_asset_of_its_own_per_partition() -> None:

@@ -48,11 +48,11 @@ LATE = LateRows(operator=1, name="dedupe", rows=3, watermark=17)
 
 
 def found_in(*records: tuple[int, Record], oldest: int = 1) -> list[Violation]:
-    found: list[Violation] = []
-    check = LedgerCheck("shop", oldest, found.append)
+    violations: list[Violation] = []
+    check = LedgerCheck("shop", oldest, violations.append)
     for offset, record in records:
         check.add(offset, record)
-    return found
+    return violations
 
 
 def test_a_clean_ledger_passes() -> None:
@@ -108,24 +108,24 @@ def test_a_clean_ledger_passes() -> None:
 )
 def test_one_contradiction_is_one_violation(changes: dict[str, Any], invariant: str, said: str) -> None:
     third = replace(commit_of(3), **changes)
-    (found,) = found_in((0, claim_of(1)), (2, commit_of(1)), (4, commit_of(2)), (6, third))
-    assert (found.invariant, found.commit) == (invariant, third.commit)
-    assert said in found.message
+    (violation,) = found_in((0, claim_of(1)), (2, commit_of(1)), (4, commit_of(2)), (6, third))
+    assert (violation.invariant, violation.commit) == (invariant, third.commit)
+    assert said in violation.message
 
 
 def test_a_run_that_commits_after_its_successor_has_claimed_is_found() -> None:
-    (found,) = found_in((0, claim_of(1)), (2, commit_of(1)), (3, claim_of(2, base=1)), (4, commit_of(2)))
-    assert (found.invariant, found.commit) == ("I5", 2)
+    (violation,) = found_in((0, claim_of(1)), (2, commit_of(1)), (3, claim_of(2, base=1)), (4, commit_of(2)))
+    assert (violation.invariant, violation.commit) == ("I5", 2)
 
 
 def test_a_lower_run_that_claims_after_a_higher_one_is_found() -> None:
-    (found,) = found_in((0, claim_of(2)), (1, claim_of(1)))
-    assert found.invariant == "I5"
+    (violation,) = found_in((0, claim_of(2)), (1, claim_of(1)))
+    assert violation.invariant == "I5"
 
 
 def test_a_claim_that_builds_on_another_commit_is_found() -> None:
-    (found,) = found_in((0, claim_of(1)), (2, commit_of(1)), (3, claim_of(2, base=0)))
-    assert found.invariant == "I7"
+    (violation,) = found_in((0, claim_of(1)), (2, commit_of(1)), (3, claim_of(2, base=0)))
+    assert violation.invariant == "I7"
 
 
 def test_a_claim_that_was_repeated_and_whose_older_record_is_compacted_away_is_right() -> None:
@@ -138,8 +138,8 @@ def test_a_claim_that_was_repeated_and_whose_older_record_is_compacted_away_is_r
 def test_commits_that_retention_has_tombstoned_are_not_judged() -> None:
     gone = commit_of(1, rows=99)
     assert found_in((0, claim_of(1)), (2, gone), (6, commit_of(3)), (8, commit_of(4)), oldest=3) == []
-    (found,) = found_in((8, commit_of(4)), oldest=3)
-    assert found.message == "commits 3 to 3 are not in the ledger"
+    (violation,) = found_in((8, commit_of(4)), oldest=3)
+    assert violation.message == "commits 3 to 3 are not in the ledger"
 
 
 def test_a_lineage_may_begin_anywhere_and_a_source_may_grow() -> None:
@@ -152,18 +152,18 @@ def test_bad_records_are_in_the_sums_of_their_topic_only() -> None:
     bad = {"bad": {0: SinkRange(first=0, last=2, rows=3, digest=17)}}
     record = commit_of(1)
     assert found_in((0, claim_of(1)), (2, replace(record, sink={**record.sink, **bad}, bad_records=3))) == []
-    (found,) = found_in((0, claim_of(1)), (2, replace(record, sink={**record.sink, **bad})))
-    assert found.invariant == "I7"
+    (violation,) = found_in((0, claim_of(1)), (2, replace(record, sink={**record.sink, **bad})))
+    assert violation.invariant == "I7"
 
 
 def test_late_rows_are_in_the_sums_of_their_topic_only_and_are_added_up() -> None:
     late = {"late": {0: SinkRange(first=0, last=2, rows=3, digest=17)}}
-    told: dict[str, Any] = {"late": [LATE], "late_total": 3, "late_topic": "late", "records": 10}
-    second = commit_of(2, **told, sink={**commit_of(2).sink, **late})
+    changes: dict[str, Any] = {"late": [LATE], "late_total": 3, "late_topic": "late", "records": 10}
+    second = commit_of(2, **changes, sink={**commit_of(2).sink, **late})
     third = commit_of(3, late=[], late_total=3, records=0)
     records: list[tuple[int, Record]] = [(0, claim_of(1)), (2, commit_of(1)), (4, second), (6, third)]
     assert found_in(*records) == []
-    check = LedgerCheck("shop", 1, lambda found: None)
+    check = LedgerCheck("shop", 1, lambda violation: None)
     for offset, record in records:
         check.add(offset, record)
     assert (check.records, check.uncounted, check.late_rows) == (10, 1, 3)

@@ -36,9 +36,9 @@ def done(batches: int) -> Done:
 def test_what_was_noted_after_the_newest_whole_batch_does_not_count(tmp_path: Path, ahead: int) -> None:
     made = checkpoint(tmp_path, 4)
     progress.write(made, done(4 + ahead))
-    found = progress.settle(made)
-    assert found is not None
-    assert (found, found.batch, found.upcoming) == (done(4), 3, 4)
+    settled = progress.settle(made)
+    assert settled is not None
+    assert (settled, settled.batch, settled.upcoming) == (done(4), 3, 4)
 
 
 @pytest.mark.parametrize("log", ["commits", "offsets"])
@@ -46,9 +46,9 @@ def test_a_torn_batch_is_not_whole_and_what_follows_it_is_removed(tmp_path: Path
     made = checkpoint(tmp_path, 4)
     progress.write(made, done(5))
     (made.path / log / "3").write_text("")
-    found = progress.settle(made)
-    assert found is not None
-    assert (found.batch, made.newest_commit()) == (2, 2)
+    settled = progress.settle(made)
+    assert settled is not None
+    assert (settled.batch, made.newest_commit()) == (2, 2)
 
 
 def test_a_checkpoint_whose_steps_are_not_known_is_not_gone_on_with(tmp_path: Path) -> None:

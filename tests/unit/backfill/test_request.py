@@ -41,7 +41,7 @@ def test_what_differs_in_anything_has_another_name() -> None:
         {"start": "2026-01-01", "end": "2026-01-02", "state": "empty", "warm_up": "2h"},
         {"start": "2026-01-01", "end": "2026-01-02", "state": "empty", "warm_up": timedelta(hours=3)},
     ]
-    assert len({BackfillRequest.parse(**one).name for one in given}) == len(given)
+    assert len({BackfillRequest.parse(**arguments).name for arguments in given}) == len(given)
     assert BackfillRequest.parse(commits=" 1 .. 2 ").name == BackfillRequest.parse(commits=(1, 2)).name
 
 

@@ -39,11 +39,11 @@ def never() -> None:
 
 
 def test_a_request_has_one_home_and_what_it_is_for_is_in_it(home: Home) -> None:
-    one, other = made(home, "1..2"), made(home, "1..3")
-    assert made(home, "1..2").path == one.path != other.path
-    assert (one.identity(), one.pipeline()) == (other.identity(), "p.backfill")
-    assert one.identity() != home.identity()
-    asked = workspace.asked_of(one)
+    first, second = made(home, "1..2"), made(home, "1..3")
+    assert made(home, "1..2").path == first.path != second.path
+    assert (first.identity(), first.pipeline()) == (second.identity(), "p.backfill")
+    assert first.identity() != home.identity()
+    asked = workspace.asked_of(first)
     assert (asked.pipeline, asked.home, asked.request.commits) == ("p", str(home.path), (1, 2))
     with pytest.raises(RefusedError, match="is no home of a backfill"):
         workspace.asked_of(home)
@@ -52,14 +52,14 @@ def test_a_request_has_one_home_and_what_it_is_for_is_in_it(home: Home) -> None:
 
 
 def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home) -> None:
-    one, other = made(home, "1..2"), made(home, "1..3")
+    first_home, second_home = made(home, "1..2"), made(home, "1..3")
     got = threading.Event()
 
     def second() -> None:
-        with workspace.turn(other, never):
+        with workspace.turn(second_home, never):
             got.set()
 
-    with workspace.turn(one, never):
+    with workspace.turn(first_home, never):
         waiting = threading.Thread(target=second)
         waiting.start()
         assert not got.wait(0.5)
@@ -67,7 +67,7 @@ def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home) -> None:
         def give_up() -> None:
             raise StopRequestedError("stopped")
 
-        with pytest.raises(StopRequestedError), workspace.turn(other, give_up):
+        with pytest.raises(StopRequestedError), workspace.turn(second_home, give_up):
             pytest.fail("it is not its turn")
     assert got.wait(HANG_SECONDS)
     waiting.join()
@@ -76,13 +76,13 @@ def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home) -> None:
 def test_the_ledger_keeps_what_an_unfinished_backfill_reads(home: Home) -> None:
     assert workspace.oldest_needed(home) is None
     for commits, base in (("8..9", 7), ("5..9", 3)):
-        one = made(home, commits)
+        backfill_home = made(home, commits)
         workspace.begin(
-            one,
+            backfill_home,
             workspace.Begun(version="v", name="n", resolved=Resolved(starts={}, ends={}, begins={}, base_commit=base)),
         )
         assert workspace.oldest_needed(home) == {7: None, 3: 8}[base], "it has not made its lineage yet"
-        one.create("p.backfill")
+        backfill_home.create("p.backfill")
     assert workspace.oldest_needed(home) == 4
     workspace.forget(made(home, "5..9"))
     assert workspace.oldest_needed(home) == 8
@@ -94,24 +94,28 @@ def ledger(commit: int, topic: str = "t") -> LedgerTail:
     )
 
 
-@pytest.mark.parametrize("found", [None, ledger(2), ledger(3, "other")])
+@pytest.mark.parametrize("tail", [None, ledger(2), ledger(3, "other")])
 def test_a_ledger_that_has_lost_what_was_written_is_refused_for_every_request(
-    home: Home, found: LedgerTail | None
+    home: Home, tail: LedgerTail | None
 ) -> None:
-    workspace.check_ledger(made(home, "1..2"), found)
+    workspace.check_ledger(made(home, "1..2"), tail)
     workspace.note_ledger(made(home, "1..2"), ledger(3))
     workspace.check_ledger(made(home, "1..3"), ledger(4))
     with pytest.raises(RefusedError, match="what was written would be written again"):
-        workspace.check_ledger(made(home, "1..3"), found)
+        workspace.check_ledger(made(home, "1..3"), tail)
 
 
 def test_a_directory_that_was_lost_gets_the_identity_that_the_ledger_knows(home: Home) -> None:
     known = made(home, "1..2").identity()
     shutil.rmtree(home.path / "backfills")
-    one = made(home, "1..2")
-    assert one.identity() != known is not None
-    workspace.adopt(one, known)
-    assert (one.identity(), one.pipeline(), made(home, "1..3").identity()) == (known, "p.backfill", known)
+    backfill_home = made(home, "1..2")
+    assert backfill_home.identity() != known is not None
+    workspace.adopt(backfill_home, known)
+    assert (backfill_home.identity(), backfill_home.pipeline(), made(home, "1..3").identity()) == (
+        known,
+        "p.backfill",
+        known,
+    )
 
 
 @pytest.mark.parametrize(

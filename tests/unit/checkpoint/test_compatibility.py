@@ -250,10 +250,10 @@ ASPECTS: Mapping[str, tuple[Version, Version, Verdict, str]] = {
 def test_each_aspect_has_its_verdict_and_a_reason(name: str) -> None:
     old, new, verdict, aspect = ASPECTS[name]
     report = compare(old, new)
-    found = [one for one in report.findings if one.aspect == aspect]
-    assert [one.verdict for one in found] == [verdict], report.findings
-    assert found[0].reason
-    assert (found[0].way_out is not None) >= (verdict is INCOMPATIBLE)
+    findings = [finding for finding in report.findings if finding.aspect == aspect]
+    assert [finding.verdict for finding in findings] == [verdict], report.findings
+    assert findings[0].reason
+    assert (findings[0].way_out is not None) >= (verdict is INCOMPATIBLE)
     assert report.verdict is verdict, "nothing else has changed for the worse"
     assert aspect not in report.unchanged
 
@@ -334,7 +334,7 @@ def test_without_a_description_it_is_never_simply_compatible_and_says_what_could
 
 def test_the_worst_comes_first() -> None:
     new = replace(with_plan(filters=()), spark_version="4.3.0", pipeline="q")
-    assert [one.verdict for one in compare(OLD, new).findings] == [INCOMPATIBLE, NOTE, COMPATIBLE]
+    assert [finding.verdict for finding in compare(OLD, new).findings] == [INCOMPATIBLE, NOTE, COMPATIBLE]
 
 
 texts = st.text("abk.() ", min_size=1, max_size=8)
@@ -346,7 +346,7 @@ operators = st.builds(OperatorPlan, kind=texts, facts=st.dictionaries(texts, lis
 described = st.builds(
     QueryPlan,
     sources=st.lists(
-        st.builds(SourcePlan, topic=texts, columns=columns.map(lambda of: tuple(" ".join(one) for one in of))),
+        st.builds(SourcePlan, topic=texts, columns=columns.map(lambda of: tuple(" ".join(column) for column in of))),
         max_size=2,
     ).map(tuple),
     operators=st.lists(operators, max_size=2).map(tuple),
@@ -394,9 +394,9 @@ def test_a_report_is_as_bad_as_its_worst_finding_and_every_incompatible_one_has_
     old: Version, new: Version
 ) -> None:
     report = compare(old, new)
-    worst = max((list(Verdict).index(one.verdict) for one in report.findings), default=0)
+    worst = max((list(Verdict).index(finding.verdict) for finding in report.findings), default=0)
     assert report.verdict is list(Verdict)[worst]
-    assert all(one.way_out for one in report.findings if one.verdict is INCOMPATIBLE)
+    assert all(finding.way_out for finding in report.findings if finding.verdict is INCOMPATIBLE)
     assert json.loads(json.dumps(report.document()))["verdict"] == report.verdict.value
 
 
@@ -427,7 +427,7 @@ def test_a_source_may_read_more_topics_with_the_same_state_and_none_less(
         )
         return replace(OLD, topics=(topics,), plan=plan)
 
-    found = compare(replace(version(before), read=read), version(after))
-    assert found.verdict is verdict
+    report = compare(replace(version(before), read=read), version(after))
+    assert report.verdict is verdict
     if verdict is NOTE:
-        assert [one.aspect for one in found.findings] == ["sources"]
+        assert [finding.aspect for finding in report.findings] == ["sources"]

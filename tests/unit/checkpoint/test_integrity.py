@@ -61,17 +61,17 @@ def test_a_damaged_file_of_the_newest_batch_is_named_and_the_batch_before_is_the
 ) -> None:
     (file,) = made.path.glob(pattern)
     damage(file)
-    found, defects = integrity.newest_whole(made)
+    whole_batch, defects = integrity.newest_whole(made)
     if pattern == "commits/2" and damage is Path.unlink:
-        assert (found, defects) == (1, [])  # the batch is simply not done
+        assert (whole_batch, defects) == (1, [])  # the batch is simply not done
     elif pattern == "state/0/_metadata/metadata" and damage is Path.unlink:
-        assert found is None
+        assert whole_batch is None
         assert "state/0/_metadata is missing" in map(str, defects)
     elif pattern.startswith("state/0/_metadata"):  # all batches need it
-        assert found is None
+        assert whole_batch is None
         assert {defect.path for defect in defects} == {"state/0/_metadata/metadata"}
     else:
-        assert found == 1
+        assert whole_batch == 1
         named = {defect.path for defect in defects}
         relative = str(file.relative_to(made.path))
         assert relative in named or any(relative.startswith(path.split("*")[0]) for path in named), named
@@ -81,8 +81,8 @@ def test_a_damaged_file_of_the_newest_batch_is_named_and_the_batch_before_is_the
 @pytest.mark.parametrize("damage", [_truncate, _empty, _zeroed, Path.unlink])
 def test_without_the_query_id_no_batch_is_whole(made: Checkpoint, name: str, damage: Callable[[Path], None]) -> None:
     damage(made.path / name)
-    found, defects = integrity.newest_whole(made)
-    assert found is None
+    whole_batch, defects = integrity.newest_whole(made)
+    assert whole_batch is None
     assert {defect.path for defect in defects} == {name}
 
 
@@ -91,15 +91,15 @@ def test_a_flipped_byte_in_a_zip_is_found_by_sparks_own_checksum(made: Checkpoin
     data = bytearray(file.read_bytes())
     data[40] ^= 1
     file.write_bytes(data)
-    found, defects = integrity.newest_whole(made)
-    assert found == 1
+    whole_batch, defects = integrity.newest_whole(made)
+    assert whole_batch == 1
     assert defects[0].path == str(file.relative_to(made.path))
 
 
 def test_state_that_is_gone_altogether_is_missed(made: Checkpoint) -> None:
     shutil.rmtree(made.path / "state")
-    found, defects = integrity.newest_whole(made)
-    assert found is None
+    whole_batch, defects = integrity.newest_whole(made)
+    assert whole_batch is None
     assert list(map(str, defects)) == ["state/0/_metadata is missing"]
 
 
@@ -123,6 +123,6 @@ def test_a_batch_has_as_many_state_partitions_as_its_offsets_say(made: Checkpoin
     text = file.read_text()
     for partitions, missing in ((1, []), (2, []), (3, ["state/0/2"])):  # its operator's metadata says 2
         file.write_text(text.replace('"conf": {', f'"conf": {{"spark.sql.shuffle.partitions": "{partitions}", '))
-        found = integrity.files_of(made, 2)
-        assert [defect.path for defect in found.defects] == missing
-        assert any(path.startswith("state/0/1/") for path in found.files) is (partitions > 1)
+        needed = integrity.files_of(made, 2)
+        assert [defect.path for defect in needed.defects] == missing
+        assert any(path.startswith("state/0/1/") for path in needed.files) is (partitions > 1)

@@ -65,8 +65,8 @@ def test_a_recorded_entry_gets_the_lineages_configuration_and_keeps_everything_e
     own = (
         'v1\n{"batchWatermarkMs":1,"batchTimestampMs":2,"conf":{"spark.sql.shuffle.partitions":"2"}}\n{"t":{"0":0}}\n-'
     )
-    found = parse_offsets(adapted(recorded, confs_of=own, watermark=None))
-    assert (found.watermark, found.timestamp, found.sources) == (7, 8, ('{"t":{"0":1}}', None))
-    assert found.conf == {"spark.sql.shuffle.partitions": "2"}
+    entry = parse_offsets(adapted(recorded, confs_of=own, watermark=None))
+    assert (entry.watermark, entry.timestamp, entry.sources) == (7, 8, ('{"t":{"0":1}}', None))
+    assert entry.conf == {"spark.sql.shuffle.partitions": "2"}
     assert parse_offsets(adapted(recorded, confs_of=own, watermark=5)).watermark == 5
     assert parse_offsets(adapted(recorded, confs_of=None, watermark=None)).conf["spark.sql.shuffle.partitions"] == "4"

@@ -16,13 +16,13 @@ HEADER = '{"batchWatermarkMs":7,"batchTimestampMs":8,"conf":{"a":"b"}}'
 
 
 def plan(*sources: object) -> str:
-    return "\n".join(["v1", HEADER, *("-" if one is None else json.dumps(one) for one in sources)])
+    return "\n".join(["v1", HEADER, *("-" if source is None else json.dumps(source) for source in sources)])
 
 
 def cut(starts: KafkaOffsets, *sources: object) -> list[object]:
-    found = parse_offsets(halved(parse_offsets(plan(*sources)), starts))
-    assert (found.watermark, found.timestamp, found.conf) == (7, 8, {"a": "b"})
-    return [None if line is None else json.loads(line) for line in found.sources]
+    entry = parse_offsets(halved(parse_offsets(plan(*sources)), starts))
+    assert (entry.watermark, entry.timestamp, entry.conf) == (7, 8, {"a": "b"})
+    return [None if line is None else json.loads(line) for line in entry.sources]
 
 
 def test_each_partition_ends_half_way_and_a_source_without_an_offset_stays_without() -> None:
@@ -66,8 +66,8 @@ def test_a_cut_batch_is_smaller_not_empty_and_never_begins_earlier(ranges: dict[
         with pytest.raises(RefusedError):
             cut(starts, {"in": ends})
         return
-    (found,) = cut(starts, {"in": ends})
-    assert isinstance(found, dict)
-    assert all(starts["in"][int(p)] <= end <= ends[p] for p, end in found["in"].items())
-    left = sum(end - starts["in"][int(p)] for p, end in found["in"].items())
+    (position,) = cut(starts, {"in": ends})
+    assert isinstance(position, dict)
+    assert all(starts["in"][int(p)] <= end <= ends[p] for p, end in position["in"].items())
+    left = sum(end - starts["in"][int(p)] for p, end in position["in"].items())
     assert 1 <= left <= (total + 1) // 2

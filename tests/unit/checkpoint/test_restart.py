@@ -36,41 +36,41 @@ def only(made: Checkpoint, pattern: str) -> Path:
 def test_a_checkpoint_that_is_whole_is_gone_on_from_and_so_is_one_without_batches(
     made: Checkpoint, store: Savepoints, tmp_path: Path
 ) -> None:
-    found = decide(made, store, LINEAGE, 5)
-    assert (found.source, found.batch, found.damage) == (RestartSource.CHECKPOINT, 4, "")
+    decision = decide(made, store, LINEAGE, 5)
+    assert (decision.source, decision.batch, decision.damage) == (RestartSource.CHECKPOINT, 4, "")
     (tmp_path / "new").mkdir()
     for commit in (0, 1):
-        found = decide(Checkpoint(tmp_path / "new"), store, LINEAGE, commit)
-        assert found.source is RestartSource.CHECKPOINT
+        decision = decide(Checkpoint(tmp_path / "new"), store, LINEAGE, commit)
+        assert decision.source is RestartSource.CHECKPOINT
 
 
 @pytest.mark.parametrize("pattern", ["commits/4", "offsets/4", "state/0/1/5_*.zip", "state/0/0/SSTs/000004-*.sst"])
 def test_damage_to_the_newest_batch_lets_spark_run_it_again(made: Checkpoint, store: Savepoints, pattern: str) -> None:
     file = only(made, pattern)
     file.write_bytes(b"")
-    found = decide(made, store, LINEAGE, 5)
-    assert (found.source, found.batch) == (RestartSource.NEWEST_AGAIN, 3)
-    assert str(file.relative_to(made.path)) in found.damage
-    run_newest_again(made, found)
+    decision = decide(made, store, LINEAGE, 5)
+    assert (decision.source, decision.batch) == (RestartSource.NEWEST_AGAIN, 3)
+    assert str(file.relative_to(made.path)) in decision.damage
+    run_newest_again(made, decision)
     assert (made.newest_commit(), file.exists()) == (3, False)
     assert newest_whole(made) == (3, [])
 
 
 def test_damage_further_back_makes_an_older_batch_the_ground(made: Checkpoint, store: Savepoints) -> None:
     only(made, "state/0/0/SSTs/000003-*.sst").write_bytes(b"torn")
-    found = decide(made, store, LINEAGE, 5)
-    assert (found.source, found.batch) == (RestartSource.OLDER_BATCH, 2)
+    decision = decide(made, store, LINEAGE, 5)
+    assert (decision.source, decision.batch) == (RestartSource.OLDER_BATCH, 2)
 
 
 def test_a_savepoint_is_preferred_to_a_batch_that_is_older(made: Checkpoint, store: Savepoints) -> None:
     older, newer = (store.take(made, batch, crafted.record(batch), None) for batch in (1, 3))
     only(made, "state/0/0/SSTs/000002-*.sst").unlink()
-    found = decide(made, store, LINEAGE, 5)
-    assert (found.source, found.savepoint) == (RestartSource.SAVEPOINT, newer)
+    decision = decide(made, store, LINEAGE, 5)
+    assert (decision.source, decision.savepoint) == (RestartSource.SAVEPOINT, newer)
     store.delete(newer.id)
     store.delete(older.id)
-    found = decide(made, store, LINEAGE, 5)
-    assert (found.source, found.batch) == (RestartSource.OLDER_BATCH, 1)
+    decision = decide(made, store, LINEAGE, 5)
+    assert (decision.source, decision.batch) == (RestartSource.OLDER_BATCH, 1)
 
 
 def test_without_a_whole_batch_the_newest_good_savepoint_is_the_ground(made: Checkpoint, store: Savepoints) -> None:
@@ -78,17 +78,17 @@ def test_without_a_whole_batch_the_newest_good_savepoint_is_the_ground(made: Che
     table = next(path for path in bad.files if "000003-" in path)
     (store.checkpoint(bad.id).path / table).unlink()
     shutil.rmtree(made.path / "commits")
-    found = decide(made, store, LINEAGE, 5)
-    assert (found.source, found.savepoint) == (RestartSource.SAVEPOINT, good)
-    assert found.damage == f"commits is missing or empty; savepoint {bad.id}: {table} is missing"
+    decision = decide(made, store, LINEAGE, 5)
+    assert (decision.source, decision.savepoint) == (RestartSource.SAVEPOINT, good)
+    assert decision.damage == f"commits is missing or empty; savepoint {bad.id}: {table} is missing"
 
 
 def test_state_that_was_there_is_missed_and_nothing_is_taken_for_an_empty_beginning(
     made: Checkpoint, store: Savepoints
 ) -> None:
     shutil.rmtree(made.path / "state")
-    found = decide(made, store, LINEAGE, 5)
-    assert (found.source, found.damage) == (RestartSource.NOTHING, "state/0/_metadata is missing")
+    decision = decide(made, store, LINEAGE, 5)
+    assert (decision.source, decision.damage) == (RestartSource.NOTHING, "state/0/_metadata is missing")
     shutil.rmtree(made.path)
     assert decide(made, store, LINEAGE, 5).source is RestartSource.NOTHING
 

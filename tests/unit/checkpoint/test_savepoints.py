@@ -75,7 +75,7 @@ def test_a_savepoint_holds_the_batchs_files_and_says_what_it_is(made: Checkpoint
     assert (taken.state_backend, taken.state_format, taken.spark_version) == ("rocksdb", 2, "4.2.0")
     assert (taken.job_hash, taken.output_mode, taken.sinks) == ("h", "update", ("out",))
     assert (taken.source_schemas, taken.result_schema) == ({"in": "{}"}, '{"type":"struct"}')
-    assert [(one.name, one.partitions) for one in taken.operators] == [("stateStoreSave", 2)]
+    assert [(operator.name, operator.partitions) for operator in taken.operators] == [("stateStoreSave", 2)]
     assert taken.size == sum(len(original[path]) for path in taken.files)
     assert store.verify(taken.id) == []
     assert store.oldest_commit() == 40
@@ -119,8 +119,8 @@ def test_the_newest_good_one_is_found_past_damaged_ones(made: Checkpoint, store:
     good, bad = (store.take(made, batch, crafted.record(batch), JOB) for batch in (1, 2))
     table = next(path for path in bad.files if "000002-" in path)
     (store.checkpoint(bad.id).path / table).unlink()
-    found, wrong = store.newest_good()
-    assert found == good
+    savepoint, wrong = store.newest_good()
+    assert savepoint == good
     assert [defect.path for defect in wrong[bad.id]] == [table]
 
 
@@ -193,7 +193,7 @@ def test_retention_keeps_the_newest_the_young_the_pinned_and_always_the_last(
     assert store.clean_up(SavepointRetention(count=3, days=7.5)) == [taken[1].id]
     assert store.clean_up(SavepointRetention(count=2, days=1)) == [taken[2].id, taken[3].id]
     assert store.clean_up(SavepointRetention(count=0, days=0)) == [taken[4].id]
-    assert [one.id for one in store.list()] == [taken[0].id, taken[5].id]
+    assert [savepoint.id for savepoint in store.list()] == [taken[0].id, taken[5].id]
     with pytest.raises(RefusedError, match="is pinned"):
         store.delete(taken[0].id)
     store.pin(taken[0].id, pinned=False)

@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.cli.main import program
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 
 PROGRAM = program()
-ERRORS = [one for one in vars(exceptions).values() if isinstance(one, type) and issubclass(one, ExactlyOnceError)]
+ERRORS = [kind for kind in vars(exceptions).values() if isinstance(kind, type) and issubclass(kind, ExactlyOnceError)]
 KNOWN = {error.exit_code for error in ERRORS}
 
 

@@ -60,10 +60,10 @@ def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path, clock: 
     path = tmp_path / "l"
     held = lease.acquire(path, "p", "t")
     clock.meanwhile = lambda: lease.renew(path, held)
-    found, life = lease.observe(path)
+    renewed, life = lease.observe(path)
     assert life is Life.ALIVE
-    assert found is not None
-    assert found.heartbeat > held.heartbeat
+    assert renewed is not None
+    assert renewed.heartbeat > held.heartbeat
 
 
 def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, clock: StandingClock) -> None:

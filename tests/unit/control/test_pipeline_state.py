@@ -39,11 +39,11 @@ def record(home: Home, *, token: str = "t", died: float = 0.0, due: float = 0.0)
 
 
 def said(home: Home) -> str:
-    found = outlook(home)
-    assert found is not None
-    assert "the driver (pid " in found
-    assert "is gone without an account, " in found
-    return found.partition(DEAD)[2]
+    sentence = outlook(home)
+    assert sentence is not None
+    assert "the driver (pid " in sentence
+    assert "is gone without an account, " in sentence
+    return sentence.partition(DEAD)[2]
 
 
 def test_a_driver_without_a_supervisor_is_started_by_nobody(home: Home) -> None:

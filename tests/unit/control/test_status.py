@@ -23,8 +23,8 @@ def test_what_a_newer_release_says_besides_is_passed_over(tmp_path: Path) -> Non
 
 
 def test_a_replay_tells_how_far_it_is_and_how_long_it_takes() -> None:
-    told = status.progress_line(replace(RUNNING, replay=REPLAY))
-    assert told == "p: commits 6 to 40 are replayed without writing, at 23, about 9 s left"
+    line = status.progress_line(replace(RUNNING, replay=REPLAY))
+    assert line == "p: commits 6 to 40 are replayed without writing, at 23, about 9 s left"
     assert "replayed" not in status.progress_line(replace(RUNNING, replay=replace(REPLAY, done=40)))
 
 

@@ -26,15 +26,15 @@ def ledger_problems(records: list[Record] | None = None, shown: list[Update] | N
 
 
 def test_a_right_history_has_no_problem_and_its_figures_add_up() -> None:
-    found = figures_of(histories.history())
+    figures = figures_of(histories.history())
 
-    assert judge.problems(found, kills=2) == []
+    assert judge.problems(figures, kills=2) == []
     assert judge.source_problems(histories.events(), histories.purchases()) == []
     assert ledger_problems() == []
-    assert (found.records_in, found.batches, found.kills, found.restarts) == (24, 8, 2, 2)
-    assert (found.rows_due, found.rows_visible, found.rows_written) == (24, 24, 26)
-    assert found.money_in == found.money_out == sum(range(2, 26))
-    assert found.seconds_to_recover == (8.0, 9.0)
+    assert (figures.records_in, figures.batches, figures.kills, figures.restarts) == (24, 8, 2, 2)
+    assert (figures.rows_due, figures.rows_visible, figures.rows_written) == (24, 24, 26)
+    assert figures.money_in == figures.money_out == sum(range(2, 26))
+    assert figures.seconds_to_recover == (8.0, 9.0)
 
 
 def test_throughput_leaves_out_batches_in_which_a_driver_died() -> None:
@@ -49,10 +49,10 @@ def test_throughput_leaves_out_batches_in_which_a_driver_died() -> None:
 
 
 def test_a_lost_record_is_counted_and_flagged() -> None:
-    found = figures_of(histories.history(histories.updates()[:-1]))
+    figures = figures_of(histories.history(histories.updates()[:-1]))
 
-    assert (found.records_lost, found.rows_missing, found.customers_off) == (1, 1, 1)
-    assert judge.problems(found, kills=2) == [
+    assert (figures.records_lost, figures.rows_missing, figures.customers_off) == (1, 1, 1)
+    assert judge.problems(figures, kills=2) == [
         "purchases lost: 1, must be 0",
         "rows missing: 1, must be 0",
         "customers whose newest total differs from the file: 1, must be 0",
@@ -64,34 +64,34 @@ def test_a_missing_row_is_flagged_although_a_later_total_covers_it() -> None:
     shown = histories.updates()
     del shown[4]
 
-    found = figures_of(histories.history(shown))
+    figures = figures_of(histories.history(shown))
 
-    assert (found.records_lost, found.rows_missing) == (0, 1)
-    assert judge.problems(found, kills=2) == ["rows missing: 1, must be 0"]
+    assert (figures.records_lost, figures.rows_missing) == (0, 1)
+    assert judge.problems(figures, kills=2) == ["rows missing: 1, must be 0"]
 
 
 def test_a_doubled_pair_is_counted_and_flagged_with_its_batch() -> None:
     shown = histories.updates()
     again = [replace(update, offset=update.offset + 100) for update in shown[9:11]]
 
-    found = figures_of(histories.history([*shown, *again, again[0]]))
+    figures = figures_of(histories.history([*shown, *again, again[0]]))
 
-    assert (found.rows_doubled, found.pairs_doubled, found.doubled_in) == (3, 2, {3: 3})
-    assert "rows doubled: 3, must be 0" in judge.problems(found, kills=2)
+    assert (figures.rows_doubled, figures.pairs_doubled, figures.doubled_in) == (3, 2, {3: 3})
+    assert "rows doubled: 3, must be 0" in judge.problems(figures, kills=2)
 
 
 def test_a_wrong_sum_in_the_middle_is_flagged() -> None:
-    found = figures_of(histories.history(histories.changed(7, paid=Decimal("0.01"))))
+    figures = figures_of(histories.history(histories.changed(7, paid=Decimal("0.01"))))
 
-    assert judge.problems(found, kills=2) == ["rows wrong: 1, must be 0"]
+    assert judge.problems(figures, kills=2) == ["rows wrong: 1, must be 0"]
 
 
 def test_a_wrong_newest_sum_shows_as_money_and_as_a_customer() -> None:
     last = histories.updates()[-1]
 
-    found = figures_of(histories.history(histories.changed(-1, paid=last.paid + Decimal("0.01"))))
+    figures = figures_of(histories.history(histories.changed(-1, paid=last.paid + Decimal("0.01"))))
 
-    assert judge.problems(found, kills=2) == [
+    assert judge.problems(figures, kills=2) == [
         "rows wrong: 1, must be 0",
         "customers whose newest total differs from the file: 1, must be 0",
         "money out is 324.01, money in 324",
@@ -99,9 +99,9 @@ def test_a_wrong_newest_sum_shows_as_money_and_as_a_customer() -> None:
 
 
 def test_a_count_that_no_batch_ends_with_is_a_wrong_row() -> None:
-    found = figures_of(histories.history(histories.changed(7, purchases=99)))
+    figures = figures_of(histories.history(histories.changed(7, purchases=99)))
 
-    assert (found.rows_wrong, found.rows_missing) == (1, 1)
+    assert (figures.rows_wrong, figures.rows_missing) == (1, 1)
 
 
 def test_an_open_transaction_is_flagged() -> None:
@@ -124,18 +124,18 @@ def test_a_kill_that_did_not_happen_or_was_not_recovered_from_is_flagged() -> No
 def test_a_restart_that_nobody_caused_is_flagged() -> None:
     history = histories.history()
 
-    found = figures_of(replace(history, starts=[*history.starts, histories.EPOCH + 90]))
+    figures = figures_of(replace(history, starts=[*history.starts, histories.EPOCH + 90]))
 
-    assert judge.problems(found, kills=2) == ["the driver was restarted 3 times for 2 kills"]
+    assert judge.problems(figures, kills=2) == ["the driver was restarted 3 times for 2 kills"]
 
 
 def test_too_few_batches_are_flagged() -> None:
     purchases, events, shown = histories.purchases()[:21], histories.events()[:21], histories.updates()[:21]
     history = replace(histories.history(shown), batches=histories.history().batches[:7])
 
-    found = judge.figures(history, events, purchases)
+    figures = judge.figures(history, events, purchases)
 
-    assert judge.problems(found, kills=2) == ["7 batches, fewer than the 8 over which the kills are spread"]
+    assert judge.problems(figures, kills=2) == ["7 batches, fewer than the 8 over which the kills are spread"]
 
 
 def test_a_source_that_differs_from_the_file_is_told_line_by_line() -> None:

@@ -13,8 +13,8 @@ VOID = {"meta", "br", "img", "link", "input"}
 
 
 def account(name: str, history: History) -> report.Account:
-    found = judge.figures(history, histories.events(), histories.purchases())
-    return report.Account(name=name, history=history, figures=found, problems=judge.problems(found, kills=2))
+    figures = judge.figures(history, histories.events(), histories.purchases())
+    return report.Account(name=name, history=history, figures=figures, problems=judge.problems(figures, kills=2))
 
 
 def story(ours: History | None = None) -> page.Story:
@@ -44,8 +44,8 @@ class Balance(HTMLParser):
 
 
 def test_the_text_aligns_both_columns_and_ends_with_both_verdicts() -> None:
-    told = story()
-    lines = report.text(told.ours, told.stock).splitlines()
+    accounts = story()
+    lines = report.text(accounts.ours, accounts.stock).splitlines()
 
     table = lines[: lines.index("")]
     assert len({len(line) for line in table}) == 1
@@ -58,9 +58,9 @@ def test_the_text_aligns_both_columns_and_ends_with_both_verdicts() -> None:
 
 
 def test_the_text_names_what_is_off() -> None:
-    told = story(histories.history(histories.updates()[:-1]))
+    accounts = story(histories.history(histories.updates()[:-1]))
 
-    text = report.text(told.ours, told.stock)
+    text = report.text(accounts.ours, accounts.stock)
 
     assert "OFF: 4 of the checks found something." in text
     assert "  - purchases lost: 1, must be 0" in text

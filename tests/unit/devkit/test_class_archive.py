@@ -95,10 +95,10 @@ def test_an_image_may_cut_times_to_seconds(machine: Path, jobs: list[Path]) -> N
 
 
 def test_it_is_made_once(jobs: list[Path]) -> None:
-    told: list[str] = []
-    archive = class_archive.make(told.append)
-    assert class_archive.make(told.append) == archive
-    assert len(jobs) == len(told) == 1
+    messages: list[str] = []
+    archive = class_archive.make(messages.append)
+    assert class_archive.make(messages.append) == archive
+    assert len(jobs) == len(messages) == 1
     assert [file for file in archive.parent.iterdir() if file.suffix != ".lock"] == [archive]
 
 

@@ -57,15 +57,15 @@ def test_a_wished_port_wins_over_that_of_the_last_start(tmp_path: Path) -> None:
 
 def test_properties_of_the_caller_win_over_the_defaults(tmp_path: Path) -> None:
     path = write_properties(tmp_path, Ports(client=1, controller=2), {"num.io.threads": "8", "message.max.bytes": "9"})
-    found = read(path)
-    assert found["num.io.threads"] == "8"
-    assert found["message.max.bytes"] == "9"
-    assert found["auto.create.topics.enable"] == "false"
+    properties = read(path)
+    assert properties["num.io.threads"] == "8"
+    assert properties["message.max.bytes"] == "9"
+    assert properties["auto.create.topics.enable"] == "false"
 
 
 def test_the_broker_listens_on_the_loopback_interface_only(tmp_path: Path) -> None:
-    found = read(write_properties(tmp_path, Ports(client=1, controller=2), {}))
-    assert found["listeners"] == "PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
+    properties = read(write_properties(tmp_path, Ports(client=1, controller=2), {}))
+    assert properties["listeners"] == "PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_secure_listeners_stand_beside_the_plain_one_and_keep_their_ports(tmp_pa
     protocols = ("SASL_SSL", "SASL_PLAINTEXT")
     ports = choose_ports(tmp_path, 0, protocols)
     assert len({ports.client, ports.controller, *ports.secure.values()}) == 4
-    found = read(write_properties(tmp_path, ports, {}))
+    properties = read(write_properties(tmp_path, ports, {}))
     clients = f"PLAINTEXT://{HOST}:{ports.client}," + ",".join(
-        f"{one}://{HOST}:{ports.secure[one]}" for one in protocols
+        f"{protocol}://{HOST}:{ports.secure[protocol]}" for protocol in protocols
     )
-    assert found["advertised.listeners"] == clients
-    assert found["listeners"] == f"{clients},CONTROLLER://{HOST}:{ports.controller}"
-    assert found["listener.security.protocol.map"].endswith(",SASL_SSL:SASL_SSL,SASL_PLAINTEXT:SASL_PLAINTEXT")
+    assert properties["advertised.listeners"] == clients
+    assert properties["listeners"] == f"{clients},CONTROLLER://{HOST}:{ports.controller}"
+    assert properties["listener.security.protocol.map"].endswith(",SASL_SSL:SASL_SSL,SASL_PLAINTEXT:SASL_PLAINTEXT")
     assert choose_ports(tmp_path, 0, protocols) == ports
 
 

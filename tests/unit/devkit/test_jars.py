@@ -81,9 +81,9 @@ def test_a_second_call_starts_no_process_and_reads_no_jar(monkeypatch: pytest.Mo
     sha256 = jars._sha256
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(jars, "_sha256", of_the_list_only)
-    found = [*jars.broker_jars(), *jars.spark_connector_jars()]
-    assert len(found) == 53
-    assert all(path.is_file() for path in found)
+    paths = [*jars.broker_jars(), *jars.spark_connector_jars()]
+    assert len(paths) == 53
+    assert all(path.is_file() for path in paths)
 
 
 def test_spark_is_handed_just_what_pyspark_lacks() -> None:

@@ -66,8 +66,10 @@ def facts(tmp_path: Path) -> Facts:
     return facts
 
 
-def found(facts: Facts) -> dict[str, str]:
-    return {one.name: one.what for one in examine.judge(facts) if one.name != "transactional-id-expired"}
+def sentences(facts: Facts) -> dict[str, str]:
+    return {
+        finding.name: finding.what for finding in examine.judge(facts) if finding.name != "transactional-id-expired"
+    }
 
 
 def only_savepoint(facts: Facts) -> Savepoint:
@@ -76,8 +78,8 @@ def only_savepoint(facts: Facts) -> Savepoint:
 
 
 def test_a_pipeline_that_was_stopped_for_long_is_told_of_its_expired_id_and_nothing_else(facts: Facts) -> None:
-    (told,) = examine.judge(facts)
-    assert (told.name, told.severity.value, told.fixable) == ("transactional-id-expired", "info", False)
+    (finding,) = examine.judge(facts)
+    assert (finding.name, finding.severity.value, finding.fixable) == ("transactional-id-expired", "info", False)
     assert facts.driver is not None
     facts.in_motion = True
     assert examine.judge(facts) == []
@@ -86,40 +88,40 @@ def test_a_pipeline_that_was_stopped_for_long_is_told_of_its_expired_id_and_noth
 def test_a_savepoint_whose_history_the_ledger_has_forgotten_is_told(facts: Facts) -> None:
     assert facts.history is not None
     facts.history.incomplete = {2: 3}
-    assert "commit 3 after it is not in the ledger" in found(facts)["savepoint-history-gone"]
+    assert "commit 3 after it is not in the ledger" in sentences(facts)["savepoint-history-gone"]
 
 
 def test_input_that_a_replay_would_lack_is_told_with_its_first_range(facts: Facts) -> None:
     assert facts.topics is not None
     facts.topics.earliest = {"in": {0: 25, 1: 0}}
-    assert "in-0, offsets 20 to 24, of commit 3, is gone" in found(facts)["savepoint-input-gone"]
+    assert "in-0, offsets 20 to 24, of commit 3, is gone" in sentences(facts)["savepoint-input-gone"]
     facts.topics.earliest = {"in": {0: 31, 1: 0}}
-    assert "in-0, offsets 30 to 30" in found(facts)["unread-input-gone"]
+    assert "in-0, offsets 30 to 30" in sentences(facts)["unread-input-gone"]
 
 
 def test_what_a_start_would_say_of_the_cluster_is_told(facts: Facts) -> None:
     assert facts.topics is not None
     facts.topics.cluster = "broker 1 is too old"
     facts.topics.problems = {"in": ("topic-unavailable", "in-0 has no leader")}
-    assert found(facts) == {"cluster-refused": "broker 1 is too old", "topic-unavailable": "in-0 has no leader"}
+    assert sentences(facts) == {"cluster-refused": "broker 1 is too old", "topic-unavailable": "in-0 has no leader"}
 
 
 def test_a_ledger_that_contradicts_itself_is_told(facts: Facts) -> None:
     assert facts.history is not None
     facts.history.contradictions = ["I4, commit 3: commits 2 to 2 are not in the ledger"]
-    assert "commits 2 to 2" in found(facts)["ledger-contradicts-itself"]
+    assert "commits 2 to 2" in sentences(facts)["ledger-contradicts-itself"]
 
 
 def test_of_a_home_that_is_gone_it_is_told_where_it_was_and_what_to_do(facts: Facts, tmp_path: Path) -> None:
     assert facts.home is not None
     path = str(facts.home.home.path)
     facts.home.exists = False
-    (gone,) = [one for one in examine.judge(facts) if one.name == "home-not-here"]
+    (gone,) = [finding for finding in examine.judge(facts) if finding.name == "home-not-here"]
     assert gone.what == f"{path} is not on this machine; run 2 of p started from {path} on host h"
     for way in ("on another machine", "not mounted", "--accept-home", "from a copy", "begin anew"):
         assert way in gone.do
     facts.home = HomeFacts(home=Home(tmp_path / "misspelt"), exists=False)
-    (misspelt,) = [one for one in examine.judge(facts) if one.name == "home-not-here"]
+    (misspelt,) = [finding for finding in examine.judge(facts) if finding.name == "home-not-here"]
     assert misspelt.what.startswith(f"{tmp_path}/misspelt is not on this machine; run 2 of p started from {path}")
     assert misspelt.do == f"pass --home {path}"
 
@@ -127,7 +129,7 @@ def test_of_a_home_that_is_gone_it_is_told_where_it_was_and_what_to_do(facts: Fa
 def test_one_who_renews_the_status_beside_the_holder_of_the_lease_is_a_second_driver(facts: Facts) -> None:
     held = Lease(pipeline="p", token="t", host="h", machine="m", pid=7, process_started=1, heartbeat=0.0, run=2)
     facts.driver = DriverFacts(lease=held, life=Life.ALIVE, told_by_another=True)
-    assert "pid 7 on h holds the lease, and another driver renews" in found(facts)["two-drivers"]
+    assert "pid 7 on h holds the lease, and another driver renews" in sentences(facts)["two-drivers"]
 
 
 def test_nothing_is_done_without_a_remedy_nor_to_a_home_that_does_not_belong_to_the_ledger(
@@ -165,7 +167,7 @@ def test_a_remedy_that_fails_is_told_and_the_others_are_tried(facts: Facts, monk
     def repair(_: Facts, finding: Finding) -> str:
         if finding.remedy is Remedy.CLEAN_UP:
             raise ExactlyOnceError("disk full")
-        findings[:] = [one for one in findings if one.remedy is not finding.remedy]
+        findings[:] = [other for other in findings if other.remedy is not finding.remedy]
         return "done"
 
     def gather(*_: Any) -> Facts:
@@ -174,7 +176,7 @@ def test_a_remedy_that_fails_is_told_and_the_others_are_tried(facts: Facts, monk
     monkeypatch.setattr(examine, "gather", gather)
     monkeypatch.setattr(examine, "judge", lambda _: list(findings))
     monkeypatch.setattr(examine, "repair", repair)
-    told = examine.examine("p", {}, None, fix=True)
-    assert told.done == [("query-id-lost", "done")], "one lineage repairs both"
-    assert told.refused == [("unfinished-savepoint", "disk full")], "and is not tried again"
-    assert [one.name for one in told.findings] == ["unfinished-savepoint"]
+    examination = examine.examine("p", {}, None, fix=True)
+    assert examination.done == [("query-id-lost", "done")], "one lineage repairs both"
+    assert examination.refused == [("unfinished-savepoint", "disk full")], "and is not tried again"
+    assert [finding.name for finding in examination.findings] == ["unfinished-savepoint"]

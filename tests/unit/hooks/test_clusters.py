@@ -132,9 +132,9 @@ def test_yarn_gets_the_identity_the_environment_and_the_packages(connect: Callab
     assert conf["spark.yarn.appMasterEnv.PYTHONPATH"] == conf["spark.executorEnv.PYTHONPATH"]
     assert len(conf["spark.archives"].split(",")) == 2
     assert "spark.pyspark.driver.python" not in conf, "it would be a path of this host"
-    found = spark_submit.cluster_of("spark_default")
-    assert found is not None
-    assert found.name == "yarn"
+    cluster = spark_submit.cluster_of("spark_default")
+    assert cluster is not None
+    assert cluster.name == "yarn"
 
 
 def test_the_kafka_configuration_goes_by_a_file_of_the_home_that_only_its_owner_can_read(
@@ -265,9 +265,9 @@ def test_the_hook_still_has_the_private_names_that_are_used() -> None:
 
 def yarn(server: Server, connect: Callable[..., None]) -> Cluster:
     connect("yarn", yarn_resourcemanager_webapp_address=server.address)
-    found = spark_submit.cluster_of("spark_default")
-    assert found is not None
-    return found
+    cluster = spark_submit.cluster_of("spark_default")
+    assert cluster is not None
+    return cluster
 
 
 STATELESS = {"apps": {"app": [{"id": "application_1_0001"}]}}
@@ -338,9 +338,9 @@ def kubernetes(server: Server, connect: Callable[..., None], provider: ModuleTyp
     configuration.retries = 0
     provider.__dict__["get_kube_client"] = lambda: client.CoreV1Api(client.ApiClient(configuration))
     connect(f"k8s://{server.address}", namespace="streams")
-    found = spark_submit.cluster_of("spark_default")
-    assert found is not None
-    return found
+    cluster = spark_submit.cluster_of("spark_default")
+    assert cluster is not None
+    return cluster
 
 
 def api(*phases: str) -> Callable[[str, dict[str, list[str]]], tuple[int, object]]:

@@ -40,22 +40,22 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def received(server: socket.socket) -> dict[str, float]:
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     while True:
         try:
             text = server.recv(65_536).decode()
         except TimeoutError:
-            return found
+            return metrics
         name, value, kind = re.fullmatch(r"airflow\.([^:]+):([-\d.e]+)\|(\w+)", text).groups()  # type: ignore[union-attr]
         assert kind == "g"
-        found[name] = float(value)
+        metrics[name] = float(value)
 
 
-def home_of(folder: Path, **told: object) -> Home:
+def home_of(folder: Path, **facts: object) -> Home:
     home = Home(folder / "home")
     home.create("shop.totals")
     held = lease.acquire(home.lease, "shop.totals", "t")
-    given = {"commit": 7, "run": 3, "rows": 500, "lag": 42, **told}
+    given = {"commit": 7, "run": 3, "rows": 500, "lag": 42, **facts}
     status.write(home.status, Status(pipeline="shop.totals", token=held.token, state=DriverState.RUNNING, **given))  # type: ignore[arg-type]
     return home
 
@@ -100,13 +100,15 @@ def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: sock
         )
         restarts.append(path, entry)
     Reporter(home).report()
-    found = received(server)
-    assert found["exactlyonce.shop__totals.rows_of_run_for_sink.my__table"] == 200
-    assert {name for name in found if "__" not in name} == {
+    metrics = received(server)
+    assert metrics["exactlyonce.shop__totals.rows_of_run_for_sink.my__table"] == 200
+    assert {name for name in metrics if "__" not in name} == {
         f"exactlyonce.{name}" for name in METRICS if name != "savepoint_age_seconds"
     }
     shop = {
-        name.rpartition(".")[2]: value for name, value in found.items() if name.startswith("exactlyonce.shop__totals.")
+        name.rpartition(".")[2]: value
+        for name, value in metrics.items()
+        if name.startswith("exactlyonce.shop__totals.")
     }
     for name, expected in {
         "commit_age_seconds": 60.0,
@@ -135,10 +137,10 @@ def test_what_is_not_known_is_not_sent(server: socket.socket, tmp_path: Path) ->
     Reporter(Home(tmp_path / "nowhere")).report()
     assert received(server) == {}
     Reporter(home_of(tmp_path, lag=None)).report()
-    found = received(server)
-    assert not {name for name in found if name.rpartition(".")[2] in ("lag_records", "commit_age_seconds")}
-    assert not {name for name in found if "state_" in name}
-    assert found["exactlyonce.transaction_age_seconds"] == 0
+    metrics = received(server)
+    assert not {name for name in metrics if name.rpartition(".")[2] in ("lag_records", "commit_age_seconds")}
+    assert not {name for name in metrics if "state_" in name}
+    assert metrics["exactlyonce.transaction_age_seconds"] == 0
 
 
 def test_names_without_tags_can_be_turned_off(
@@ -152,9 +154,9 @@ def test_names_without_tags_can_be_turned_off(
 def test_a_driver_that_is_gone_is_not_counted_as_running(tmp_path: Path) -> None:
     home = home_of(tmp_path)
     home.lease.unlink()
-    state, told = state_of(home)
-    assert told is not None
-    assert measure(home, state, told, time.time())["drivers_running"] == 0
+    state, driver_status = state_of(home)
+    assert driver_status is not None
+    assert measure(home, state, driver_status, time.time())["drivers_running"] == 0
 
 
 def test_a_watcher_reports_at_once_and_then_at_its_interval(

@@ -11,13 +11,13 @@ from airflow_provider_exactlyonce.kafka.preflight import REQUESTS, missing_right
 
 def sent() -> dict[str, int]:
     """Return {request: max_version} of the calls in wire.py."""
-    found = {}
+    versions = {}
     for node in ast.walk(ast.parse(Path(wire.__file__).read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Request"):
             for keyword in node.keywords:
                 if keyword.arg == "max_version":
-                    found[node.func.id.removesuffix("Request")] = int(ast.literal_eval(keyword.value))
-    return found
+                    versions[node.func.id.removesuffix("Request")] = int(ast.literal_eval(keyword.value))
+    return versions
 
 
 def test_the_start_asks_for_the_versions_that_are_sent() -> None:

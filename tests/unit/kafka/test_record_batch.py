@@ -317,27 +317,27 @@ def test_only_bodies_that_get_smaller_are_compressed(codec: str) -> None:
 
 
 def test_arguments_that_do_not_belong_together_are_refused() -> None:
-    one, zero = pa.array([b"a"], pa.binary()), np.zeros(1, dtype=np.int32)
+    column, zero = pa.array([b"a"], pa.binary()), np.zeros(1, dtype=np.int32)
     digest = np.zeros(1, dtype=np.int64)
     limits: dict[str, Any] = {"timestamps": NOW, "body_bytes_maximum": 1_000}
     with pytest.raises(ValueError, match="1 keys, 1 values, 2 digests and 1 partitions"):
-        encode_bodies(one, one, np.zeros(2, dtype=np.int64), zero, **limits)
+        encode_bodies(column, column, np.zeros(2, dtype=np.int64), zero, **limits)
     with pytest.raises(ValueError, match="row 0 has partition -1"):
-        encode_bodies(one, one, digest, zero - 1, **limits)
+        encode_bodies(column, column, digest, zero - 1, **limits)
     with pytest.raises(ValueError, match="found 1 null"):
-        encode_bodies(one, one, pa.array([None], pa.int64()), zero, **limits)
+        encode_bodies(column, column, pa.array([None], pa.int64()), zero, **limits)
     with pytest.raises(TypeError, match="found float64"):
-        encode_bodies(one, one, np.zeros(1), zero, **limits)
+        encode_bodies(column, column, np.zeros(1), zero, **limits)
     with pytest.raises(ValueError, match="body_bytes_maximum must be 62 to 2147483647, found 61"):
-        encode_bodies(one, one, digest, zero, timestamps=NOW, body_bytes_maximum=61)
+        encode_bodies(column, column, digest, zero, timestamps=NOW, body_bytes_maximum=61)
     with pytest.raises(TypeError, match="found string"):
-        encode_bodies(pa.array(["a"]), one, digest, zero, **limits)
+        encode_bodies(pa.array(["a"]), column, digest, zero, **limits)
     with pytest.raises(ValueError, match="found 2 for 1 rows"):
-        encode_bodies(one, one, digest, zero, headers=pa.array([None, None], HEADERS_TYPE), **limits)
+        encode_bodies(column, column, digest, zero, headers=pa.array([None, None], HEADERS_TYPE), **limits)
     with pytest.raises(TypeError, match=r"headers must be array<struct<.*, found list<.*string>"):
-        encode_bodies(one, one, digest, zero, headers=pa.array([["a"]]), **limits)
+        encode_bodies(column, column, digest, zero, headers=pa.array([["a"]]), **limits)
     with pytest.raises(ValueError, match="timestamps must be one for all or one a row, found 2 for 1 rows"):
-        encode_bodies(one, one, digest, zero, timestamps=np.zeros(2, dtype=np.int64), body_bytes_maximum=1_000)
+        encode_bodies(column, column, digest, zero, timestamps=np.zeros(2, dtype=np.int64), body_bytes_maximum=1_000)
 
 
 @pytest.mark.parametrize(

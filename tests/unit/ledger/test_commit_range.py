@@ -58,7 +58,7 @@ def test_a_stretch_is_added_up_by_its_versions() -> None:
 
 @pytest.mark.parametrize("gone", [2, 4, 6])
 def test_a_commit_that_is_gone_is_named(gone: int) -> None:
-    records = [one for one in ALL if not (isinstance(one, CommitRecord) and one.commit == gone)]
+    records = [record for record in ALL if not (isinstance(record, CommitRecord) and record.commit == gone)]
     with pytest.raises(RefusedError, match=f"commit {gone} of pipeline p is not in its ledger any more"):
         stretch_of(2, 6, *records).check()
 
@@ -81,5 +81,5 @@ def test_the_first_source_records_that_are_gone_are_found() -> None:
     for lost in nothing:
         assert stretch.missing_input(lost) == MissingInput(commit=3, topic="in", partition=0, start=20, end=60)
     other = replace(commit(4), source={"in": {1: (0, 5)}})
-    found = stretch_of(3, 4, commit(3), other).check().missing_input({"in": {0: 20, 1: 3}})
-    assert found == MissingInput(commit=4, topic="in", partition=1, start=0, end=3)
+    missing = stretch_of(3, 4, commit(3), other).check().missing_input({"in": {0: 20, 1: 3}})
+    assert missing == MissingInput(commit=4, topic="in", partition=1, start=0, end=3)

@@ -48,13 +48,15 @@ COMMITS = [
 
 def ranges(unit: Unit | None, cut: Cut | None = None) -> list[tuple[CommittedRange, Cut]]:
     cut = cut or Cut(topic_id="T")
-    return list(Cutter(unit, cut).take(one for one in COMMITS if one[1].commit > cut.commit))
+    return list(Cutter(unit, cut).take(numbered for numbered in COMMITS if numbered[1].commit > cut.commit))
 
 
 def test_each_commit_is_a_range() -> None:
-    found = [one for one, _ in ranges(None)]
-    assert [(one.first, one.last) for one in found] == [(number, number) for number in range(1, 11)]
-    assert found[2] == CommittedRange(
+    in_order = [committed for committed, _ in ranges(None)]
+    assert [(committed.first, committed.last) for committed in in_order] == [
+        (number, number) for number in range(1, 11)
+    ]
+    assert in_order[2] == CommittedRange(
         key="shop.T.commit.3",
         pipeline="shop",
         first=3,
@@ -67,21 +69,21 @@ def test_each_commit_is_a_range() -> None:
 
 
 def test_a_range_ends_with_the_commit_that_completes_an_hour() -> None:
-    found = [one for one, _ in ranges("hour")]
-    assert [(one.first, one.last, one.partitions) for one in found] == [
+    in_order = [committed for committed, _ in ranges("hour")]
+    assert [(committed.first, committed.last, committed.partitions) for committed in in_order] == [
         (1, 2, ("2025-12-31T23:00:00",)),  # no more is known of what was before the first watermark
         (3, 4, ("2026-01-01T00:00:00",)),
         (5, 7, ("2026-01-01T01:00:00", "2026-01-01T02:00:00")),
         (8, 10, tuple(f"2026-01-01T{hour:02}:00:00" for hour in range(3, 24))),
     ]
-    assert found[2].source == {"in": {0: (50, 80)}}
-    assert found[2].sink == {"out": {0: (18, 19), 1: (15, 22)}}
-    assert found[2].rows == 6
+    assert in_order[2].source == {"in": {0: (50, 80)}}
+    assert in_order[2].sink == {"out": {0: (18, 19), 1: (15, 22)}}
+    assert in_order[2].rows == 6
 
 
 def test_a_range_ends_with_the_commit_that_completes_a_day() -> None:
-    found = [one for one, _ in ranges("day")]
-    assert [(one.first, one.last, one.partitions) for one in found] == [
+    in_order = [committed for committed, _ in ranges("day")]
+    assert [(committed.first, committed.last, committed.partitions) for committed in in_order] == [
         (1, 2, ("2025-12-31T00:00:00",)),
         (3, 10, ("2026-01-01T00:00:00",)),
     ]
@@ -89,34 +91,34 @@ def test_a_range_ends_with_the_commit_that_completes_a_day() -> None:
 
 @pytest.mark.parametrize("unit", [None, "hour", "day"])
 def test_whoever_goes_on_at_a_stored_cut_makes_the_same_ranges(unit: Unit | None) -> None:
-    found = ranges(unit)
-    for done, (_, cut) in enumerate(found, start=1):
+    cuts = ranges(unit)
+    for done, (_, cut) in enumerate(cuts, start=1):
         stored = Cut.parse(json.loads(json.dumps(cut.to_json())))
         assert stored == cut
-        assert ranges(unit, stored) == found[done:]
-    assert len({one.key for one, _ in found}) == len(found)
+        assert ranges(unit, stored) == cuts[done:]
+    assert len({committed.key for committed, _ in cuts}) == len(cuts)
 
 
 @pytest.mark.parametrize("unit", [None, "hour"])
 def test_commits_that_come_one_by_one_are_cut_as_all_at_once(unit: Unit | None) -> None:
     cutter = Cutter(unit, Cut(topic_id="T"))
-    assert [found for one in COMMITS for found in cutter.take([one])] == ranges(unit)
+    assert [pair for numbered in COMMITS for pair in cutter.take([numbered])] == ranges(unit)
 
 
 def test_a_key_may_be_the_name_of_a_file() -> None:
-    [(found, cut)] = list(Cutter(None, Cut(topic_id="bMQYTfP+T/avSquuvWXeNQ")).take([commit(1)]))
-    assert found.key == "shop.bMQYTfP-T_avSquuvWXeNQ.commit.1"
+    [(committed, cut)] = list(Cutter(None, Cut(topic_id="bMQYTfP+T/avSquuvWXeNQ")).take([commit(1)]))
+    assert committed.key == "shop.bMQYTfP-T_avSquuvWXeNQ.commit.1"
     assert cut.topic_id == "bMQYTfP+T/avSquuvWXeNQ"
 
 
 def test_commits_that_retention_has_deleted_are_named() -> None:
-    [(found, _)] = list(Cutter(None, Cut(topic_id="T", commit=3)).take([commit(7)]))
-    assert found.lost == (4, 6)
-    assert found.key == "shop.T.commit.7"
+    [(committed, _)] = list(Cutter(None, Cut(topic_id="T", commit=3)).take([commit(7)]))
+    assert committed.lost == (4, 6)
+    assert committed.key == "shop.T.commit.7"
 
 
 @pytest.mark.parametrize("unit", [None, "hour"])
 def test_a_range_survives_json(unit: Unit | None) -> None:
-    for found, _ in ranges(unit):
-        assert CommittedRange.parse(json.loads(json.dumps(found.to_json()))) == found
+    for committed, _ in ranges(unit):
+        assert CommittedRange.parse(json.loads(json.dumps(committed.to_json()))) == committed
     assert ranges(unit)[-1][0].to_json()["watermark_time"] == "2026-01-02T00:01:00Z"

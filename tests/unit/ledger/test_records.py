@@ -89,10 +89,10 @@ def test_a_commit_of_before_late_rows_were_told_does_not_say_that_there_were_non
     body = json.loads(encode(counted()))
     for name in ("primary", "records", "late", "late_total", "late_topic"):
         del body[name]
-    found = decode(json.dumps(body).encode())
-    assert isinstance(found, CommitRecord)
-    assert (found.records, found.late, found.late_rows, found.late_total) == (None, None, None, 0)
-    assert found.rows_by_sink == {KAFKA: 60_001, "table": 4, "files": 5}, "it has written to Kafka"
+    decoded = decode(json.dumps(body).encode())
+    assert isinstance(decoded, CommitRecord)
+    assert (decoded.records, decoded.late, decoded.late_rows, decoded.late_total) == (None, None, None, 0)
+    assert decoded.rows_by_sink == {KAFKA: 60_001, "table": 4, "files": 5}, "it has written to Kafka"
 
 
 def test_each_sinks_rows_are_told_the_primary_one_first() -> None:
@@ -115,24 +115,24 @@ def test_a_claim_of_before_guarantees_were_told_is_of_exactly_once() -> None:
 def test_a_commit_of_before_earlier_topics_were_told_has_those_that_it_wrote_to() -> None:
     body = json.loads(encode(commit_of(1)))
     del body["earlier_sink_topics"]
-    found = decode(json.dumps(body).encode())
-    assert found == replace(commit_of(1), earlier_sink_topics={})
-    assert known_sinks(found) == {"totals": KnownTopic("BBBBBBBBBBBBBBBBBBBBBB", 7)}
+    decoded = decode(json.dumps(body).encode())
+    assert decoded == replace(commit_of(1), earlier_sink_topics={})
+    assert known_sinks(decoded) == {"totals": KnownTopic("BBBBBBBBBBBBBBBBBBBBBB", 7)}
 
 
 def test_a_claim_tells_which_source_ranges_may_be_lost() -> None:
     claim = replace(RUN, guarantee="at_most_once", lost={6: {"events": {0: (10, 20), 1: (3, 3)}}})
-    found = decode(encode(claim))
-    assert found == claim
-    assert shown(found.lost[6]) == "events-0 10..20"
+    decoded = decode(encode(claim))
+    assert decoded == claim
+    assert shown(decoded.lost[6]) == "events-0 10..20"
 
 
 def test_no_number_in_the_json_is_above_what_other_readers_keep_exactly() -> None:
     def numbers(value: Any) -> list[int]:
         if isinstance(value, dict):
-            return [number for one in value.values() for number in numbers(one)]
+            return [number for member in value.values() for number in numbers(member)]
         if isinstance(value, list):
-            return [number for one in value for number in numbers(one)]
+            return [number for member in value for number in numbers(member)]
         return [value] if isinstance(value, int) else []
 
     assert max(numbers(json.loads(encode(commit_of(3))))) < 2**53

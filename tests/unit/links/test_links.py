@@ -55,7 +55,7 @@ def test_the_status_link_is_there_at_the_submit_and_each_other_once_known_and_ag
         pushing.push(now)
         pushing.push(now)
     pushing.push(status(ui_url="http://b:4040", application_id="app-2"))
-    assert [one for one in instance.made[1:] if one[0] != pipeline.STATUS_KEY] == [
+    assert [link for link in instance.made[1:] if link[0] != pipeline.STATUS_KEY] == [
         ("_link_SparkUILink", "http://a:4040"),
         ("_link_SparkApplicationLink", "http://a:4040/StreamingQuery/#app-1"),
         ("_link_SparkUILink", "http://b:4040"),
@@ -72,7 +72,7 @@ def test_the_status_is_pushed_when_the_drivers_state_changes_and_else_at_its_int
         pushing.push(status(commit=commit))
     pushing.push(status(commit=50, state=DriverState.FINISHED))
     seen = [value for key, value in instance.made if key == pipeline.STATUS_KEY]
-    assert [(one["commit"], one["state"]) for one in seen] == [(1, "running"), (50, "finished")]
+    assert [(pushed["commit"], pushed["state"]) for pushed in seen] == [(1, "running"), (50, "finished")]
     monkeypatch.setattr(pipeline, "STATUS_SECONDS", 0.0)
     pushing = Pushing({}, instance)
     pushing.push(status(commit=51))

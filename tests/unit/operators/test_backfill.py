@@ -110,11 +110,11 @@ def test_the_result_is_what_the_driver_has_left(tmp_path: Path) -> None:
 def test_differences_fail_the_task_and_are_its_xcom(tmp_path: Path) -> None:
     task, given = operator(tmp_path, commits="1..2"), context()
     home = task.home(given)
-    found = [{"invariant": "I7", "commit": 2, "message": "5 rows were delivered"}]
-    workspace.write_result(home, {**RESULT, "clean": False, "found": found})
+    violations = [{"invariant": "I7", "commit": 2, "message": "5 rows were delivered"}]
+    workspace.write_result(home, {**RESULT, "clean": False, "found": violations})
     with pytest.raises(
         AuditFailedError, match=r"1 of 2 commits of p give other rows .*: commit 2: 5 rows were delivered"
     ):
         task.outcome(given, home, {"restarts": 0})
-    assert given["ti"].made["return_value"]["found"] == found
+    assert given["ti"].made["return_value"]["found"] == violations
     assert given["ti"].made["_link_AuditReportLink"].endswith("/dags/d/runs/r/tasks/again/xcom")

@@ -70,9 +70,9 @@ def job(tmp_path: Path) -> str:
 
 
 def execute(task: Any, ti: TaskInstance | None = None, clears: int = 0) -> Any:
-    found = task.execute({"ti": ti or TaskInstance(), "dag_run": SimpleNamespace(clear_number=clears)})
-    assert json.loads(json.dumps(found)) == found
-    return found
+    xcom = task.execute({"ti": ti or TaskInstance(), "dag_run": SimpleNamespace(clear_number=clears)})
+    assert json.loads(json.dumps(xcom)) == xcom
+    return xcom
 
 
 def upgrade(home: Home, job: str, **options: Any) -> UpgradePipelineOperator:
@@ -142,8 +142,8 @@ def test_a_plan_that_is_done_is_the_result_of_every_try_and_a_clear_makes_anothe
         home, job, UpgradeStep.DONE, old="v1", new="v2", token="t", savepoint="3-ab", reason="stable after 3 commits"
     )
     for _ in range(2):
-        found = execute(upgrade(home, job))
-        assert (found["outcome"], found["changed"], found["old"], found["new"]) == ("done", True, "v1", "v2")
+        xcom = execute(upgrade(home, job))
+        assert (xcom["outcome"], xcom["changed"], xcom["old"], xcom["new"]) == ("done", True, "v1", "v2")
     with pytest.raises(ExactlyOnceError, match="is asked"):
         execute(upgrade(home, job), clears=1)
     again = upgrade_plan.read(home)
@@ -222,9 +222,9 @@ def test_a_pipeline_that_was_stopped_is_stopped_again(
     lease.release(home.lease, held)
     with contextlib.suppress(UpgradeUnstableError):
         execute(task)
-    found = upgrade_plan.read(home)
-    assert found is not None
-    assert (found.id, found.step) == (plan.id, end)
+    stored = upgrade_plan.read(home)
+    assert stored is not None
+    assert (stored.id, stored.step) == (plan.id, end)
 
 
 def fires_within(home: Home, seconds: float, **arguments: Any) -> bool:
@@ -261,9 +261,9 @@ def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str) -
     ti.task_id = "back"
     with pytest.raises(ExactlyOnceError, match="is asked"):
         execute(rollback, ti)
-    found = upgrade_plan.read(home)
-    assert found is not None
-    assert found.step is UpgradeStep.WATCH, "a rollback looks at the way back before it replaces anything"
+    stored = upgrade_plan.read(home)
+    assert stored is not None
+    assert stored.step is UpgradeStep.WATCH, "a rollback looks at the way back before it replaces anything"
     begin_rollback(home, "p", Options(), request="b2", check=lambda _: None, version="v1", savepoint="3-ab")
     with pytest.raises(AlreadyRunningError, match="a rollback to version v1 of pipeline p is under way, at step"):
         execute(upgrade(home, job))

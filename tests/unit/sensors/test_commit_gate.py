@@ -43,8 +43,8 @@ def test_all_that_depends_on_the_run_can_be_templated() -> None:
 
 
 def test_an_open_gate_returns_the_commit() -> None:
-    found = {"pipeline": "shop", "commit": 4, "idle": False}
-    assert resume(gate(), {"reason": "found", "found": found}) == found
+    opened = {"pipeline": "shop", "commit": 4, "idle": False}
+    assert resume(gate(), {"reason": "found", "found": opened}) == opened
 
 
 @pytest.mark.parametrize("event", [{}, {"reason": "success"}, {"reason": None}, {"found": {"commit": 4}}])

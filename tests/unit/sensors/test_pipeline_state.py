@@ -112,12 +112,12 @@ def test_what_never_can_be_is_refused_at_once(home: Home, tmp_path: Path) -> Non
         sensor(home, "running").resume_from_trigger({}, {"reason": "success"})
     with pytest.raises(ValueError, match="give pipeline or checkpoint"):
         PipelineStateSensor(task_id="state")
-    found = sensor(home, "absent", checkpoint=str(tmp_path / "nothing")).execute({})
-    assert found["state"] == "absent"
+    xcom = sensor(home, "absent", checkpoint=str(tmp_path / "nothing")).execute({})
+    assert xcom["state"] == "absent"
 
 
 def test_all_that_depends_on_the_run_can_be_templated(home: Home) -> None:
     expected = {"pipeline", "checkpoint", "states", "kafka_conn_id"}
-    one = sensor(home, "running")
-    assert set(one.template_fields) == expected
-    assert all(hasattr(one, name) for name in expected)
+    templated = sensor(home, "running")
+    assert set(templated.template_fields) == expected
+    assert all(hasattr(templated, name) for name in expected)

@@ -37,7 +37,7 @@ class Everything(KeyedProcessFunction[Any, Any]):
         create=lambda: (Decimal(0), 0),
         add=lambda before, value: (before[0] + value, before[1] + 1),
         get=lambda both: (both[0] / both[1]).quantize(Decimal("0.0001")),
-        merge=lambda one, other: (one[0] + other[0], one[1] + other[1]),
+        merge=lambda left, right: (left[0] + right[0], left[1] + right[1]),
     )
     seen: ListState[int] = ListState("BIGINT")
     by_value: MapState[Decimal, int] = MapState("DECIMAL(12,2)", "BIGINT")

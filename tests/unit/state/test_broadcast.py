@@ -144,11 +144,11 @@ def test_what_a_failed_batch_did_to_the_map_is_seen_by_no_other() -> None:
     memory = Counted()
     put(memory, 0, "failed", "a", [1]).flush()
     put(memory, 0, "failed", "a", [2])  # its task ends here
-    found = opened(memory, 0, "failed").get("a")
-    assert found == [1]
+    value = opened(memory, 0, "failed").get("a")
+    assert value == [1]
     put(memory, 0, "failed", "b", [2])  # and another, which had read the map before
     assert not opened(memory, 0, "failed").contains("b")
-    found.append(3)
+    value.append(3)
     next(opened(memory, 0, "failed").items())[1].append(4)
     assert dict(opened(memory, 0, "failed").items()) == {"a": [1]}
 

@@ -30,7 +30,7 @@ def test_types_and_fields_are_read_as_spark_reads_them(text: str, means: str) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "a type is missing at its end"),
         ("VARIANT", "'VARIANT' is not a type of states and outputs; there are ARRAY, BIGINT"),
@@ -44,10 +44,10 @@ def test_types_and_fields_are_read_as_spark_reads_them(text: str, means: str) ->
         ("a INT; b INT", "'; b INT' is not DDL"),
     ],
 )
-def test_what_is_no_type_is_refused_with_its_place(text: str, told: str) -> None:
+def test_what_is_no_type_is_refused_with_its_place(text: str, message: str) -> None:
     with pytest.raises(RefusedError, match="type " + repr(text).replace("(", r"\(").replace(")", r"\)")) as raised:
         parse(text)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_what_is_no_text_is_refused() -> None:

@@ -165,7 +165,7 @@ def test_rows_of_a_key_come_in_the_order_that_the_function_asks_for() -> None:
             yield {"i": value.i}
 
     given = [{"k": 1, "ts": ts, "i": i} for ts, i in ((2, 1), (1, 2), (None, 4), (1, 0), (None, 3))]
-    assert [one.i for one in KeyedHarness(Ordered(), "k").process(given)] == [3, 4, 0, 2, 1]
+    assert [row.i for row in KeyedHarness(Ordered(), "k").process(given)] == [3, 4, 0, 2, 1]
 
 
 def declared(**attributes: Any) -> KeyedProcessFunction[Any, Any]:
@@ -176,7 +176,7 @@ def declared(**attributes: Any) -> KeyedProcessFunction[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (declared(output="BIGINT"), "Declared: output = 'BIGINT' names no columns"),
         (declared(output=None), "Declared declares no output"),
@@ -191,8 +191,8 @@ def declared(**attributes: Any) -> KeyedProcessFunction[Any, Any]:
         ),
     ],
 )
-def test_declarations_that_cannot_be_are_refused_by_name(function: Any, told: str) -> None:
-    with pytest.raises(RefusedError, match=told):
+def test_declarations_that_cannot_be_are_refused_by_name(function: Any, message: str) -> None:
+    with pytest.raises(RefusedError, match=message):
         KeyedHarness(function, "k")
 
 
@@ -243,11 +243,11 @@ def test_a_row_is_late_by_the_microsecond() -> None:
     harness = KeyedHarness(declared(event_time="ts", process_element=lambda *_: iter([(1,)])), "k")
     harness.process(watermark=1000)
     times = [at(1) + dt.timedelta(microseconds=number) for number in (0, 1)]
-    assert len(harness.process([{"k": 1, "ts": one} for one in times])) == 1
+    assert len(harness.process([{"k": 1, "ts": moment} for moment in times])) == 1
 
 
 @pytest.mark.parametrize(
-    ("call", "declares", "told"),
+    ("call", "declares", "message"),
     [
         ("register_event_time_timer", {}, 'let its class say event_time = "<column>"'),
         ("register_processing_time_timer", {"event_time": "ts"}, "let its class say processing_time = True"),
@@ -255,11 +255,11 @@ def test_a_row_is_late_by_the_microsecond() -> None:
         ("current_processing_time", {}, "declares neither event_time nor processing_time"),
     ],
 )
-def test_a_clock_that_was_not_declared_is_refused(call: str, declares: dict[str, Any], told: str) -> None:
+def test_a_clock_that_was_not_declared_is_refused(call: str, declares: dict[str, Any], message: str) -> None:
     def process(self: Any, value: Any, context: Context) -> None:
         getattr(context.timer_service, call)(*([1] if "timer" in call else []))
 
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=message):
         KeyedHarness(declared(process_element=process, **declares), "k").process([{"k": 1, "ts": at(1)}])
 
 

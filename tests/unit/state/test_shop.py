@@ -20,20 +20,20 @@ def test_a_shop_program_gives_what_plain_python_gives_however_the_events_are_cut
     name, key = shop.JOBS[job]
     harness = KeyedHarness(getattr(shop.module_of(job), name)(), key)
     rows = [{**asdict(event), "position": position} for position, event in enumerate(EVENTS)]
-    found: shop.Rows = defaultdict(list)
+    outputs: shop.Rows = defaultdict(list)
     size = -(-len(rows) // batches)
     for start in range(0, len(rows), size):
         for row in harness.process(rows[start : start + size][::-1]):  # Spark does not keep the order either
-            found[row[: len(key)]].append(tuple(row))
+            outputs[row[: len(key)]].append(tuple(row))
     expected = shop.EXPECTED[job](EVENTS)
-    assert found == expected
+    assert outputs == expected
     assert sum(map(len, expected.values())) > 50, "the events try the program"
 
 
 def test_the_events_try_what_is_hard() -> None:
     deliveries = Counter(event.event_id for event in EVENTS)
     assert max(deliveries.values()) > 1, "some come twice"
-    assert sum(one.ts > other.ts for one, other in itertools.pairwise(EVENTS)) > 100, "some are late"
+    assert sum(earlier.ts > later.ts for earlier, later in itertools.pairwise(EVENTS)) > 100, "some are late"
     assert list(shop.events(4000, users=60, seed=7)) == EVENTS
     assert {status for rows in shop.orders(EVENTS).values() for *_, status, _ in rows} == {"added", "paid", "cancelled"}
 

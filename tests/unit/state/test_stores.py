@@ -70,7 +70,7 @@ class Steps(KeyedProcessFunction[Any, Any]):
 
     output = "value INT, sum INT, elements ARRAY<INT>, entries MAP<INT, INT>, one INT, has BOOLEAN, empty BOOLEAN"
     value: ValueState[int] = ValueState("INT")
-    sum: ReducingState[int] = ReducingState("INT", reduce=lambda one, other: one + other)
+    sum: ReducingState[int] = ReducingState("INT", reduce=lambda left, right: left + right)
     list: ListState[int] = ListState("INT")
     map: MapState[int, int] = MapState("INT", "INT")
 
@@ -78,13 +78,13 @@ class Steps(KeyedProcessFunction[Any, Any]):
         for step, number in value.steps:
             STEPS[step](self, number)
         if value.look:
-            one, has = self.map.get(3), self.map.contains(4)
+            third, has = self.map.get(3), self.map.contains(4)
             yield (
                 self.value.value(),
                 self.sum.get(),
                 self.list.get(),
                 dict(self.map.items()),
-                one,
+                third,
                 has,
                 self.map.is_empty(),
             )
@@ -189,7 +189,7 @@ def test_merging_without_a_merge_is_refused() -> None:
     class Merging(KeyedProcessFunction[Any, Any]):
         output = "n INT"
         sum: AggregatingState[int, int, int] = AggregatingState(
-            "INT", create=int, add=lambda one, other: one + other, get=int
+            "INT", create=int, add=lambda left, right: left + right, get=int
         )
 
         def process_element(self, value: Any, context: Any) -> None:
@@ -200,7 +200,7 @@ def test_merging_without_a_merge_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "message"),
     [
         ([("update", "x")], "state value: 'x' does not fit INT"),
         ([("add", 2**31)], "state sum: 2147483648 does not fit INT: 32 bits"),
@@ -208,11 +208,11 @@ def test_merging_without_a_merge_is_refused() -> None:
         ([("put", 2.5)], "state map: 2.5 does not fit INT"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_state(steps: Any, told: str) -> None:
+def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_state(steps: Any, message: str) -> None:
     harness = KeyedHarness(Steps(), "k")
     with pytest.raises(StateValueError) as raised:
         harness.process([{"k": 1, "look": False, "steps": steps}])
-    assert told == str(raised.value)
+    assert message == str(raised.value)
     assert harness.keys() == set()
 
 

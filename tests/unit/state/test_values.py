@@ -53,8 +53,8 @@ class Average(NamedTuple):
     ],
 )
 def test_a_value_is_kept_as_the_store_gives_it_back(kind: str, value: Any, kept: Any) -> None:
-    found = coerce(parse(kind))(value)
-    assert (found, repr(found), type(found)) == (kept, repr(kept), type(kept))
+    coerced = coerce(parse(kind))(value)
+    assert (coerced, repr(coerced), type(coerced)) == (kept, repr(kept), type(kept))
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,13 @@ def test_many_wait_with_one_checker_that_is_closed_when_the_last_one_has_left() 
         await looked_for("thing 0", "thing 2")
         await eventually_in_loop(lambda: sum(task.done() for task in waiting) == 100, "a third has left")
         Shelf.things.update({"thing 0": 4, "thing 2": 6})
-        found = await asyncio.gather(*waiting)
+        events = await asyncio.gather(*waiting)
         await eventually_in_loop(lambda: Shelf.closed == Shelf.opened, "it is closed")
         assert not any(shared_poller._pollers.values())
-        return found
+        return events
 
-    found = asyncio.run(run())
-    assert [event["found"]["is"] for event in found] == [4, 5, 6] * 100
+    events = asyncio.run(run())
+    assert [event["found"]["is"] for event in events] == [4, 5, 6] * 100
 
 
 def test_each_connection_has_a_checker_of_its_own_and_a_new_one_when_it_is_waited_for_again() -> None:
@@ -134,7 +134,7 @@ def test_what_nobody_expects_reaches_all_who_wait() -> None:
         waiting = [fired(trigger("absent")), fired(trigger("broken"))]
         return await asyncio.gather(*waiting, return_exceptions=True)
 
-    assert [type(one) for one in asyncio.run(run())] == [KeyError, KeyError]
+    assert [type(outcome) for outcome in asyncio.run(run())] == [KeyError, KeyError]
 
 
 def test_connections_are_opened_again_when_nothing_can_be_looked_at() -> None:
@@ -177,7 +177,7 @@ def test_many_who_wait_for_what_moves_all_the_time_say_so_now_and_then(
             MovingTrigger(kafka_conn_id="a", poll_interval=0.2, deadline=deadline, thing=f"{number}")
             for number in range(100)
         ]
-        await asyncio.gather(*(fired(one) for one in waiting))
+        await asyncio.gather(*(fired(polling) for polling in waiting))
 
     monkeypatch.setattr(log_throttle, "QUIET_SECONDS", HANG_SECONDS)
     monkeypatch.setattr(log_throttle.LogThrottle, "_lines", 0)

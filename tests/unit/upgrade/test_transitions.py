@@ -18,13 +18,13 @@ BEGINNINGS = frozenset({UpgradeStep.CHECK, UpgradeStep.STOP_NEW})
 
 def reached(start: frozenset[UpgradeStep]) -> set[UpgradeStep]:
     """Return the steps that can follow some, those included."""
-    found: set[UpgradeStep] = set()
+    steps: set[UpgradeStep] = set()
     left = set(start)
     while left:
         step = left.pop()
-        found.add(step)
-        left |= {to for (of, _), to in TRANSITIONS.items() if of is step} - found
-    return found
+        steps.add(step)
+        left |= {to for (of, _), to in TRANSITIONS.items() if of is step} - steps
+    return steps
 
 
 def plan(step: UpgradeStep) -> Plan:

@@ -46,12 +46,12 @@ def audit(
     """
     where = sink.where
     if log is None:
-        yield from (f"commit {known.commit}: there is no {where}" for known in commits)
+        yield from (f"commit {expected.commit}: there is no {where}" for expected in commits)
         return
     try:
         newest = ledger.newest()
-        kept = versions(files)
-        history = _read(files, ledger, kept, replaces=sink.mode != APPEND)
+        kept_versions = versions(files)
+        history = _read(files, ledger, kept_versions, replaces=sink.mode != APPEND)
     except RefusedError as error:
         yield str(error)
         return
@@ -60,15 +60,15 @@ def audit(
     if newest is not None and newest.entry is not None:
         entries.setdefault(newest.commit, newest.entry)
     # What was committed before the oldest version that is left, or before a conversion, nobody can tell any more.
-    oldest = history.converted if kept[:1] == [0] else min(entries, default=0)
+    oldest = history.converted if kept_versions[:1] == [0] else min(entries, default=0)
     judged = 0
-    for known in commits:
-        judged, found = known.commit, entries.get(known.commit)
-        if found is None:
-            if known.commit >= oldest:
-                yield f"commit {known.commit}: {where} has no version with it"
-        elif not found.is_same_output(known):
-            yield f"commit {known.commit}: {where} has {found}, the pipeline's ledger {known}"
+    for expected in commits:
+        judged, entry = expected.commit, entries.get(expected.commit)
+        if entry is None:
+            if expected.commit >= oldest:
+                yield f"commit {expected.commit}: {where} has no version with it"
+        elif not entry.is_same_output(expected):
+            yield f"commit {expected.commit}: {where} has {entry}, the pipeline's ledger {expected}"
     yield from (
         f"commit {number}: {where} has it, the pipeline's ledger not"
         for number in sorted(entries)
@@ -77,17 +77,17 @@ def audit(
     yield from _differences(log, files)
 
 
-def _read(files: TableFiles, ledger: SinkLedger, kept: Iterable[int], *, replaces: bool) -> _History:
+def _read(files: TableFiles, ledger: SinkLedger, kept_versions: Iterable[int], *, replaces: bool) -> _History:
     """Read the log.
 
     :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
     """
     history = _History()
-    for version in kept:
-        found = list(actions(files, version))
-        information = next((body for kind, body in found if kind == "commitInfo"), {})
-        added = [body for kind, body in found if kind == "add"]
-        removed = [body for kind, body in found if kind == "remove"]
+    for version in kept_versions:
+        version_actions = list(actions(files, version))
+        information = next((body for kind, body in version_actions if kind == "commitInfo"), {})
+        added = [body for kind, body in version_actions if kind == "add"]
+        removed = [body for kind, body in version_actions if kind == "remove"]
         metadata = information.get(METADATA, {})
         for body in added:
             history.rows[unquote(body["path"])] = _rows(body)
@@ -120,10 +120,10 @@ def _take(
         history.findings.append(f"commit {entry.commit}: version {version} comes after commit {max(history.entries)}")
     gone = [unquote(body["path"]) for body in removed]
     before = [history.rows.get(path) for path in gone]
-    given = sum(_rows(body) or 0 for body in added) - sum(rows or 0 for rows in before)
-    if more is not None and None not in before and given != more:
+    counted = sum(_rows(body) or 0 for body in added) - sum(rows or 0 for rows in before)
+    if more is not None and None not in before and counted != more:
         history.findings.append(
-            f"commit {entry.commit}: version {version} says {more} rows, and its files have {given}"
+            f"commit {entry.commit}: version {version} says {more} rows, and its files have {counted}"
         )
     history.entries[entry.commit] = entry
     _hold(history, added, [frozenset({entry.commit}), *(history.commits.get(path, frozenset()) for path in gone)])
@@ -161,8 +161,8 @@ def _rows(added: Mapping[str, Any]) -> int | None:
     """Return how many rows the log says that a file has."""
     if not (text := added.get("stats")):
         return None
-    found = json.loads(text).get("numRecords")
-    return None if found is None else int(found)
+    count = json.loads(text).get("numRecords")
+    return None if count is None else int(count)
 
 
 def _differences(log: DeltaLog, files: TableFiles) -> Iterator[str]:
@@ -175,12 +175,12 @@ def _differences(log: DeltaLog, files: TableFiles) -> Iterator[str]:
         if _ELSEWHERE in path:
             continue
         place = files.place(path)
-        found = files.size(path)
-        if found is None:
+        actual_size = files.size(path)
+        if actual_size is None:
             yield f"{place}: a file of the table with {rows} rows is missing"
             continue
-        if found != size:
-            yield f"{place}: it has {found} bytes, and the log says {size}"
+        if actual_size != size:
+            yield f"{place}: it has {actual_size} bytes, and the log says {size}"
             continue
         with files.open(path) as opened:
             try:

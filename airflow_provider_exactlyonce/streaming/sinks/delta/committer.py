@@ -143,18 +143,18 @@ class DeltaCommitter(SinkCommitter):
     @override
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
         self._phase.check(CommitterEvent.PRE_COMMITTED)
-        for file in (file for told in written for file in (*told["files"], *told.get("deletions", ()))):
+        for file in (file for task in written for file in (*task["files"], *task.get("deletions", ()))):
             with self._answering():
                 size = self._files.size(file["path"])
             if size != file["size"]:
-                found = "is not there" if size is None else f"has {size} bytes"
+                actual = "is not there" if size is None else f"has {size} bytes"
                 raise BatchFailedError(
-                    f"{self._files.place(file['path'])}, which a task has written with {file['size']} bytes, {found} "
+                    f"{self._files.place(file['path'])}, which a task has written with {file['size']} bytes, {actual} "
                     "for the driver: both have to see the same table, and nobody may vacuum files that are just written"
                 )
         with self._answering():
             self._staged = self._staged_rows(written)
-        self._staged_count = sum(told["rows"] for told in written)
+        self._staged_count = sum(task["rows"] for task in written)
         self._phase.move(CommitterEvent.PRE_COMMITTED)
 
     @override
@@ -275,7 +275,7 @@ class DeltaCommitter(SinkCommitter):
         self._old.clear()
 
     def _staged_rows(self, written: Sequence[Mapping[str, Any]]) -> StagedRows:
-        files = [file for told in written for file in told["files"]]
+        files = [file for task in written for file in task["files"]]
         if self._sink.mode == APPEND:
             return AppendedRows(files)
         if self._sink.mode != UPSERT:

@@ -98,8 +98,10 @@ class DeltaDeclaration(Sink):
 
         :raises RefusedError: when the connection is not known here
         """
-        given = {} if self.conn_id is None else parameters_of(STORES_VARIABLE, self.conn_id, _WORDS, "store_conn_ids")
-        return {**(given or {}), **self.storage_options}
+        from_connection = (
+            {} if self.conn_id is None else parameters_of(STORES_VARIABLE, self.conn_id, _WORDS, "store_conn_ids")
+        )
+        return {**(from_connection or {}), **self.storage_options}
 
     @property
     def where(self) -> str:

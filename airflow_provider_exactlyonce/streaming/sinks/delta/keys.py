@@ -69,8 +69,8 @@ def _doubled(keys: pa.Table) -> dict[str, object] | None:
     counted = counted.aggregate([(_ROW, "sum")])
     if counted.num_rows == keys.num_rows:
         return None
-    found = counted.filter(pc.greater(counted[f"{_ROW}_sum"], 1)).slice(0, 1).select(keys.column_names)
-    return dict(found.to_pylist()[0])
+    doubled = counted.filter(pc.greater(counted[f"{_ROW}_sum"], 1)).slice(0, 1).select(keys.column_names)
+    return dict(doubled.to_pylist()[0])
 
 
 def among(keys: pa.Table, given: pa.Table) -> pa.Array:

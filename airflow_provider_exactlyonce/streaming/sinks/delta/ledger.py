@@ -113,9 +113,9 @@ class SinkLedger:
             f"{self._application}/run": entry.run,
             f"{self._application}/attempt": _identity(note.attempt),
         }
-        said = {"attempt": note.attempt, "entry": json.loads(entry.to_json()), "rows": rows}
+        facts = {"attempt": note.attempt, "entry": json.loads(entry.to_json()), "rows": rows}
         along = {} if earlier_rows is None else {EARLIER_ROWS: earlier_rows}
-        return transactions, {**self._described, **said, **along}
+        return transactions, {**self._described, **facts, **along}
 
     def is_mine(self, metadata: Mapping[str, Any]) -> bool:
         """Tell whether a version's metadata is of this sink."""
@@ -128,16 +128,16 @@ class SinkLedger:
         """
         if not self.commit:
             return None
-        found = next((note for note in self.notes() if self.has(note.attempt)), None)
-        if found is None:
-            found = next((note for _, note in self._noted_in_log()), None)
-        if found is None or found.entry is None:
+        newest = next((note for note in self.notes() if self.has(note.attempt)), None)
+        if newest is None:
+            newest = next((note for _, note in self._noted_in_log()), None)
+        if newest is None or newest.entry is None:
             raise RefusedError(
                 f"the note of commit {self.commit} of {self._application} is missing in "
                 f"{self._files.place(self._notes)}, and the log was cleaned up since: it was not copied with the "
                 "table. Put it back from a backup"
             )
-        return found
+        return newest
 
     def committed_in(self) -> int | None:
         """Return the version with the newest commit, None when it was cleaned up; as of the version last looked at."""
@@ -148,13 +148,13 @@ class SinkLedger:
 
         :raises RefusedError: when one can't be read
         """
-        found = []
+        notes = []
         for name in self._files.names(self._notes):
             if name.endswith(_SUFFIX):
                 place = f"{self._notes}/{name}"
                 with suppress(FileNotFoundError):  # a run that lives has just removed it
-                    found.append(AttemptNote.decoded(self._files.read(place), self._files.place(place)))
-        return found
+                    notes.append(AttemptNote.decoded(self._files.read(place), self._files.place(place)))
+        return notes
 
     def write(self, note: AttemptNote) -> None:
         """Write an attempt's note over the one that is there, durably."""

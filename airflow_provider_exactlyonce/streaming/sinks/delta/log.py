@@ -88,8 +88,8 @@ class DeltaLog:
 
     def transaction(self, app_id: str) -> int | None:
         """Return the newest version of an application's transaction, which outlives the clean-up of the log."""
-        found = self.table.transaction_version(app_id)
-        return None if found is None else int(found)
+        version = self.table.transaction_version(app_id)
+        return None if version is None else int(version)
 
     def create(self, schema: Schema, partition_by: Sequence[str]) -> None:
         """Create the table; it fails when somebody else has."""
@@ -114,15 +114,15 @@ class DeltaLog:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        known = pa.table(self.table.get_add_actions(flatten=False))
-        parts, least, greatest = (_fields(known, name) for name in ("partition", "min", "max"))
+        added = pa.table(self.table.get_add_actions(flatten=False))
+        parts, least, greatest = (_fields(added, name) for name in ("partition", "min", "max"))
         texts = {name: pc.cast(values, pa.string()).to_pylist() for name, values in parts.items()}
         bounds = {
             name: list(zip(least[name].to_pylist(), greatest[name].to_pylist(), strict=True))
             for name in bounds_of
             if name in least and name in greatest
         }
-        described = zip(*(known[name].to_pylist() for name in ("path", "size_bytes", "num_records")), strict=True)
+        described = zip(*(added[name].to_pylist() for name in ("path", "size_bytes", "num_records")), strict=True)
         return [
             LoggedFile(
                 path=unquote(path),
@@ -198,18 +198,18 @@ class DeltaLog:
         flush_commit(self._path, version)
 
 
-def _fields(known: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
+def _fields(added: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
     """Return the parts of a column of structs, none when there is no such column."""
     import pyarrow.compute as pc
 
-    if name not in known.column_names:
+    if name not in added.column_names:
         return {}
-    return {field.name: pc.struct_field(known[name], [field.name]) for field in known.schema.field(name).type}
+    return {field.name: pc.struct_field(added[name], [field.name]) for field in added.schema.field(name).type}
 
 
 def versions(files: TableFiles) -> list[int]:
     """Return the versions whose entries are still in the log, in order."""
-    return [int(found[1]) for name in files.names(_LOG) if (found := _VERSION.fullmatch(name))]
+    return [int(match[1]) for name in files.names(_LOG) if (match := _VERSION.fullmatch(name))]
 
 
 def actions(files: TableFiles, version: int) -> Iterator[tuple[str, dict[str, Any]]]:

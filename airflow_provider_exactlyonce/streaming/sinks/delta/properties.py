@@ -46,9 +46,9 @@ def check_table(table: DeltaTable, partition_by: tuple[str, ...], where: str) ->
     protocol, metadata = table.protocol(), table.metadata()
     _check_known({*(protocol.reader_features or ()), *(protocol.writer_features or ())}, where)
     configuration = metadata.configuration
-    if (kept := configuration.get(_EXPIRES)) is not None:
+    if (expiry := configuration.get(_EXPIRES)) is not None:
         raise RefusedError(
-            f"{where} has {_EXPIRES}={kept!r}: a pipeline that stands still for longer would lose its claim and the "
+            f"{where} has {_EXPIRES}={expiry!r}: a pipeline that stands still for longer would lose its claim and the "
             f"number of its newest commit. Remove it: ALTER TABLE … UNSET TBLPROPERTIES ('{_EXPIRES}')"
         )
     if configuration.get(_MAPPING, "none") != "none":

@@ -47,9 +47,9 @@ def check_names(columns: Sequence[str], where: str) -> None:
     :raises RefusedError: naming the column
     """
     for name in columns:
-        if found := _NO_NAME.search(name):
+        if match := _NO_NAME.search(name):
             raise RefusedError(
-                f"{where}: column {name!r} has {found[0]!r} in its name, which Delta does not take: give it an alias"
+                f"{where}: column {name!r} has {match[0]!r} in its name, which Delta does not take: give it an alias"
             )
 
 
@@ -62,16 +62,16 @@ def missing_columns(table: Schema, columns: pa.Schema, where: str, *, evolves: b
     :param evolves: whether columns may be added
     :raises RefusedError: naming the column, its types and the way out
     """
-    known = {field["name"]: field for field in json.loads(table.to_json())["fields"]}
-    by_letters = {name.lower(): name for name in known}
-    given = delta_schema(columns)
+    table_columns = {field["name"]: field for field in json.loads(table.to_json())["fields"]}
+    by_letters = {name.lower(): name for name in table_columns}
+    row_columns = delta_schema(columns)
     missing = []
-    for name, column in known.items():
+    for name, column in table_columns.items():
         _check_rules(name, column, where)
-    for field, described in zip(given.fields, json.loads(given.to_json())["fields"], strict=True):
+    for field, described in zip(row_columns.fields, json.loads(row_columns.to_json())["fields"], strict=True):
         name = described["name"]
-        if name in known:
-            _check_same(name, described, known[name], where)
+        if name in table_columns:
+            _check_same(name, described, table_columns[name], where)
         elif name.lower() in by_letters:
             raise RefusedError(f"{where} has the column {by_letters[name.lower()]!r}, and the rows {name!r}: rename it")
         elif evolves:
@@ -79,9 +79,9 @@ def missing_columns(table: Schema, columns: pa.Schema, where: str, *, evolves: b
         else:
             raise RefusedError(
                 f"{where} has no column {name!r}, which the rows have as {_shown(described['type'])}. Add it, declare "
-                f"DeltaSink(schema='evolve'), or leave it out of the result. The table has {', '.join(known)}"
+                f"DeltaSink(schema='evolve'), or leave it out of the result. The table has {', '.join(table_columns)}"
             )
-    for name, field in known.items():
+    for name, field in table_columns.items():
         if not field["nullable"] and name not in columns.names:
             raise RefusedError(f"column {name!r} of {where} is NOT NULL, and the rows lack it: add it to the result")
     return missing
@@ -92,37 +92,37 @@ def required_columns(table: Schema) -> list[str]:
     return [field["name"] for field in json.loads(table.to_json())["fields"] if not field["nullable"]]
 
 
-def _check_rules(name: str, known: Mapping[str, Any], where: str) -> None:
+def _check_rules(name: str, column: Mapping[str, Any], where: str) -> None:
     """Check that a column has no rules, also if the rows lack it: its values would not be null then."""
     for key, what in _RULES.items():
-        if key in known.get("metadata", {}):
+        if key in column.get("metadata", {}):
             raise RefusedError(
                 f"column {name!r} of {where} {what} ({key}), which this sink can't keep: write to another table"
             )
 
 
-def _check_same(name: str, given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
-    if _nullable(given["type"]) != _nullable(known["type"]):
+def _check_same(name: str, row_column: Mapping[str, Any], table_column: Mapping[str, Any], where: str) -> None:
+    if _nullable(row_column["type"]) != _nullable(table_column["type"]):
         raise RefusedError(
-            f"column {name!r} of {where} is {_shown(known['type'])}, and the rows have it as {_shown(given['type'])}: "
-            "cast it in the result, or write to another table"
+            f"column {name!r} of {where} is {_shown(table_column['type'])}, and the rows have it as "
+            f"{_shown(row_column['type'])}: cast it in the result, or write to another table"
         )
-    if any(not allowed for allowed in _nullabilities(known["type"])):
+    if any(not allowed for allowed in _nullabilities(table_column["type"])):
         raise RefusedError(
             f"column {name!r} of {where} has a part that is NOT NULL, which this sink does not check: "
-            f"{_shown(known['type'])}"
+            f"{_shown(table_column['type'])}"
         )
 
 
 def _nullable(described: Any) -> Any:
     """Return a type or field with every part nullable, and without what describes it further."""
     if isinstance(described, list):
-        return [_nullable(one) for one in described]
+        return [_nullable(part) for part in described]
     if not isinstance(described, dict):
         return described
     changed = {key: True for key in ("nullable", "containsNull", "valueContainsNull") if key in described}
-    kept = {key: _nullable(value) for key, value in described.items() if key != "metadata"}
-    return {**kept, **changed, **({"metadata": {}} if "metadata" in described else {})}
+    parts = {key: _nullable(value) for key, value in described.items() if key != "metadata"}
+    return {**parts, **changed, **({"metadata": {}} if "metadata" in described else {})}
 
 
 def _nullabilities(kind: Any) -> Iterator[bool]:

@@ -45,8 +45,8 @@ def describe(metadata: pq.FileMetaData, schema: pa.Schema, without_bounds: Colle
             if upper is not None:
                 _put(least, path, lower)
                 _put(greatest, path, upper)
-    found = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
-    return _ENCODER.encode(found).decode()
+    statistics = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    return _ENCODER.encode(statistics).decode()
 
 
 def _leaves(fields: Iterable[pa.Field], inside: tuple[str, ...] | None = ()) -> Iterator[_Leaf | None]:

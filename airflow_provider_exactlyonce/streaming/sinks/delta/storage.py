@@ -93,7 +93,7 @@ class LocalFiles:
     def names(self, folder: str) -> list[str]:
         """Return the names in a directory, without hidden ones."""
         try:
-            return sorted(one for one in os.listdir(self._root / folder) if not one.startswith("."))
+            return sorted(name for name in os.listdir(self._root / folder) if not name.startswith("."))
         except FileNotFoundError:
             return []
 
@@ -175,8 +175,8 @@ class RemoteFiles:
         """Return the names below a prefix."""
         from pyarrow.fs import FileSelector, FileType
 
-        found = self._system.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))
-        return sorted(one.path for one in found if one.type == FileType.File)
+        infos = self._system.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))
+        return sorted(info.path for info in infos if info.type == FileType.File)
 
     def open_new(self, name: str) -> BinaryIO:
         """Open an object to write."""
@@ -196,9 +196,9 @@ class RemoteFiles:
 
     def remove(self, name: str) -> None:
         """Remove an object, or all below a prefix."""
-        for one in [*self.below(name), name]:
+        for object_name in [*self.below(name), name]:
             with suppress(FileNotFoundError):
-                self._system.delete_file(one)
+                self._system.delete_file(object_name)
 
     def place(self, name: str) -> str:
         """Return the URL."""

@@ -61,13 +61,13 @@ class UpsertTarget:
         with self.files.open(path) as opened:
             parquet = _parquet(opened)
             there = [name for name in names if name in parquet.schema_arrow.names]
-            found = parquet.read(columns=there) if there else None
+            table = parquet.read(columns=there) if there else None
             count = parquet.metadata.num_rows
         columns = []
         for name in names:
             kind = self.columns.field(name).type
-            if found is not None and name in there:
-                columns.append(found[name].cast(kind))
+            if table is not None and name in there:
+                columns.append(table[name].cast(kind))
             else:
                 columns.append(pa.repeat(pa.scalar(partition.get(name), pa.string()), count).cast(kind))
         return pa.table(columns, schema=pa.schema([self.columns.field(name) for name in names]))
@@ -102,9 +102,9 @@ class UpsertedRows(StagedRows):
     def __init__(self, target: UpsertTarget, written: Sequence[Mapping[str, Any]], commit: int) -> None:
         self._target: Final = target
         self._commit: Final = commit
-        files = [file for told in written for file in told["files"]]
+        files = [file for task in written for file in task["files"]]
         parts = [target.read(file["path"], file["partition"], target.key.compared) for file in files]
-        parts += [target.read(file["path"], {}, target.key.compared) for told in written for file in told["deletions"]]
+        parts += [target.read(file["path"], {}, target.key.compared) for task in written for file in task["deletions"]]
         rows = pa.concat_tables([target.compared.empty_table(), *parts])
         self._keys: Final = rows.select(target.key.key)
         self._files: Final = list(self._without_older(files, rows))
@@ -115,20 +115,20 @@ class UpsertedRows(StagedRows):
         added, removed = list(self._files), []
         rows = sum(file["rows"] for file in added)
         for file in self._candidates(log):
-            found, copy = self._copy(file)
-            if found:
+            replaced, copy = self._copy(file)
+            if replaced:
                 removed.append(file)
                 added += copy
-                rows -= found
+                rows -= replaced
         return Change(added=added, removed=removed, rows=rows)
 
     def _copy(self, file: LoggedFile) -> tuple[int, list[dict[str, Any]]]:
         """Write a file anew without the rows that are replaced, and count those; once, as no file ever changes."""
         if file.path not in self._copies:
             check_here([file], self._target.where)
-            found = among(self._target.read(file.path, file.partition, self._target.key.key), self._keys)
-            copy = self._target.copy(file.path, file.partition, pc.invert(found)) if found.true_count else []
-            self._copies[file.path] = found.true_count, copy
+            replaced = among(self._target.read(file.path, file.partition, self._target.key.key), self._keys)
+            copy = self._target.copy(file.path, file.partition, pc.invert(replaced)) if replaced.true_count else []
+            self._copies[file.path] = replaced.true_count, copy
         return self._copies[file.path]
 
     def _without_older(self, files: Sequence[Mapping[str, Any]], rows: pa.Table) -> Iterator[Mapping[str, Any]]:

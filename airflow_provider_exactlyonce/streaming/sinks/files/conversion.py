@@ -88,14 +88,14 @@ def find(path: str) -> OldFiles:
     :raises RefusedError: naming what can't be converted, and the way out
     """
     storage = open_storage(path, {})
-    found = {}
+    logs = {}
     for folder in storage.names(_SINKS):
         log = FileLog(storage, f"{_SINKS}/{folder}/log")
         if (last := log.last()) is not None and not last.holds_rows and not has_notes(storage, f"{_SINKS}/{folder}"):
-            found[folder] = (log, last)
-    if len(found) != 1:
-        raise RefusedError(_one_sink(path, list(found)))
-    ((folder, (log, last)),) = found.items()
+            logs[folder] = (log, last)
+    if len(logs) != 1:
+        raise RefusedError(_one_sink(path, list(logs)))
+    ((folder, (log, last)),) = logs.items()
     pipeline, _, sink = folder.rpartition(".")
     if last.entry is None:
         raise RefusedError(f"sink {sink} of pipeline {pipeline} has committed nothing to {path}: remove {folder}")
@@ -182,9 +182,9 @@ def _check(old: OldFiles) -> None:
     """Check that each record has the rows that it says, in files as they were committed."""
     newest = 0
     for record in old.records:
-        place, given = old.log.place(record.position), sum(file.rows for file in record.files)
-        if record.kind == COMMIT and record.entry is not None and given != record.entry.rows:
-            raise RefusedError(f"{place} says {record.entry.rows} rows, and its files have {given}")
+        place, counted = old.log.place(record.position), sum(file.rows for file in record.files)
+        if record.kind == COMMIT and record.entry is not None and counted != record.entry.rows:
+            raise RefusedError(f"{place} says {record.entry.rows} rows, and its files have {counted}")
         if record.kind == COMMIT and record.entry is not None and newest and record.entry.commit != newest + 1:
             raise RefusedError(f"{place} has commit {record.entry.commit}, and the one before it is {newest}")
         newest = record.entry.commit if record.entry else 0
@@ -237,10 +237,10 @@ def _check_partitions(old: OldFiles, partition_by: Sequence[str]) -> None:
             )
         for file in old.files:
             if file.partition.get(name) in ("", NULL):
-                kept = ",".join(one for one in partition_by if one != name)
+                rest = ",".join(column for column in partition_by if column != name)
                 raise RefusedError(
                     f"column {name!r} of partition_by is the text {file.partition[name]!r} in {file.name}, which "
-                    f"readers of Delta take for null: convert without it, --partition-by '{kept}', and declare the "
+                    f"readers of Delta take for null: convert without it, --partition-by '{rest}', and declare the "
                     "Delta sink so"
                 )
 

@@ -48,7 +48,7 @@ def audit(table: IcebergTable | None, ledger: SinkLedger, where: str, commits: I
     :param commits: what the pipeline's ledger has for the sink, in order
     """
     if table is None:
-        yield from (f"commit {known.commit}: there is no {where}" for known in commits)
+        yield from (f"commit {expected.commit}: there is no {where}" for expected in commits)
         return
     try:
         newest = ledger.newest()
@@ -63,13 +63,13 @@ def audit(table: IcebergTable | None, ledger: SinkLedger, where: str, commits: I
     # What was committed before the oldest snapshot that is left, nobody can tell any more.
     oldest = 0 if history.is_whole else min(entries, default=0)
     judged = 0
-    for known in commits:
-        judged, entry = known.commit, entries.get(known.commit)
+    for expected in commits:
+        judged, entry = expected.commit, entries.get(expected.commit)
         if entry is None:
-            if known.commit >= oldest:
-                yield f"commit {known.commit}: {where} has no snapshot with it"
-        elif not entry.is_same_output(known):
-            yield f"commit {known.commit}: {where} has {entry}, the pipeline's ledger {known}"
+            if expected.commit >= oldest:
+                yield f"commit {expected.commit}: {where} has no snapshot with it"
+        elif not entry.is_same_output(expected):
+            yield f"commit {expected.commit}: {where} has {entry}, the pipeline's ledger {expected}"
     yield from (
         f"commit {number}: {where} has it, the pipeline's ledger not"
         for number in sorted(entries)
@@ -108,9 +108,9 @@ def _take(history: _History, snapshot: Snapshot, entry: SinkEntry, added: list[D
         history.findings.append(f"commit {entry.commit}: {name} has it once more")
     if history.entries and entry.commit < max(history.entries):
         history.findings.append(f"commit {entry.commit}: {name} comes after commit {max(history.entries)}")
-    given = sum(file.record_count for file in added)
-    if given != entry.rows:
-        history.findings.append(f"commit {entry.commit}: {name} says {entry.rows} rows, and its files have {given}")
+    counted = sum(file.record_count for file in added)
+    if counted != entry.rows:
+        history.findings.append(f"commit {entry.commit}: {name} says {entry.rows} rows, and its files have {counted}")
     history.entries[entry.commit] = entry
     history.commits.update({file.file_path: frozenset({entry.commit}) for file in added})
 

@@ -128,12 +128,12 @@ class IcebergTable:
 
     def history(self) -> Iterator[Snapshot]:
         """Yield main's snapshots from the newest back, as far as they are kept and follow each other."""
-        of, kept = self._kept
+        of, snapshots = self._kept
         if of is not self.metadata:
-            kept = {snapshot.snapshot_id: snapshot for snapshot in self.metadata.snapshots}
-            self._kept = (self.metadata, kept)
+            snapshots = {snapshot.snapshot_id: snapshot for snapshot in self.metadata.snapshots}
+            self._kept = (self.metadata, snapshots)
         at = self.metadata.current_snapshot_id
-        while at is not None and (snapshot := kept.get(at)) is not None:
+        while at is not None and (snapshot := snapshots.get(at)) is not None:
             yield snapshot
             at = snapshot.parent_snapshot_id
 

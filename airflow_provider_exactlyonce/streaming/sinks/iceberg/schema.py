@@ -70,13 +70,13 @@ def missing_columns(table: Schema, columns: spark.StructType, where: str, *, evo
     :param evolves: whether columns may be added
     :raises RefusedError: naming the column, its types and the way out
     """
-    known = {field.name: field for field in table.fields}
-    by_letters = {name.lower(): name for name in known}
+    table_fields = {field.name: field for field in table.fields}
+    by_letters = {name.lower(): name for name in table_fields}
     missing = []
     for field in iceberg_schema(columns).fields:
         name = field.name
-        if name in known:
-            _check_same(field, known[name], where)
+        if name in table_fields:
+            _check_same(field, table_fields[name], where)
         elif name.lower() in by_letters:
             raise RefusedError(f"{where} has the column {by_letters[name.lower()]!r}, and the rows {name!r}: rename it")
         elif evolves:
@@ -84,9 +84,9 @@ def missing_columns(table: Schema, columns: spark.StructType, where: str, *, evo
         else:
             raise RefusedError(
                 f"{where} has no column {name!r}, which the rows have as {_shown(field.field_type)}. Add it, declare "
-                f"IcebergSink(schema='evolve'), or leave it out of the result. The table has {', '.join(known)}"
+                f"IcebergSink(schema='evolve'), or leave it out of the result. The table has {', '.join(table_fields)}"
             )
-    for name, field in known.items():
+    for name, field in table_fields.items():
         if field.required and name not in columns.names:
             raise RefusedError(f"column {name!r} of {where} is required, and the rows lack it: add it to the result")
     return missing
@@ -94,8 +94,8 @@ def missing_columns(table: Schema, columns: spark.StructType, where: str, *, evo
 
 def written_columns(table: Schema, columns: spark.StructType) -> Schema:
     """Return the table's columns that the rows have, in their order, with the table's ids."""
-    known = {field.name: field for field in table.fields}
-    return Schema(*(known[name] for name in columns.names))
+    table_fields = {field.name: field for field in table.fields}
+    return Schema(*(table_fields[name] for name in columns.names))
 
 
 def _fields(columns: spark.StructType, ids: Iterator[int]) -> list[NestedField]:
@@ -116,16 +116,16 @@ def _type(kind: Any, ids: Iterator[int]) -> IcebergType:
     return _PRIMITIVES["string" if name in ("string", "char", "varchar") else kind.simpleString()]
 
 
-def _check_same(given: NestedField, known: NestedField, where: str) -> None:
-    if _shown(given.field_type) != _shown(known.field_type):
+def _check_same(row_field: NestedField, table_field: NestedField, where: str) -> None:
+    if _shown(row_field.field_type) != _shown(table_field.field_type):
         raise RefusedError(
-            f"column {known.name!r} of {where} is {_shown(known.field_type)}, and the rows have it as "
-            f"{_shown(given.field_type)}: cast it in the result, or write to another table"
+            f"column {table_field.name!r} of {where} is {_shown(table_field.field_type)}, and the rows have it as "
+            f"{_shown(row_field.field_type)}: cast it in the result, or write to another table"
         )
-    if _has_required_part(known.field_type):
+    if _has_required_part(table_field.field_type):
         raise RefusedError(
-            f"column {known.name!r} of {where} has a part that is required, which this sink does not check: "
-            f"{known.field_type}"
+            f"column {table_field.name!r} of {where} has a part that is required, which this sink does not check: "
+            f"{table_field.field_type}"
         )
 
 

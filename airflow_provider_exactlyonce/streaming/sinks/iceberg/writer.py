@@ -186,19 +186,19 @@ def _may_be_nan(columns: Schema, key: int, unordered: set[str]) -> bool:
     )
 
 
-def data_file(told: Mapping[str, Any], format_: TableFormat) -> DataFile:
+def data_file(file: Mapping[str, Any], format_: TableFormat) -> DataFile:
     """Return a file's entry in a manifest, of what its task has told."""
-    statistics = dict(told["statistics"])
+    statistics = dict(file["statistics"])
     for name in _BOUNDS:
         statistics[name] = {key: base64.b64decode(bound) for key, bound in statistics[name].items()}
     for name in _BY_COLUMN:
         statistics[name] = {int(key): value for key, value in (statistics[name] or {}).items()}
     return DataFile.from_args(
         content=DataFileContent.DATA,
-        file_path=told["path"],
+        file_path=file["path"],
         file_format=FileFormat.PARQUET,
-        partition=Partitioning(format_.spec, format_.columns).record(told["partition"]),
-        file_size_in_bytes=told["size"],
+        partition=Partitioning(format_.spec, format_.columns).record(file["partition"]),
+        file_size_in_bytes=file["size"],
         sort_order_id=None,
         spec_id=format_.spec.spec_id,
         equality_ids=None,

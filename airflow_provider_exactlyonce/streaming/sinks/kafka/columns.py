@@ -139,7 +139,7 @@ def _divert_oversized(sink: KafkaSink, records: DataFrame, batch_bytes_maximum: 
     in_headers = F.aggregate(
         F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE)),
         F.lit(0),
-        lambda total, one: total + size(one["key"]) + size(one["value"]) + F.lit(_HEADER_OVERHEAD_BYTES),
+        lambda total, header: total + size(header["key"]) + size(header["value"]) + F.lit(_HEADER_OVERHEAD_BYTES),
     )
     total = size(F.col("key")) + size(F.col("value")) + in_headers + F.lit(_OVERHEAD_BYTES)
     oversized = (F.col("topic") == F.lit(sink.topic)) & (total > batch_bytes_maximum)

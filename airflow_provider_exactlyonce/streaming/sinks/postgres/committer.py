@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
     for_tasks,
     meaning,
     parameters_of,
-    told,
+    translated_errors,
 )
 from airflow_provider_exactlyonce.streaming.sinks.postgres.statements import Move
 from airflow_provider_exactlyonce.streaming.sinks.postgres.table import find
@@ -84,12 +84,12 @@ class PostgresCommitter(SinkCommitter):
     @property
     @override
     def place(self) -> object:
-        with told("asking where it writes", str(self._table)):
+        with translated_errors("asking where it writes", str(self._table)):
             return staging.place_of(self._session(), self._table)
 
     @override
     def tail(self) -> SinkEntry | None:
-        with told("reading the sink's ledger", str(self._table)):
+        with translated_errors("reading the sink's ledger", str(self._table)):
             return staging.newest(self._session(), self._key)
 
     @override
@@ -113,7 +113,7 @@ class PostgresCommitter(SinkCommitter):
     @override
     def begin(self, attempt: SinkAttempt) -> None:
         stage = staging.stage_of(attempt, self._key)
-        with told(f"beginning commit {attempt.commit}", str(self._table)):
+        with translated_errors(f"beginning commit {attempt.commit}", str(self._table)):
             staging.make_stage(self._session(), stage, self._table, self._sink.deleted)
         self._attempt = attempt
 
@@ -171,21 +171,21 @@ class PostgresCommitter(SinkCommitter):
 
     @override
     def forget(self, before: int) -> None:
-        with told("forgetting old commits", str(self._table)):
+        with translated_errors("forgetting old commits", str(self._table)):
             staging.forget(self._session(), self._key, before)
 
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
-        with told("auditing", str(self._table)):
-            known = staging.entries(self._session(), self._key)
+        with translated_errors("auditing", str(self._table)):
+            entries = staging.entries(self._session(), self._key)
             counted = self._rows_by_commit()
         judged = 0
         for commit in commits:
-            judged, found = commit.commit, known.get(commit.commit)
-            if found is None:
+            judged, entry = commit.commit, entries.get(commit.commit)
+            if entry is None:
                 yield f"commit {commit.commit}: {staging.SCHEMA}.commits has no entry of it for sink {self._sink.name}"
-            elif not found.is_same_output(commit):
-                yield f"commit {commit.commit}: {staging.SCHEMA}.commits has {found}, the pipeline's ledger {commit}"
+            elif not entry.is_same_output(commit):
+                yield f"commit {commit.commit}: {staging.SCHEMA}.commits has {entry}, the pipeline's ledger {commit}"
             elif counted is not None and counted.get(commit.commit, 0) != commit.rows:
                 yield (
                     f"commit {commit.commit}: table {self._table} has {counted.get(commit.commit, 0)} rows of it, the "
@@ -193,7 +193,7 @@ class PostgresCommitter(SinkCommitter):
                 )
         yield from (
             f"commit {number}: {staging.SCHEMA}.commits has it for sink {self._sink.name}, the pipeline's ledger not"
-            for number in sorted(known)
+            for number in sorted(entries)
             if judged and number > judged + 1  # the next one may be under way
         )
 
@@ -212,12 +212,12 @@ class PostgresCommitter(SinkCommitter):
         staging.make_tables(connection)
         with connection.transaction():
             claims = f"{staging.SCHEMA}.claims"
-            found = connection.execute(
+            claim = connection.execute(
                 f"SELECT run FROM {claims} WHERE (pipeline, sink) = (%s, %s)", self._key
             ).fetchone()
-            self._check_run(found[0] if found else 0)
+            self._check_run(claim[0] if claim else 0)
             connection.execute("SET LOCAL lock_timeout = '1s'")
-            if found is None:
+            if claim is None:
                 connection.execute(
                     f"INSERT INTO {claims} (pipeline, sink, run) VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", self._key
                 )
@@ -237,7 +237,7 @@ class PostgresCommitter(SinkCommitter):
         deadline = time.monotonic() + self._patience_seconds
         while True:
             try:
-                with told(f"claiming {self._table} for run {self._run}", str(self._table)):
+                with translated_errors(f"claiming {self._table} for run {self._run}", str(self._table)):
                     try:
                         return claim()
                     except psycopg.errors.LockNotAvailable:
@@ -250,10 +250,10 @@ class PostgresCommitter(SinkCommitter):
                 log.info("%s; asking again", error)
             time.sleep(_PAUSE_SECONDS)
 
-    def _check_run(self, found: int) -> None:
-        if found > self._run:
+    def _check_run(self, run: int) -> None:
+        if run > self._run:
             raise FencedError(
-                f"run {self._run} of {self._key[0]} is superseded by run {found}, which has claimed sink {self._key[1]}"
+                f"run {self._run} of {self._key[0]} is superseded by run {run}, which has claimed sink {self._key[1]}"
             )
 
     def _move(
@@ -286,15 +286,15 @@ class PostgresCommitter(SinkCommitter):
 
     def _ambiguous(self, attempt: SinkAttempt, written: Sequence[Mapping[str, Any]]) -> DataError:
         move, arguments = self._staged(attempt, written)
-        with told(f"commit {attempt.commit}", str(self._table)):
-            found = self._session().execute(move.ambiguous(), arguments).fetchone()
-        key = ", ".join(f"{name}={value!r}" for name, value in zip(self._sink.key, found or (), strict=False))
+        with translated_errors(f"commit {attempt.commit}", str(self._table)):
+            row = self._session().execute(move.ambiguous(), arguments).fetchone()
+        key = ", ".join(f"{name}={value!r}" for name, value in zip(self._sink.key, row or (), strict=False))
         order = (
             "rows; name the column that tells which is the last: PostgresSink(order=...)"
             if self._sink.order is None
             else f"rows with its greatest {self._sink.order}; let that column tell them apart"
         )
-        times = found[-1] if found else "several"
+        times = row[-1] if row else "several"
         return RecordRefusedError(f"commit {attempt.commit} has for {key} of table {self._table} {times} {order}")
 
     @property
@@ -308,10 +308,10 @@ class PostgresCommitter(SinkCommitter):
         return dict(self._session().execute(Move.rows_by(self._table, self._counted)).fetchall())
 
     def _drop_stages(self) -> None:
-        with told("removing staging tables", str(self._table)):
-            kept = staging.drop_stages(self._session(), self._key, self._run)
-        if kept:
-            log.info("still written to, and dropped later: %s", ", ".join(kept))
+        with translated_errors("removing staging tables", str(self._table)):
+            still_written = staging.drop_stages(self._session(), self._key, self._run)
+        if still_written:
+            log.info("still written to, and dropped later: %s", ", ".join(still_written))
 
     def _open_attempt(self) -> SinkAttempt:
         invariant(self._attempt is not None, "an attempt is open")

@@ -71,10 +71,10 @@ def connect(parameters: Parameters, application: str) -> psycopg.Connection[Any]
     except psycopg.ProgrammingError as error:
         raise RefusedError(f"PostgreSQL, {parameters.name}: {error}") from error
     except psycopg.Error as error:
-        said = " ".join(str(error).split())  # libpq gives advice in further lines
-        if _REFUSED_USER.search(said):
-            raise RefusedError(f"PostgreSQL, {parameters.name}: {said}") from error
-        raise BatchFailedError(f"PostgreSQL does not answer, {parameters.name}: {said}") from error
+        message = " ".join(str(error).split())  # libpq gives advice in further lines
+        if _REFUSED_USER.search(message):
+            raise RefusedError(f"PostgreSQL, {parameters.name}: {message}") from error
+        raise BatchFailedError(f"PostgreSQL does not answer, {parameters.name}: {message}") from error
 
 
 def for_tasks(parameters: Parameters, connection: psycopg.Connection[Any]) -> Parameters:
@@ -86,7 +86,7 @@ def for_tasks(parameters: Parameters, connection: psycopg.Connection[Any]) -> Pa
 
 
 @contextmanager
-def told(what: str, table: str) -> Iterator[None]:
+def translated_errors(what: str, table: str) -> Iterator[None]:
     """Turn what psycopg raises into the project's errors, and roll nothing back.
 
     :param what: what is being done, for the message
@@ -101,13 +101,13 @@ def told(what: str, table: str) -> Iterator[None]:
 
 
 def meaning(error: psycopg.Error, what: str, table: str) -> ExactlyOnceError:
-    """Return what an error of PostgreSQL means, see :func:`told`."""
+    """Return what an error of PostgreSQL means, see :func:`translated_errors`."""
     state = error.sqlstate or ""
     if state[:2] not in _REFUSED_ROW and state != AMBIGUOUS_KEY:
         return BatchFailedError(f"PostgreSQL, {what}: {type(error).__name__}: {error}")
-    said = error.diag
-    parts = [said.message_primary or str(error), said.message_detail, said.context]
-    where = f", constraint {said.constraint_name}" if said.constraint_name else ""
+    diagnosis = error.diag
+    parts = [diagnosis.message_primary or str(error), diagnosis.message_detail, diagnosis.context]
+    where = f", constraint {diagnosis.constraint_name}" if diagnosis.constraint_name else ""
     return RecordRefusedError(
         f"table {table} refuses a row{where}, {what}: {'. '.join(part.rstrip('.') for part in parts if part)}"
     )

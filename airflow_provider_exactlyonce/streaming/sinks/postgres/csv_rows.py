@@ -45,7 +45,7 @@ def _column(values: pa.Array, as_json: bool) -> pa.Array:
         return _hexadecimal(values)
     if pa.types.is_nested(kind):
         text = to_json if as_json else _array
-        return pa.array([None if one is None else text(one) for one in _python(values)], pa.string())
+        return pa.array([None if value is None else text(value) for value in _python(values)], pa.string())
     return values
 
 
@@ -63,8 +63,8 @@ def _hexadecimal(values: pa.Array) -> pa.Array:
 
 
 def _python(values: pa.Array) -> list[Any]:
-    found: list[Any] = values.to_pylist(maps_as_pydicts="strict")
-    return found
+    python_values: list[Any] = values.to_pylist(maps_as_pydicts="strict")
+    return python_values
 
 
 def to_json(value: Any) -> str:
@@ -91,7 +91,7 @@ def to_json(value: Any) -> str:
 
 
 def _array(values: list[Any]) -> str:
-    return "{" + ",".join("NULL" if one is None else _element(one) for one in values) + "}"
+    return "{" + ",".join("NULL" if value is None else _element(value) for value in values) + "}"
 
 
 def _element(value: Any) -> str:

@@ -99,8 +99,8 @@ def newest(connection: psycopg.Connection[Any], key: Key) -> SinkEntry | None:
         there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{SCHEMA}.commits"]).fetchone()
         if not there or not there[0]:
             return None
-        found = connection.execute(ordered, key).fetchone()
-    return None if found is None else SinkEntry.from_json(found[0])
+        row = connection.execute(ordered, key).fetchone()
+    return None if row is None else SinkEntry.from_json(row[0])
 
 
 def entries(connection: psycopg.Connection[Any], key: Key) -> dict[int, SinkEntry]:
@@ -124,10 +124,10 @@ def place_of(connection: psycopg.Connection[Any], table: Table) -> object:
     """Return what tells a table from all others, in whatever cluster."""
     name = table.quoted.as_string(connection)
     try:
-        found = connection.execute(places.POSTGRESQL.format(table="%(table)s"), {"table": name}).fetchone()
+        row = connection.execute(places.POSTGRESQL.format(table="%(table)s"), {"table": name}).fetchone()
     except psycopg.errors.InsufficientPrivilege:
         return "postgresql", connection.info.host, connection.info.port, connection.info.dbname, name
-    return "postgresql", *(found or ())
+    return "postgresql", *(row or ())
 
 
 def check_commit_column(connection: psycopg.Connection[Any], key: Key, table: Table, column: str) -> None:
@@ -138,10 +138,10 @@ def check_commit_column(connection: psycopg.Connection[Any], key: Key, table: Ta
     there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{SCHEMA}.places"]).fetchone()
     if not there or not there[0]:
         return
-    found = connection.execute(f"SELECT pipeline, sink {_PLACE}", _place(connection, table, column)).fetchone()
-    if found is not None and found != key:
-        where = f"DELETE FROM {SCHEMA}.places WHERE (pipeline, sink) = ('{found[0]}', '{found[1]}')"
-        raise RefusedError(places.taken(str(table), column, found, where))
+    owner = connection.execute(f"SELECT pipeline, sink {_PLACE}", _place(connection, table, column)).fetchone()
+    if owner is not None and owner != key:
+        where = f"DELETE FROM {SCHEMA}.places WHERE (pipeline, sink) = ('{owner[0]}', '{owner[1]}')"
+        raise RefusedError(places.taken(str(table), column, owner, where))
 
 
 def take_commit_column(connection: psycopg.Connection[Any], key: Key, table: Table, column: str | None) -> None:
@@ -208,10 +208,10 @@ def lock_claim(connection: psycopg.Connection[Any], key: Key) -> int:
 
     Whoever commits holds this lock: with it, no other commit is under way.
     """
-    found = connection.execute(
+    row = connection.execute(
         f"SELECT run FROM {SCHEMA}.claims WHERE (pipeline, sink) = (%s, %s) FOR UPDATE", key
     ).fetchone()
-    return found[0] if found else 0
+    return row[0] if row else 0
 
 
 def end_idle(connection: psycopg.Connection[Any], application: str) -> int:

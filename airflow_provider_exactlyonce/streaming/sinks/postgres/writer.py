@@ -86,10 +86,10 @@ class PostgresWriter(SinkWriter):
         try:
             yield
         except psycopg.Error as error:
-            known = meaning(error, self._what, self._opened.table)
-            if isinstance(known, RecordRefusedError):
-                raise RecordRefusedError(mark(RecordRefusedError, str(known))) from error
-            raise known from error
+            translated = meaning(error, self._what, self._opened.table)
+            if isinstance(translated, RecordRefusedError):
+                raise RecordRefusedError(mark(RecordRefusedError, str(translated))) from error
+            raise translated from error
 
 
 class _AbandonedError(Exception):

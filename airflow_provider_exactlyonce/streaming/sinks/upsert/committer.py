@@ -77,9 +77,11 @@ class UpsertWriter(SinkWriter):
         opened = self._opened
         with self._marked():
             connection = self._connection or self._start(rows.schema.names)
-            given = upsert_table.parameters(rows.to_pylist(), opened.key, opened.commit_column, self._attempt.commit)
+            parameters = upsert_table.parameters(
+                rows.to_pylist(), opened.key, opened.commit_column, self._attempt.commit
+            )
             for statement in self._statements:
-                connection.execute(statement, given)
+                connection.execute(statement, parameters)
         self._rows += rows.num_rows
 
     @override
@@ -106,7 +108,7 @@ class UpsertWriter(SinkWriter):
     @contextmanager
     def _marked(self) -> Iterator[None]:
         try:
-            with upsert_table.told(f"commit {self._attempt.commit}", self._opened.table):
+            with upsert_table.translated_errors(f"commit {self._attempt.commit}", self._opened.table):
                 yield
         except RecordRefusedError as error:
             raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error
@@ -203,13 +205,13 @@ class UpsertCommitter(SinkCommitter):
         with self._connected("auditing") as connection:
             self._newest(connection)  # which is not another sink's
             rows = connection.execute(sa.select(COMMITS.c.entry).filter_by(**self._key)).scalars()
-            known = {entry.commit: entry for entry in map(SinkEntry.from_json, rows)}
+            entries = {entry.commit: entry for entry in map(SinkEntry.from_json, rows)}
         for commit in commits:
-            found = known.get(commit.commit)
-            if found is None:
+            entry = entries.get(commit.commit)
+            if entry is None:
                 yield f"commit {commit.commit}: {COMMITS.name} has no entry of it for sink {self._sink.name}"
-            elif not found.is_same_output(commit):
-                yield f"commit {commit.commit}: {COMMITS.name} has {found}, the pipeline's ledger {commit}"
+            elif not entry.is_same_output(commit):
+                yield f"commit {commit.commit}: {COMMITS.name} has {entry}, the pipeline's ledger {commit}"
 
     @override
     def close(self) -> None:
@@ -218,7 +220,7 @@ class UpsertCommitter(SinkCommitter):
     @contextmanager
     def _connected(self, what: str) -> Iterator[sa.Connection]:
         with (
-            upsert_table.told(what, self._sink.table),
+            upsert_table.translated_errors(what, self._sink.table),
             upsert_table.connect(self._sink.url) as connection,
         ):
             yield connection
@@ -233,10 +235,10 @@ class UpsertCommitter(SinkCommitter):
             connection.execute(CLAIMS.insert(), {**self._key, "run": 0})
         row = connection.execute(sa.select(CLAIMS).filter_by(**self._key)).mappings().one()
         places.check_exact(row, self._key, CLAIMS)
-        found = row["run"]
-        if found > self._run:
+        run = row["run"]
+        if run > self._run:
             raise FencedError(
-                f"run {self._run} of {self._key['pipeline']} is superseded by run {found}, which has claimed sink "
+                f"run {self._run} of {self._key['pipeline']} is superseded by run {run}, which has claimed sink "
                 f"{self._sink.name}"
             )
 

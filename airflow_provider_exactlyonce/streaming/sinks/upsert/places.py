@@ -33,14 +33,14 @@ PLACES: Final = sa.Table(
 )
 
 
-def check_exact(found: sa.RowMapping, key: Mapping[str, str], table: sa.Table) -> None:
+def check_exact(row: sa.RowMapping, key: Mapping[str, str], table: sa.Table) -> None:
     """Check that a row that the database takes for a sink's is that sink's.
 
-    :param found: the row
+    :param row: as the database has it
     :param key: the sink's
     :raises RefusedError: when it is of a name in other letters
     """
-    there = {name: found[name] for name in key}
+    there = {name: row[name] for name in key}
     if there == key:
         return
     raise RefusedError(
@@ -57,8 +57,10 @@ def identity(connection: sa.Connection, table: sa.Table) -> tuple[object, ...]:
     if dialect == "postgresql":
         try:
             with connection.begin_nested():
-                found = connection.execute(sa.text(places.POSTGRESQL.format(table=":table")), {"table": name}).one()
-            return "postgresql", *found
+                identifiers = connection.execute(
+                    sa.text(places.POSTGRESQL.format(table=":table")), {"table": name}
+                ).one()
+            return "postgresql", *identifiers
         except sa.exc.ProgrammingError:  # the right to ask for the cluster's identifier was revoked
             return "postgresql", url.host, url.port, url.database, _text(connection, table)
     if dialect in ("mysql", "mariadb"):
@@ -79,9 +81,9 @@ def check(connection: sa.Connection, key: Mapping[str, str], table: sa.Table, co
     if not sa.inspect(connection).has_table(PLACES.name):
         return
     place = {"place": _text(connection, table), "commit_column": column}
-    found = connection.execute(sa.select(PLACES).filter_by(**place)).mappings().one_or_none()
-    if found is not None and {name: found[name] for name in key} != key:
-        owner = (found["pipeline"], found["sink"])
+    row = connection.execute(sa.select(PLACES).filter_by(**place)).mappings().one_or_none()
+    if row is not None and {name: row[name] for name in key} != key:
+        owner = (row["pipeline"], row["sink"])
         release = f"DELETE FROM {PLACES.name} WHERE pipeline = '{owner[0]}' AND sink = '{owner[1]}'"
         raise RefusedError(places.taken(str(table), column, owner, release))
 

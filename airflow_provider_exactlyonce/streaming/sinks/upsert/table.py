@@ -52,7 +52,7 @@ def shown(engine: sa.Engine) -> str:
 
 
 @contextmanager
-def told(what: str, table: str) -> Iterator[None]:
+def translated_errors(what: str, table: str) -> Iterator[None]:
     """Turn what SQLAlchemy raises into the project's errors.
 
     :raises RecordRefusedError: a row is refused for what it is
@@ -117,8 +117,8 @@ def check_columns(
     inspector = sa.inspect(connection)
     unique: list[Any] = [
         inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"],
-        *(one["column_names"] for one in inspector.get_unique_constraints(table.name, table.schema)),
-        *(one["column_names"] for one in inspector.get_indexes(table.name, table.schema) if one["unique"]),
+        *(constraint["column_names"] for constraint in inspector.get_unique_constraints(table.name, table.schema)),
+        *(index["column_names"] for index in inspector.get_indexes(table.name, table.schema) if index["unique"]),
     ]
     check_key(table, key, unique)
 
@@ -156,7 +156,7 @@ def parameters(
     """
     more = {} if commit_column is None else {commit_column: commit, "key_commit": commit}
     last = {tuple(row[name] for name in key): row for row in rows}
-    if nulls := [one for one in last if None in one]:
+    if nulls := [key_values for key_values in last if None in key_values]:
         shown_key = ", ".join(f"{name}={value!r}" for name, value in zip(key, nulls[0], strict=True))
         raise RecordRefusedError(f"commit {commit} has a row with a null in its key, which replaces none: {shown_key}")
     return [{**row, **{f"key_{name}": row[name] for name in key}, **more} for row in last.values()]

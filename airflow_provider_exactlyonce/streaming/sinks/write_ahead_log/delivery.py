@@ -237,10 +237,10 @@ class Delivery:
 
     def _has(self, entry: SinkEntry) -> bool:
         """Ask the target. What it does not know is asked again: taken for a no, it would be delivered twice."""
-        found = self._target.has(entry)
-        if found is None:
+        is_delivered = self._target.has(entry)
+        if is_delivered is None:
             raise BatchFailedError(f"the target does not say whether it has commit {entry.commit}")
-        return found
+        return is_delivered
 
     def _forget(self, passed: DeliveryProgress, before: int) -> None:
         """Remove a note that was passed, and the oldest records with their files as far as they are delivered and old.
@@ -265,9 +265,9 @@ def read_note(storage: Storage, folder: str) -> DeliveryProgress:
     """
     names = storage.names(f"{folder}/{_NOTES}")
     notes = [
-        DeliveryProgress(commit=int(found[2]), position=int(found[1]))
+        DeliveryProgress(commit=int(match[2]), position=int(match[1]))
         for name in names
-        if (found := _NOTE.fullmatch(name))
+        if (match := _NOTE.fullmatch(name))
     ]
     with suppress(FileNotFoundError):
         body = json.loads(storage.first_line(f"{folder}/{_OLD_NOTE}"))

@@ -105,7 +105,7 @@ class FileLog:
 
     def positions(self) -> list[int]:
         """Return the positions that are there, in order."""
-        return [int(found[1]) for name in self._storage.names(self._folder) if (found := _RECORD.fullmatch(name))]
+        return [int(match[1]) for name in self._storage.names(self._folder) if (match := _RECORD.fullmatch(name))]
 
     def last(self) -> LogRecord | None:
         """Return the last record, None when the log is empty."""
@@ -153,10 +153,10 @@ class FileLog:
                 with self._storage.open(name) as file:
                     if name == self._name(record.position):
                         file.readline()
-                    found = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+                    checksum = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
             except FileNotFoundError:
-                found = None
-            if found != expected:
+                checksum = None
+            if checksum != expected:
                 yield self._storage.place(name)
 
     def following(self, position: int) -> Iterator[LogRecord]:

@@ -203,32 +203,34 @@ class WriteAheadLogCommitter(StagedCommitter):
         for before, record in pairwise(records):
             if record.position != before.position + 1:
                 yield f"{self._log.place(record.position)}: the record before it is missing"
-        found = {record.entry.commit: record for record in records if record.kind == COMMIT and record.entry}
+        records_by_commit = {
+            record.entry.commit: record for record in records if record.kind == COMMIT and record.entry
+        }
         # What was delivered leaves the log by its age.
         oldest = records[0].entry.commit if records and records[0].position > 1 and records[0].entry else 0
-        for known in commits:
-            if known.commit < oldest:
+        for expected in commits:
+            if expected.commit < oldest:
                 continue
-            if known.commit not in found:
-                if known.commit > oldest:
-                    yield f"commit {known.commit}: the log has no record of it"
+            if expected.commit not in records_by_commit:
+                if expected.commit > oldest:
+                    yield f"commit {expected.commit}: the log has no record of it"
                 continue
-            yield from self._differences(found[known.commit], known)
-            if known.commit == note.commit and target.can_be_asked and not target.has(known):
-                yield f"commit {known.commit}: it was delivered, and the target does not have it"
+            yield from self._differences(records_by_commit[expected.commit], expected)
+            if expected.commit == note.commit and target.can_be_asked and not target.has(expected):
+                yield f"commit {expected.commit}: it was delivered, and the target does not have it"
 
     @override
     def close(self) -> None:
         self._delivery.stop(self._settings.drain_seconds)
 
-    def _differences(self, record: LogRecord, known: SinkEntry) -> Iterator[str]:
+    def _differences(self, record: LogRecord, expected: SinkEntry) -> Iterator[str]:
         place, changed = self._log.place(record.position), list(self._log.changed(record))
-        if record.entry is None or not record.entry.is_same_output(known):
-            yield f"commit {known.commit}: {place} has {record.entry}, the ledger {known}"
+        if record.entry is None or not record.entry.is_same_output(expected):
+            yield f"commit {expected.commit}: {place} has {record.entry}, the ledger {expected}"
         for name in changed:
-            yield f"commit {known.commit}: {name} is missing, or its rows are not those that were committed"
-        if not changed and (rows := sum(batch.num_rows for batch in self._log.rows(record))) != known.rows:
-            yield f"commit {known.commit}: {place} has {rows} rows, and the ledger says {known.rows}"
+            yield f"commit {expected.commit}: {name} is missing, or its rows are not those that were committed"
+        if not changed and (rows := sum(batch.num_rows for batch in self._log.rows(record))) != expected.rows:
+            yield f"commit {expected.commit}: {place} has {rows} rows, and the ledger says {expected.rows}"
 
 
 def _stream(rows: Iterator[pa.RecordBatch]) -> bytes:

@@ -140,7 +140,7 @@ class LocalStorage(Storage):
     @override
     def names(self, folder: str) -> list[str]:
         try:
-            return sorted(one for one in os.listdir(self._root / folder) if not one.startswith("."))
+            return sorted(name for name in os.listdir(self._root / folder) if not name.startswith("."))
         except FileNotFoundError:
             return []
 
@@ -178,10 +178,10 @@ class RemoteStorage(Storage):
     def names(self, folder: str) -> list[str]:
         self._system.invalidate_cache()
         try:
-            found = self._system.ls(self._path(folder), detail=False)
+            paths = self._system.ls(self._path(folder), detail=False)
         except FileNotFoundError:
             return []
-        return sorted(PurePosixPath(one).name for one in found)
+        return sorted(PurePosixPath(path).name for path in paths)
 
     @override
     def open(self, name: str) -> BinaryIO:

@@ -87,8 +87,8 @@ class Appending(SinkCommitter):
         self.entry: SinkEntry | None = None
 
     def tail(self) -> SinkEntry | None:
-        found = self.database.execute("SELECT entry FROM notes WHERE sink = ?", (self.name,)).fetchone()
-        return None if found is None else SinkEntry.from_json(found[0])
+        row = self.database.execute("SELECT entry FROM notes WHERE sink = ?", (self.name,)).fetchone()
+        return None if row is None else SinkEntry.from_json(row[0])
 
     def claim(self, run: int) -> SinkEntry | None:
         return self.tail()
@@ -101,14 +101,14 @@ class Appending(SinkCommitter):
         self.ids = []
 
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
-        self.ids = [int(line) for told in written for line in Path(told["file"]).read_text().splitlines()]
+        self.ids = [int(line) for task in written for line in Path(task["file"]).read_text().splitlines()]
 
     def commit(self, entry: SinkEntry) -> None:
         self.entry = entry
         self.deliver(self.ids)
 
     def deliver(self, ids: Sequence[int]) -> None:
-        self.database.executemany(f"INSERT OR REPLACE INTO {self.name} VALUES (?)", [(one,) for one in ids])
+        self.database.executemany(f"INSERT OR REPLACE INTO {self.name} VALUES (?)", [(number,) for number in ids])
 
     def note(self) -> None:
         if self.entry is not None:

@@ -93,18 +93,18 @@ def processed(
     committed: list[bool] | None = None,
     stop: str | None = None,
 ) -> tuple[list[str], list[bool], CommitCoordinator, ExactlyOnceError | None]:
-    sink, told = ScriptedSink(script, committed=committed or []), list[bool]()
+    sink, repeated = ScriptedSink(script, committed=committed or []), list[bool]()
     callbacks = Callbacks(
         plan=lambda number: BATCH,
         stop_reason=lambda: stop,
-        committed=lambda record, seconds, before: told.append(before),
+        committed=lambda record, seconds, before: repeated.append(before),
     )
     made = CommitCoordinator(sink, callbacks, max_batch_attempts=3, first_pause_seconds=0)
     try:
         made.process(cast(Any, None), 7)
     except ExactlyOnceError as error:
-        return sink.calls, told, made, error
-    return sink.calls, told, made, None
+        return sink.calls, repeated, made, error
+    return sink.calls, repeated, made, None
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_what_can_not_be_repeated_ends_the_query_with_its_own_error(
     calls: list[str],
 ) -> None:
     script = {name: list(steps) for name, steps in script.items()}
-    found, told, _, raised = processed(script, ["rebuild" in script])
-    assert (found, told) == (calls, [])
+    called, repeated, _, raised = processed(script, ["rebuild" in script])
+    assert (called, repeated) == (calls, [])
     assert type(raised) is error
 
 
 def test_a_batch_whose_rerun_differs_is_refused_and_nothing_is_left_open() -> None:
-    found, told, _, raised = processed({"rebuild": [RefusedError("other rows")]}, [True])
-    assert (found, told, type(raised)) == (["begin", "rebuild", "abort"], [], RefusedError)
+    called, repeated, _, raised = processed({"rebuild": [RefusedError("other rows")]}, [True])
+    assert (called, repeated, type(raised)) == (["begin", "rebuild", "abort"], [], RefusedError)
 
 
 @pytest.mark.parametrize(
@@ -215,5 +215,5 @@ def test_a_stop_leaves_a_commit_in_doubt_to_the_next_run_only_when_it_can_not_be
 
 
 def test_a_stop_is_honoured_before_the_batch_begins() -> None:
-    found, told, _, raised = processed({}, stop="please")
-    assert (found, told, type(raised)) == ([], [], StopRequestedError)
+    called, repeated, _, raised = processed({}, stop="please")
+    assert (called, repeated, type(raised)) == ([], [], StopRequestedError)

@@ -144,7 +144,7 @@ def test_a_plan_that_lacks_a_topic_of_the_batch_before_it_is_removed(tmp_path: P
 def test_a_source_that_reads_a_topic_no_more_is_refused_before_spark_plans_without_it(
     declared: list[str], refused: bool
 ) -> None:
-    sources = [SourceTopics.parse(one) for one in declared]
+    sources = [SourceTopics.parse(text) for text in declared]
     check_sources_go_on(None, sources)
     if refused:
         with pytest.raises(RefusedError, match="commit 5 has read topic in, and the sources now read"):

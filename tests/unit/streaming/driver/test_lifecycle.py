@@ -43,25 +43,25 @@ def raising(error: Exception) -> Callable[[], NoReturn]:
     return work
 
 
-def told(path: Path) -> status.Status:
-    found = status.read(Home(path).status)
-    assert found is not None
-    return found
+def status_of(path: Path) -> status.Status:
+    driver_status = status.read(Home(path).status)
+    assert driver_status is not None
+    return driver_status
 
 
 def test_work_that_is_done_ends_with_0(lifecycle: DriverLifecycle, tmp_path: Path) -> None:
     assert lifecycle.run(lambda: None) == 0
-    assert told(tmp_path).state is DriverState.FINISHED
+    assert status_of(tmp_path).state is DriverState.FINISHED
 
 
 def test_a_stop_that_was_asked_for_ends_with_0_and_so_does_one_because_the_work_is_done(
     lifecycle: DriverLifecycle, tmp_path: Path
 ) -> None:
     assert lifecycle.run(raising(StopRequestedError("somebody"))) == 0
-    assert told(tmp_path).state is DriverState.STOPPED
+    assert status_of(tmp_path).state is DriverState.STOPPED
     lifecycle.stop.done = "commit 7 is there"
     assert lifecycle.run(raising(StopRequestedError("commit 7 is there"))) == 0
-    assert told(tmp_path).state is DriverState.FINISHED
+    assert status_of(tmp_path).state is DriverState.FINISHED
 
 
 @pytest.mark.parametrize("error", [DivergedError("other rows"), BatchFailedError("three times")])
@@ -69,13 +69,13 @@ def test_an_error_of_ours_ends_with_its_own_code(
     lifecycle: DriverLifecycle, tmp_path: Path, error: ExactlyOnceError
 ) -> None:
     assert lifecycle.run(raising(error)) == error.exit_code
-    failed = told(tmp_path)
+    failed = status_of(tmp_path)
     assert (failed.state, failed.error and failed.error.kind) == (DriverState.FAILED, type(error).__name__)
 
 
 def test_any_other_error_ends_with_1(lifecycle: DriverLifecycle, tmp_path: Path) -> None:
     assert lifecycle.run(raising(RuntimeError("a mystery"))) == 1
-    assert told(tmp_path).state is DriverState.FAILED
+    assert status_of(tmp_path).state is DriverState.FAILED
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Spark is gone"), BatchFailedError("its job was cancelled")])
@@ -87,7 +87,7 @@ def test_what_a_signal_breaks_in_the_middle_of_a_batch_is_a_stop(
         raise error
 
     assert lifecycle.run(work) == 0
-    assert told(tmp_path).state is DriverState.STOPPED
+    assert status_of(tmp_path).state is DriverState.STOPPED
 
 
 def test_a_signal_does_not_hide_what_a_restart_would_not_mend(lifecycle: DriverLifecycle) -> None:

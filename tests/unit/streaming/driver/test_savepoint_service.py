@@ -67,7 +67,7 @@ def test_a_request_is_answered_with_the_newest_batch_that_spark_and_the_ledger_h
     ask(home, "bb", token="another driver")
     serving.close(serve=True)
     assert requests.savepoint_answer(home, "bb") is None
-    assert [one.id for one in Savepoints(home.savepoints).list()] == ["3-aa"]
+    assert [savepoint.id for savepoint in Savepoints(home.savepoints).list()] == ["3-aa"]
 
 
 def test_a_stop_is_a_reason_to_begin_no_batch_and_is_served_at_the_end(
@@ -93,7 +93,7 @@ def test_a_driver_that_fails_answers_nothing_so_that_whoever_asked_takes_it(home
     ask(home, "dd", stop=True)
     serving.close(serve=False)
     assert requests.savepoint_answer(home, "dd") is None
-    assert [one.request for one in requests.savepoint_requests(home, TOKEN)] == ["dd"]
+    assert [request.request for request in requests.savepoint_requests(home, TOKEN)] == ["dd"]
 
 
 def test_what_cannot_be_saved_is_answered_with_the_reason_and_the_next_request_is_served(

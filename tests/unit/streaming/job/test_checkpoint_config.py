@@ -118,8 +118,8 @@ def test_new_pipelines_have_rocksdb_with_format_2() -> None:
 def test_a_backend_becomes_spark_settings() -> None:
     rocksdb = StateBackend.rocksdb(changelog=True, memory_megabytes=600, write_buffer_share=0.3)
     prefix = "spark.sql.streaming.stateStore.rocksdb."
-    found = {name.removeprefix(prefix): value for name, value in rocksdb.conf.items() if name.startswith(prefix)}
-    assert found == {
+    settings = {name.removeprefix(prefix): value for name, value in rocksdb.conf.items() if name.startswith(prefix)}
+    assert settings == {
         "changelogCheckpointing.enabled": "true",
         "boundedMemoryUsage": "true",
         "maxMemoryUsageMB": "600",

@@ -11,8 +11,8 @@ def test_a_cluster_that_is_away_is_told_once_a_minute_with_a_count_and_nothing_e
     handler = logging.StreamHandler(written)
     handler.addFilter(ClusterAway(clock=lambda: now[0]))
     kafka, own = logging.Logger("kafka.net.manager"), logging.Logger("exactlyonce")
-    for one in (kafka, own):
-        one.addHandler(handler)
+    for logger in (kafka, own):
+        logger.addHandler(handler)
     for second in range(130):
         now[0] = float(second)
         kafka.error("Connection failed: %s", "111 ECONNREFUSED")

@@ -20,15 +20,20 @@ CLUSTER = {"bootstrap.servers": "a:1"}
 
 
 def test_a_source_takes_more_records_a_poll_than_kafkas_own_default() -> None:
-    found = KafkaSource("in").spark_options(CLUSTER)
-    assert (found["kafka.max.poll.records"], found["kafka.max.partition.fetch.bytes"]) == ("10000", "8388608")
+    spark_options = KafkaSource("in").spark_options(CLUSTER)
+    assert (spark_options["kafka.max.poll.records"], spark_options["kafka.max.partition.fetch.bytes"]) == (
+        "10000",
+        "8388608",
+    )
 
 
 def test_the_users_value_of_a_default_wins_however_it_is_spelled() -> None:
     options = {"Kafka.max.poll.records": "7", "kafka.fetch.min.bytes": "5"}
-    found = {name.lower(): value for name, value in KafkaSource("in", options=options).spark_options(CLUSTER).items()}
-    assert (found["kafka.max.poll.records"], found["kafka.fetch.min.bytes"]) == ("7", "5")
-    assert found["kafka.max.partition.fetch.bytes"] == "8388608"
+    spark_options = {
+        name.lower(): value for name, value in KafkaSource("in", options=options).spark_options(CLUSTER).items()
+    }
+    assert (spark_options["kafka.max.poll.records"], spark_options["kafka.fetch.min.bytes"]) == ("7", "5")
+    assert spark_options["kafka.max.partition.fetch.bytes"] == "8388608"
 
 
 @pytest.mark.parametrize(
@@ -50,13 +55,13 @@ def test_an_option_that_says_other_than_a_parameter_is_refused_by_name(option: s
 
 def test_an_option_that_says_the_same_is_given_once() -> None:
     options = {"SUBSCRIBE": "in", "startingoffsets": "earliest", "failondataloss": "TRUE"}
-    found = KafkaSource("in", options=options).spark_options(CLUSTER)
-    assert found == KafkaSource("in").spark_options(CLUSTER)
+    spark_options = KafkaSource("in", options=options).spark_options(CLUSTER)
+    assert spark_options == KafkaSource("in").spark_options(CLUSTER)
 
 
 def test_a_limit_may_be_an_option_while_no_parameter_says_one() -> None:
-    found = KafkaSource("in", options={"maxoffsetspertrigger": "5"}).spark_options(CLUSTER)
-    assert {name.lower(): value for name, value in found.items()}["maxoffsetspertrigger"] == "5"
+    spark_options = KafkaSource("in", options={"maxoffsetspertrigger": "5"}).spark_options(CLUSTER)
+    assert {name.lower(): value for name, value in spark_options.items()}["maxoffsetspertrigger"] == "5"
 
 
 def test_what_every_source_sets_is_no_part_of_a_pipelines_version() -> None:
@@ -67,10 +72,10 @@ def test_what_every_source_sets_is_no_part_of_a_pipelines_version() -> None:
 
 def test_every_option_is_on_the_page_with_its_default() -> None:
     defaults = {
-        one.name: "required"
-        if one.default is MISSING and one.default_factory is MISSING
-        else f"`{one.default_factory() if one.default_factory is not MISSING else one.default!r}`"
-        for one in fields(KafkaSource)
+        field.name: "required"
+        if field.default is MISSING and field.default_factory is MISSING
+        else f"`{field.default_factory() if field.default_factory is not MISSING else field.default!r}`"
+        for field in fields(KafkaSource)
     }
     table = PAGE.split("## Options")[1].split("\n\n")[1]
     assert dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|", table, re.MULTILINE)) == defaults
@@ -95,10 +100,10 @@ def test_a_time_to_begin_at_is_one_text_in_the_version_and_one_option(moment: da
     source = KafkaSource("in", starting_offsets=moment)
     assert source == KafkaSource("in", starting_offsets="2026-11-21T12:00:00+00:00")
     assert "starting_offsets='2026-11-21T12:00:00+00:00'" in repr(source)
-    found = source.spark_options(CLUSTER)
-    assert found["startingTimestamp"] == "1795262400000"
-    assert found["startingOffsetsByTimestampStrategy"] == "latest"
-    assert "startingOffsets" not in found
+    spark_options = source.spark_options(CLUSTER)
+    assert spark_options["startingTimestamp"] == "1795262400000"
+    assert spark_options["startingOffsetsByTimestampStrategy"] == "latest"
+    assert "startingOffsets" not in spark_options
 
 
 @pytest.mark.parametrize("option", ["startingTimestamp", "startingOffsetsByTimestamp", "startingoffsets"])

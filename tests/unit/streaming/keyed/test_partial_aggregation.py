@@ -17,7 +17,7 @@ def counts(accumulator: str = "BIGINT") -> Aggregation:
         accumulator=accumulator,
         create=int,
         add=lambda before, row: before + row.n,
-        merge=lambda one, other: one + other,
+        merge=lambda left, right: left + right,
         get=lambda made: (made,),
         output="n BIGINT",
     )
@@ -39,11 +39,11 @@ def test_a_task_holds_no_more_keys_than_it_may(monkeypatch: pytest.MonkeyPatch) 
     given: list[list[tuple[str | None, int]]] = [
         [(f"k{(number * 7 + row) % 11}", row + 1) for row in range(4)] for number in range(9)
     ]
-    found = combine(counts(), *given)
-    assert max(map(len, found)) < 8
-    assert len(found) > 3
+    parts = combine(counts(), *given)
+    assert max(map(len, parts)) < 8
+    assert len(parts) > 3
     totals: Counter[str | None] = Counter()
-    for rows in found:
+    for rows in parts:
         totals.update(dict(rows))
     expected: Counter[str | None] = Counter()
     for rows in given:

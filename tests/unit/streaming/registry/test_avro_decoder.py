@@ -23,12 +23,12 @@ HEAD = b"\0\0\0\0\7"
 
 
 def written(schema: Any, *values: Any) -> list[bytes]:
-    parsed, found = fastavro.parse_schema(schema), []
+    parsed, encoded = fastavro.parse_schema(schema), []
     for value in values:
         buffer = io.BytesIO()
         fastavro.schemaless_writer(buffer, parsed, value)
-        found.append(HEAD + buffer.getvalue())
-    return found
+        encoded.append(HEAD + buffer.getvalue())
+    return encoded
 
 
 def record(*fields: tuple[str, Any], name: str = "R") -> dict[str, Any]:
@@ -38,17 +38,17 @@ def record(*fields: tuple[str, Any], name: str = "R") -> dict[str, Any]:
 def decoded(writer: Any, reader: Any, values: Sequence[bytes]) -> tuple[list[dict[str, Any] | None], dict[int, str]]:
     columns = avro_types.of_columns(reader) if isinstance(reader, str) else avro_types.parse(json.dumps(reader))
     decoder = AvroDecoder(avro_types.parse(json.dumps(writer)), columns)
-    found, reasons = decoder.decode(pa.array(values, pa.binary()), len(HEAD))
-    found.validate(full=True)
+    array, reasons = decoder.decode(pa.array(values, pa.binary()), len(HEAD))
+    array.validate(full=True)
     fits = [position not in reasons for position in range(len(values))]
-    rows = iter(found.filter(pa.array(fits, pa.bool_())).to_pylist(maps_as_pydicts="strict"))
+    rows = iter(array.filter(pa.array(fits, pa.bool_())).to_pylist(maps_as_pydicts="strict"))
     return [next(rows) if fit else None for fit in fits], reasons
 
 
 def renamed(schema: Any, numbers: Iterator[int]) -> Any:
     """Give each named type a name of its own."""
     if isinstance(schema, list):
-        return [renamed(one, numbers) for one in schema]
+        return [renamed(member, numbers) for member in schema]
     if not isinstance(schema, dict):
         return schema
     inner = {key: renamed(schema[key], numbers) for key in ("type", "items", "values", "fields") if key in schema}
@@ -85,7 +85,7 @@ def typed(draw: st.DrawFn, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]
         return {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 3}, values
     if kind == "record":
         fields = draw(st.lists(typed(depth - 1), min_size=1, max_size=4))
-        named = [(f"f{position}", one) for position, (one, _) in enumerate(fields)]
+        named = [(f"f{position}", field_type) for position, (field_type, _) in enumerate(fields)]
         return record(*named, name=name), st.fixed_dictionaries(
             {f"f{position}": values for position, (_, values) in enumerate(fields)}
         )
@@ -105,14 +105,14 @@ def test_any_records_are_what_fastavro_makes_of_them(data: st.DataObject) -> Non
     fields = data.draw(st.lists(typed(), min_size=1, max_size=5))
     schema = record(*[(f"c{position}", kind) for position, (kind, _) in enumerate(fields)])
     schema = renamed(schema, itertools.count())
-    one = st.fixed_dictionaries({f"c{position}": values for position, (_, values) in enumerate(fields)})
-    values = written(schema, *data.draw(st.lists(one, max_size=8)))
+    rows_of_schema = st.fixed_dictionaries({f"c{position}": values for position, (_, values) in enumerate(fields)})
+    values = written(schema, *data.draw(st.lists(rows_of_schema, max_size=8)))
     expected: list[Any] = [fastavro.schemaless_reader(io.BytesIO(value[5:]), schema, None) for value in values]
-    wanted = data.draw(st.sets(st.sampled_from([one["name"] for one in schema["fields"]]), min_size=1))
-    reader = {**schema, "fields": [one for one in schema["fields"] if one["name"] in wanted]}
-    found, reasons = decoded(schema, reader, values)
+    wanted = data.draw(st.sets(st.sampled_from([field["name"] for field in schema["fields"]]), min_size=1))
+    reader = {**schema, "fields": [field for field in schema["fields"] if field["name"] in wanted]}
+    rows, reasons = decoded(schema, reader, values)
     assert reasons == {}
-    assert found == [{name: row[name] for name in row if name in wanted} for row in expected]
+    assert rows == [{name: row[name] for name in row if name in wanted} for row in expected]
 
 
 @given(st.data())
@@ -120,8 +120,8 @@ def test_any_records_are_what_fastavro_makes_of_them(data: st.DataObject) -> Non
 def test_a_record_is_judged_by_itself_whatever_stands_beside_it(data: st.DataObject) -> None:
     kind, values = data.draw(typed())
     schema = renamed(record(("c", kind), ("last", "long")), itertools.count())
-    one = st.fixed_dictionaries({"c": values, "last": PRIMITIVES["long"]})
-    good = written(schema, *data.draw(st.lists(one, min_size=1, max_size=4)))
+    rows_of_schema = st.fixed_dictionaries({"c": values, "last": PRIMITIVES["long"]})
+    good = written(schema, *data.draw(st.lists(rows_of_schema, min_size=1, max_size=4)))
     spoilt = []
     for value in good:
         change = data.draw(st.sampled_from(["none", "cut", "more", "byte"]))
@@ -162,8 +162,8 @@ def with_nanos(**changes: Any) -> bytes:
 
 def test_columns_of_a_reader_are_found_by_name_and_converted() -> None:
     reader = "price DECIMAL(10,2), id DOUBLE NOT NULL, absent STRING, at TIMESTAMP, kind STRING, either BIGINT"
-    found, reasons = decoded(W, reader, [with_nanos()])
-    assert (found, reasons) == (
+    rows, reasons = decoded(W, reader, [with_nanos()])
+    assert (rows, reasons) == (
         [
             {
                 "price": Decimal("1.25"),
@@ -232,8 +232,8 @@ def test_a_readers_defaults_and_aliases_are_those_of_avro() -> None:
             {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "C"], "default": "C"}},
         ],
     }
-    found, reasons = decoded(W, reader, [with_nanos()])
-    assert (found, reasons) == (
+    rows, reasons = decoded(W, reader, [with_nanos()])
+    assert (rows, reasons) == (
         [{"title": "ü", "count": 7, "tags": ["a"], "cost": Decimal("1.250"), "kind": "C"}],
         {},
     )
@@ -243,17 +243,17 @@ def test_types_that_have_themselves_in_them_are_passed_over() -> None:
     tree = record(("value", "int"), ("next", ["null", "Tree"]), name="Tree")
     writer = record(("tree", tree), ("day", {"type": "int", "logicalType": "date"}))
     nested = {"value": 1, "next": {"value": 2, "next": None}}
-    found, reasons = decoded(
+    rows, reasons = decoded(
         writer, "day DATE", written(writer, *[{"tree": nested, "day": date(2026, 1, day)} for day in (1, 2)])
     )
-    assert (found, reasons) == ([{"day": date(2026, 1, 1)}, {"day": date(2026, 1, 2)}], {})
+    assert (rows, reasons) == ([{"day": date(2026, 1, 1)}, {"day": date(2026, 1, 2)}], {})
 
 
 def test_a_block_of_items_that_says_its_size_is_read() -> None:
     writer = record(("items", {"type": "array", "items": "int"}), ("last", "int"))
     blocks = b"\x03\x04\x02\x04" + b"\x02\x06" + b"\x00"  # two items in two bytes, one item, the end
-    found, reasons = decoded(writer, "items ARRAY<INT>, last INT", [HEAD + blocks + b"\x08"])
-    assert (found, reasons) == ([{"items": [1, 2, 3], "last": 4}], {})
+    rows, reasons = decoded(writer, "items ARRAY<INT>, last INT", [HEAD + blocks + b"\x08"])
+    assert (rows, reasons) == ([{"items": [1, 2, 3], "last": 4}], {})
 
 
 def test_a_count_of_items_that_no_record_can_hold_ends_at_once() -> None:

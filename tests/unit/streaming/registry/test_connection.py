@@ -24,9 +24,9 @@ def test_a_file_may_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     file = tmp_path / "registry.json"
     file.write_text(json.dumps(CONFIG))
     monkeypatch.setenv(REGISTRY_VARIABLE, f"@{file}")
-    found = connection.from_environment()
-    assert found.shown == "https://registry:8081/apis"
-    assert "secret" not in repr(found)
+    registry = connection.from_environment()
+    assert registry.shown == "https://registry:8081/apis"
+    assert "secret" not in repr(registry)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def test_each_value_is_read_by_the_schema_that_it_names() -> None:
     values = [head(1) + b"\x02", head(2) + b"\x02a\x04", None, head(1) + b"\x06", head(3) + b"\x02a", head(9), b"{}"]
     asked: list[int] = []
     wire = decoder(asked)
-    found, reasons = wire.decode(pa.array([*values, b"\x01\0\0\0\1\x02", b"\0\x80\0\0\0"], pa.binary()))
-    assert found.take(pa.array([0, 1, 3])).to_pylist() == [
+    array, reasons = wire.decode(pa.array([*values, b"\x01\0\0\0\1\x02", b"\0\x80\0\0\0"], pa.binary()))
+    assert array.take(pa.array([0, 1, 3])).to_pylist() == [
         {"id": 1, "note": None},
         {"id": 2, "note": "a"},
         {"id": 3, "note": None},
@@ -55,7 +55,7 @@ def test_each_value_is_read_by_the_schema_that_it_names() -> None:
 
 def test_values_that_are_a_part_of_a_larger_array_are_read() -> None:
     values = pa.array([head(1) + bytes([2 * number]) for number in range(9)], pa.binary())
-    found, reasons = decoder([]).decode(values[3:7])
-    assert (found.field("id").to_pylist(), reasons) == ([3, 4, 5, 6], {})
-    found, reasons = decoder([]).decode(values[:0])
-    assert (len(found), reasons) == (0, {})
+    array, reasons = decoder([]).decode(values[3:7])
+    assert (array.field("id").to_pylist(), reasons) == ([3, 4, 5, 6], {})
+    array, reasons = decoder([]).decode(values[:0])
+    assert (len(array), reasons) == (0, {})

@@ -33,8 +33,8 @@ DRIVER = {"spark.driver.host": "10.0.0.7"}
 def test_the_sequencer_listens_where_the_settings_say(
     master: str, settings: dict[str, str], expected: tuple[str, str, int]
 ) -> None:
-    found = sequencer_endpoint(settings.get, master)
-    assert (found.host, found.bind_address, found.port) == expected
+    endpoint = sequencer_endpoint(settings.get, master)
+    assert (endpoint.host, endpoint.bind_address, endpoint.port) == expected
 
 
 @pytest.mark.parametrize("port", ["x", "-1", "65536", "1.5"])

@@ -137,17 +137,17 @@ def test_the_end_of_the_attempt_frees_a_task_that_waits() -> None:
     with serving() as server:
         first, second = SequencerClient(server.address, 0, 0), SequencerClient(server.address, 1, 0)
         first.ask("t", [0])
-        told: list[str] = []
+        errors: list[str] = []
 
         def wait() -> None:
             with pytest.raises(AttemptFailedError) as caught:
                 second.ask("t", [0])
-            told.append(str(caught.value))
+            errors.append(str(caught.value))
 
         thread = threading.Thread(target=wait)
         thread.start()
     thread.join()
-    assert told
+    assert errors
     first.close()
     second.close()
 

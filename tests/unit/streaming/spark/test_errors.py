@@ -37,10 +37,10 @@ Reason: Could not read records in offset [82, 190) for topic partition test-3-74
     ],
 )
 def test_what_a_restart_can_not_change_is_known_by_its_name(text: str, kind: type[ExactlyOnceError]) -> None:
-    found = meaning_of(BatchFailedError(text))
-    assert type(found) is kind
-    assert "\tat " not in str(found)
-    assert text.splitlines()[-2 if "\n" in text else 0] in str(found)
+    meaning = meaning_of(BatchFailedError(text))
+    assert type(meaning) is kind
+    assert "\tat " not in str(meaning)
+    assert text.splitlines()[-2 if "\n" in text else 0] in str(meaning)
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,10 @@ class Recorded:
 @pytest.fixture(autouse=True)
 def missing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What Spark lacks; each query is gone as soon as it has ended."""
-    found: list[str] = []
-    monkeypatch.setattr(query_runner, "missing_part", lambda spark: found[0] if found else None)
+    parts: list[str] = []
+    monkeypatch.setattr(query_runner, "missing_part", lambda spark: parts[0] if parts else None)
     monkeypatch.setattr(query_runner, "wait_until_gone", lambda spark, query: None)
-    return found
+    return parts
 
 
 def raising(error: ExactlyOnceError) -> Callable[[Any, int], None]:
@@ -193,13 +193,13 @@ def test_what_spark_says_may_mean_something_else() -> None:
 
 
 def test_a_query_in_the_middle_of_a_batch_is_stopped_and_told_so_whatever_ends_the_wait() -> None:
-    told, queries = [], []
+    stops, queries = [], []
 
     def watched(query: Any) -> None:
         queries.append(query)
         raise FencedError("the lease is lost")
 
     with pytest.raises(FencedError):
-        runner(Stream([lambda query: False]), watch=watched, stopping=lambda: told.append(1)).run_live()
-    assert told == [1]
+        runner(Stream([lambda query: False]), watch=watched, stopping=lambda: stops.append(1)).run_live()
+    assert stops == [1]
     assert not queries[0].isActive

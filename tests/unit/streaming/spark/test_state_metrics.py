@@ -8,7 +8,7 @@ from airflow_provider_exactlyonce.control.status import StateSize
 from airflow_provider_exactlyonce.streaming.spark.state_metrics import sizes_of
 
 
-def told(**changes: Any) -> dict[str, Any]:
+def operator_progress(**changes: Any) -> dict[str, Any]:
     return {
         "operatorName": "stateStoreSave",
         "numRowsTotal": 37,
@@ -35,12 +35,12 @@ SIZE = StateSize(
 
 
 def test_a_size_is_what_spark_tells() -> None:
-    assert sizes_of([told()], []) == [SIZE]
-    assert sizes_of([told(customMetrics={})], [])[0].disk_bytes is None
+    assert sizes_of([operator_progress()], []) == [SIZE]
+    assert sizes_of([operator_progress(customMetrics={})], [])[0].disk_bytes is None
     assert sizes_of([], [SIZE]) == []
 
 
 def test_what_a_change_costs_stays_known_while_nothing_changes() -> None:
-    idle = told(numRowsUpdated=0, numRowsRemoved=0, allUpdatesTimeMs=1, commitTimeMs=0, numRowsTotal=36)
+    idle = operator_progress(numRowsUpdated=0, numRowsRemoved=0, allUpdatesTimeMs=1, commitTimeMs=0, numRowsTotal=36)
     [size] = sizes_of([idle], [SIZE])
     assert (size.rows, size.changed, size.milliseconds, size.commit_milliseconds) == (36, 32, 16, 300)

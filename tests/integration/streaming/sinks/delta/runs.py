@@ -44,12 +44,12 @@ class Live:
     def stage(self, *tasks: Sequence[dict[str, Any]]) -> SinkEntry:
         attempt = SinkAttempt(name=os.urandom(8).hex(), pipeline=self.pipeline, commit=self.number + 1, run=self.run)
         self.committer.begin(attempt)
-        told = []
+        written = []
         for task, rows in enumerate(tasks):
             with closing(self.committer.open_writer()(attempt, task)) as writer:
                 writer.write(pa.RecordBatch.from_pylist(list(rows), self.columns))
-                told.append(writer.finish())
-        self.committer.pre_commit(told)
+                written.append(writer.finish())
+        self.committer.pre_commit(written)
         count = sum(len(rows) for rows in tasks)
         return SinkEntry(
             commit=self.number + 1,

@@ -78,7 +78,7 @@ class OverOthers(TestDeltaSink):
 
     def make_sink(self, folder: Path) -> DeltaSink:
         sink = super().make_sink(folder)
-        old = [{"id": one, "k": f"k{one % 5}", "v": self.OLD, "p": one // 1000} for one in self.old_ids()]
+        old = [{"id": number, "k": f"k{number % 5}", "v": self.OLD, "p": number // 1000} for number in self.old_ids()]
         write_deltalake(sink.path, pa.Table.from_pylist(old), partition_by=list(sink.partition_by))
         return sink
 
@@ -96,7 +96,7 @@ class OverOthers(TestDeltaSink):
         new, old = [row for row in rows if row["v"] != self.OLD], [row for row in rows if row["v"] == self.OLD]
         replaced = {row[name] for row in new}
         assert [row for row in old if row[name] in replaced] == []
-        expected = [one for one in self.old_ids() if (one if name == "id" else one // 1000) not in replaced]
+        expected = [number for number in self.old_ids() if (number if name == "id" else number // 1000) not in replaced]
         assert sorted(row["id"] for row in old) == expected
         return new
 

@@ -36,7 +36,7 @@ def options() -> Iterator[dict[str, str]]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        address = next(found[0] for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        address = next(match[0] for line in server.stderr if (match := re.search(r"http://127\.0\.0\.1:\d+", line)))
         reading = threading.Thread(target=server.stderr.read)
         reading.start()
         keys = {"aws_access_key_id": "key", "aws_secret_access_key": "hunter2"}
@@ -93,21 +93,21 @@ def test_of_many_who_write_the_next_version_one_succeeds(options: dict[str, str]
     path = f"s3://bucket{tmp_path}"
     DeltaTable.create(path, pa.schema([("id", pa.int64())]), storage_options=options)
     for version in range(5):
-        told: list[str] = []
+        outcomes: list[str] = []
         handles = [DeltaTable(path, storage_options=options) for _ in range(6)]
 
-        def write(handle: DeltaTable, version: int = version, told: list[str] = told) -> None:
+        def write(handle: DeltaTable, version: int = version, outcomes: list[str] = outcomes) -> None:
             properties = CommitProperties(app_transactions=[Transaction("a", version)], max_commit_retries=0)
             try:
                 handle.create_write_transaction([], mode="append", schema=handle.schema(), commit_properties=properties)
             except Exception:
-                told.append("taken")
+                outcomes.append("taken")
             else:
-                told.append("won")
+                outcomes.append("won")
 
         threads = [threading.Thread(target=write, args=(handle,)) for handle in handles]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(told) == [*["taken"] * 5, "won"]
+        assert sorted(outcomes) == [*["taken"] * 5, "won"]

@@ -343,7 +343,7 @@ def test_files_that_the_driver_does_not_see_are_not_committed(sink: DeltaSink, t
     live.committer.begin(attempt)
     with closing(live.committer.open_writer()(attempt, 0)) as writer:
         writer.write(pa.RecordBatch.from_pylist(rows(0, 2), live.columns))
-        told = writer.finish()
-    (table / told["files"][0]["path"]).unlink()
+        task = writer.finish()
+    (table / task["files"][0]["path"]).unlink()
     with pytest.raises(BatchFailedError, match="is not there for the driver: both have to see the same table"):
-        live.committer.pre_commit([told])
+        live.committer.pre_commit([task])

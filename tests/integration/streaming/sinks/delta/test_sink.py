@@ -87,7 +87,7 @@ def test_statistics_leave_out_files_and_no_row(sink: DeltaSink, table: Path, tmp
     live = Live(sink, tmp_path, columns=EVERY_TYPE)
     empty = dict.fromkeys(EVERY_TYPE.names)
     live.commit(VALUES, [{**empty, "id": 10, "double": float("nan"), "text": "z", "amount": Decimal("5.25")}])
-    found = DeltaTable(table)
+    delta_table = DeltaTable(table)
     (first, second) = sorted(
         (json.loads(line)["add"] for line in log_entry(table, 2) if '"add"' in line), key=lambda add: add["path"]
     )
@@ -107,7 +107,7 @@ def test_statistics_leave_out_files_and_no_row(sink: DeltaSink, table: Path, tmp
         ("local", pa.compute.field("local") <= datetime.datetime(1900, 1, 1, 0, 0, 0, 1), [1]),
         ("date", pa.compute.field("date") < datetime.date(1600, 1, 1), [1]),
     ):
-        assert found.to_pyarrow_dataset().to_table(filter=condition)["id"].to_pylist() == expected, column
+        assert delta_table.to_pyarrow_dataset().to_table(filter=condition)["id"].to_pylist() == expected, column
 
 
 ODD = [
@@ -160,8 +160,8 @@ def test_a_text_in_a_partition_that_readers_take_for_null_is_refused(table: Path
     live = Live(DeltaSink(name="lake", path=str(table), partition_by="k"), tmp_path)
     with pytest.raises(RecordRefusedError) as refused:
         live.stage([{"id": 1, "k": value}])
-    told = str(typed_errors.find(str(refused.value)))
-    assert f"column 'k' of partition_by is the text {value!r}, which readers of Delta take for null" in told
+    message = str(typed_errors.find(str(refused.value)))
+    assert f"column 'k' of partition_by is the text {value!r}, which readers of Delta take for null" in message
 
 
 def test_a_text_that_makes_no_directory_is_refused(table: Path, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_whatever_others_write_meanwhile_a_commit_follows_it(sink: DeltaSink, ta
         live.number += 1
         live.committer.settled(live.number)
         entries.append(entry)
-    expected = [*range(10), *(100 * (number + 1) + one for number in range(7) for one in range(2)), 2000]
+    expected = [*range(10), *(100 * (number + 1) + offset for number in range(7) for offset in range(2)), 2000]
     assert ids(table) == sorted(expected)
     assert list(live.committer.audit(entries)) == []
     assert Live(sink, tmp_path, run=2).number == 9
@@ -227,17 +227,17 @@ def test_small_files_are_written_together_after_so_many_commits(table: Path, tmp
 
 
 def test_two_pipelines_write_to_one_table(sink: DeltaSink, table: Path, tmp_path: Path) -> None:
-    one, two = Live(sink, tmp_path), Live(sink, tmp_path, pipeline="other")
+    ours, theirs = Live(sink, tmp_path), Live(sink, tmp_path, pipeline="other")
     entries: list[list[SinkEntry]] = [[], []]
     for number in range(5):
-        first, second = one.stage(rows(number * 10, 5)), two.stage(rows(number * 10 + 5, 5))
-        for live, entry, noted in ((one, first, entries[0]), (two, second, entries[1])):
+        first, second = ours.stage(rows(number * 10, 5)), theirs.stage(rows(number * 10 + 5, 5))
+        for live, entry, noted in ((ours, first, entries[0]), (theirs, second, entries[1])):
             live.committer.commit(entry)
             live.number += 1
             live.committer.settled(live.number)
             noted.append(entry)
     assert ids(table) == list(range(50))
-    assert list(one.committer.audit(entries[0])) == list(two.committer.audit(entries[1])) == []
+    assert list(ours.committer.audit(entries[0])) == list(theirs.committer.audit(entries[1])) == []
     assert Live(sink, tmp_path, run=2).number == 5
 
 
@@ -268,17 +268,17 @@ def test_the_audit_names_files_that_are_gone_or_cut(audited: tuple[Live, list[Si
     first, second, _ = sorted((table / "exactlyonce").rglob("*.parquet"))
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
-    found = sorted(live.committer.audit(entries))
-    assert len(found) == 2
-    assert any(f"{first}: a file of the table with 10 rows is missing" in text for text in found)
-    assert any(str(second) in text and "bytes, and the log says" in text for text in found)
+    findings = sorted(live.committer.audit(entries))
+    assert len(findings) == 2
+    assert any(f"{first}: a file of the table with 10 rows is missing" in text for text in findings)
+    assert any(str(second) in text and "bytes, and the log says" in text for text in findings)
 
 
 def test_the_audit_names_rows_that_others_have_removed(audited: tuple[Live, list[SinkEntry]], table: Path) -> None:
     live, entries = audited
     DeltaTable(table).delete("id = 15")
-    found = list(live.committer.audit(entries))
-    assert len(found) == 1 and found[0].startswith("commit 2: version 5 (DELETE) has changed or removed rows")
+    findings = list(live.committer.audit(entries))
+    assert len(findings) == 1 and findings[0].startswith("commit 2: version 5 (DELETE) has changed or removed rows")
 
 
 def test_the_audit_names_rows_that_were_removed_after_a_compaction(
@@ -287,8 +287,10 @@ def test_the_audit_names_rows_that_were_removed_after_a_compaction(
     live, entries = audited
     DeltaTable(table).optimize.compact()
     DeltaTable(table).delete("id = 15")
-    found = list(live.committer.audit(entries))
-    assert len(found) == 1 and found[0].startswith("commits 1 to 3: version 6 (DELETE) has changed or removed rows")
+    findings = list(live.committer.audit(entries))
+    assert len(findings) == 1 and findings[0].startswith(
+        "commits 1 to 3: version 6 (DELETE) has changed or removed rows"
+    )
 
 
 def test_the_audit_names_what_a_restore_of_the_table_has_removed(
@@ -296,9 +298,9 @@ def test_the_audit_names_what_a_restore_of_the_table_has_removed(
 ) -> None:
     live, entries = audited
     DeltaTable(table).restore(2)
-    found = list(live.committer.audit(entries))
-    assert sorted(text.partition(":")[0] for text in found) == ["commit 2", "commit 3"]
-    assert "(RESTORE)" in found[0]
+    findings = list(live.committer.audit(entries))
+    assert sorted(text.partition(":")[0] for text in findings) == ["commit 2", "commit 3"]
+    assert "(RESTORE)" in findings[0]
 
 
 def test_the_audit_passes_a_table_that_others_have_compacted_and_vacuumed(
@@ -315,11 +317,13 @@ def test_the_audit_passes_a_table_that_others_have_compacted_and_vacuumed(
 def test_the_audit_names_a_commit_that_the_ledger_lacks(audited: tuple[Live, list[SinkEntry]]) -> None:
     live, entries = audited
     assert list(live.committer.audit(entries[:2])) == [], "the next one may be under way"
-    found = list(live.committer.audit(entries[:1]))
-    assert len(found) == 1 and found[0].startswith("commit 3: table ") and "the pipeline's ledger not" in found[0]
+    findings = list(live.committer.audit(entries[:1]))
+    assert (
+        len(findings) == 1 and findings[0].startswith("commit 3: table ") and "the pipeline's ledger not" in findings[0]
+    )
 
 
 def test_the_audit_says_that_there_is_no_table(sink: DeltaSink, tmp_path: Path) -> None:
     entry = SinkEntry(commit=1, run=1, lineage="l", batch=0, source={}, rows=1, digest=1)
-    found = list(sink.open(SinkContext(pipeline=PIPELINE, home=tmp_path)).audit([entry]))
-    assert len(found) == 1 and found[0].startswith("commit 1: there is no table ")
+    findings = list(sink.open(SinkContext(pipeline=PIPELINE, home=tmp_path)).audit([entry]))
+    assert len(findings) == 1 and findings[0].startswith("commit 1: there is no table ")

@@ -53,8 +53,8 @@ class Model:
                 self.rows[key] = {name: value for name, value in row.items() if name != "gone"}
 
     def check(self, table: Path) -> None:
-        found = sorted(read_delta(table), key=repr)
-        assert found == sorted(self.rows.values(), key=repr)
+        visible = sorted(read_delta(table), key=repr)
+        assert visible == sorted(self.rows.values(), key=repr)
 
 
 def row(id_: int, k: str = "a", v: int = 0, at: int = 0, gone: bool | None = False) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def test_a_batch_is_one_version_and_keys_without_rows_change_no_file(table: Path
     kept = set(DeltaTable(table).file_uris())
     live.commit([row(500)])
     assert kept < set(DeltaTable(table).file_uris()), "none has the key"
-    assert sorted(one["id"] for one in read_delta(table)) == [0, 1, 2, *range(4, 10), *range(100, 110), 500]
-    assert {one["id"]: one["v"] for one in read_delta(table)}[105] == 1
+    assert sorted(visible["id"] for visible in read_delta(table)) == [0, 1, 2, *range(4, 10), *range(100, 110), 500]
+    assert {visible["id"]: visible["v"] for visible in read_delta(table)}[105] == 1
 
 
 def read_ids(uri: str) -> list[int]:
@@ -144,7 +144,7 @@ def test_a_batch_that_was_staged_for_another_version_is_planned_anew(table: Path
     ]
     entries: list[SinkEntry] = []
     for number, others_change in enumerate(changes):
-        rows = [row(one, "u", number, number + 1, gone=one % 7 == number) for one in range(number, 60, 5)]
+        rows = [row(key, "u", number, number + 1, gone=key % 7 == number) for key in range(number, 60, 5)]
         if number == 6:
             others_change()  # without a retention it removes whatever is not committed
         entry = live.stage(rows)
@@ -155,8 +155,8 @@ def test_a_batch_that_was_staged_for_another_version_is_planned_anew(table: Path
         live.committer.settled(live.number)
         entries.append(entry)
         model.apply(rows)
-        found = [{name: value for name, value in one.items() if name != "more"} for one in read_delta(table)]
-        assert sorted(found, key=repr) == sorted(model.rows.values(), key=repr), number
+        contents = [{name: value for name, value in visible.items() if name != "more"} for visible in read_delta(table)]
+        assert sorted(contents, key=repr) == sorted(model.rows.values(), key=repr), number
     left = {str(file) for file in (table / "exactlyonce").rglob("*.parquet")}
     assert {uri.removeprefix("file://") for uri in DeltaTable(table).file_uris() if "exactlyonce" in uri} <= left
     findings = list(live.committer.audit(entries))
@@ -168,7 +168,7 @@ def test_two_pipelines_upsert_into_one_table(table: Path, tmp_path: Path) -> Non
     lives = [Live(upsert(table), tmp_path, columns=COLUMNS, pipeline=name) for name in ("one", "two")]
     entries: list[list[SinkEntry]] = [[], []]
     for number in range(6):
-        batches = [[row(one, f"p{index}", number, number) for one in range(index * 5, 15)] for index in (0, 1)]
+        batches = [[row(key, f"p{index}", number, number) for key in range(index * 5, 15)] for index in (0, 1)]
         staged = [live.stage(rows) for live, rows in zip(lives, batches, strict=True)]
         for index, live in enumerate(lives):
             live.committer.commit(staged[index])
@@ -295,8 +295,8 @@ def test_files_of_others_are_copied_as_they_are(table: Path, tmp_path: Path) -> 
     live = Live(DeltaSink(name="lake", path=str(table), mode="upsert", key="id"), tmp_path, columns=kinds)
     live.commit([{**given[1], "amount": None}], [given[4], given[5]])
     expected = [given[0], {**given[1], "amount": None}, given[2], *given[4:], {**dict.fromkeys(columns.names), "id": 9}]
-    assert sorted(read_delta(table), key=lambda found: found["id"]) == expected
-    assert sorted(DeltaTable(table).to_pyarrow_table().to_pylist(), key=lambda found: found["id"]) == expected
+    assert sorted(read_delta(table), key=lambda visible: visible["id"]) == expected
+    assert sorted(DeltaTable(table).to_pyarrow_table().to_pylist(), key=lambda visible: visible["id"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_key_of_each_type_finds_its_row(table: Path, tmp_path: Path, kind: T.D
         live.commit([{"id": value, "v": 0}])
     live.commit([{"id": values[0], "v": 1}], [{"id": values[-1], "v": 2}])
     expected = {**dict.fromkeys(values, 0), values[0]: 1, values[-1]: 2}
-    assert sorted((one["id"], one["v"]) for one in read_delta(table)) == sorted(expected.items())
+    assert sorted((visible["id"], visible["v"]) for visible in read_delta(table)) == sorted(expected.items())
 
 
 # Several rows of a key in one batch
@@ -328,7 +328,7 @@ def test_a_key_of_each_type_finds_its_row(table: Path, tmp_path: Path, kind: T.D
 def test_the_last_of_a_task_stays_where_no_order_is_declared(table: Path, tmp_path: Path) -> None:
     live = Live(upsert(table, order=None), tmp_path, columns=COLUMNS)
     live.commit([row(1, v=1), row(2, v=1), row(1, v=2), row(2, gone=True), row(3, gone=True), row(3, v=3)])
-    assert sorted((one["id"], one["v"]) for one in read_delta(table)) == [(1, 2), (3, 3)]
+    assert sorted((visible["id"], visible["v"]) for visible in read_delta(table)) == [(1, 2), (3, 3)]
 
 
 def test_rows_of_a_key_in_two_tasks_are_refused_where_no_order_is_declared(table: Path, tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_two_last_rows_of_a_key_are_refused(table: Path, tmp_path: Path, tasks: 
 def test_null_in_order_comes_before_all(table: Path, tmp_path: Path) -> None:
     live = Live(upsert(table), tmp_path, columns=COLUMNS)
     live.commit([{**row(1, v=1), "at": None}, row(1, v=2, at=-5)], [{**row(1, v=3), "at": None}])
-    assert [(one["id"], one["v"]) for one in read_delta(table)] == [(1, 2)]
+    assert [(visible["id"], visible["v"]) for visible in read_delta(table)] == [(1, 2)]
 
 
 def test_null_in_a_key_is_refused(table: Path, tmp_path: Path) -> None:
@@ -431,15 +431,17 @@ def test_a_batch_replaces_its_partitions_and_no_other(table: Path, tmp_path: Pat
         for place, part in enumerate(parts):
             tasks[place % 2].append({"id": number * 10 + place, "day": part[0], "k": part[1]})
         for part in parts:
-            expected[part] = sorted(one["id"] for rows in tasks for one in rows if (one["day"], one["k"]) == part)
+            expected[part] = sorted(
+                written["id"] for rows in tasks for written in rows if (written["day"], written["k"]) == part
+            )
         version = DeltaTable(table).version()
         entries.append(live.commit(*tasks))
         assert DeltaTable(table).version() == version + 1
-        found: dict[tuple[Any, Any], list[int]] = {}
-        for one in sorted(read_delta(table), key=lambda one: one["id"]):
-            day = one["day"] and datetime.date.fromisoformat(one["day"])
-            found.setdefault((day, one["k"]), []).append(one["id"])
-        assert found == expected
+        visible_ids: dict[tuple[Any, Any], list[int]] = {}
+        for visible in sorted(read_delta(table), key=lambda visible: visible["id"]):
+            day = visible["day"] and datetime.date.fromisoformat(visible["day"])
+            visible_ids.setdefault((day, visible["k"]), []).append(visible["id"])
+        assert visible_ids == expected
         if number == 5:
             DeltaTable(table).optimize.compact()
     assert list(live.committer.audit(entries)) == []
@@ -454,8 +456,8 @@ def test_rows_that_others_write_into_a_partition_before_the_commit_are_replaced_
     entry = live.stage([{"id": 1, "k": "k0"}])
     foreign(table, 30, 6)
     live.committer.commit(entry)
-    found = sorted((one["id"], one["k"]) for one in read_delta(table))
-    assert found == [(1, "k0"), (31, "k1"), (32, "k2"), (34, "k1"), (35, "k2")]
+    visible = sorted((visible_row["id"], visible_row["k"]) for visible_row in read_delta(table))
+    assert visible == [(1, "k0"), (31, "k1"), (32, "k2"), (34, "k1"), (35, "k2")]
 
 
 def test_a_file_that_is_gone_when_it_is_to_be_copied_fails_the_batch_and_nothing_else(
@@ -472,4 +474,4 @@ def test_a_file_that_is_gone_when_it_is_to_be_copied_fails_the_batch_and_nothing
     away.with_suffix(".away").rename(away)
     live.committer.abort()
     live.commit([row(1, v=1, at=1)])
-    assert sorted((one["id"], one["v"]) for one in read_delta(table)) == [(1, 1), (2, 0)]
+    assert sorted((visible["id"], visible["v"]) for visible in read_delta(table)) == [(1, 1), (2, 0)]

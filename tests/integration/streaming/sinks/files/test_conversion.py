@@ -89,8 +89,8 @@ def opened(files: Path, tmp_path: Path) -> SinkCommitter:
 def check_whole(files: Path, tmp_path: Path) -> None:
     """Each row is there once, for a reader of nothing but the protocol, and the sink goes on at the next commit."""
     expected = [row_of(number) for number in range(40)]
-    found = [{**row, "day": row["day"] and datetime.date.fromisoformat(row["day"])} for row in read_delta(files)]
-    assert seen(found) == expected
+    visible = [{**row, "day": row["day"] and datetime.date.fromisoformat(row["day"])} for row in read_delta(files)]
+    assert seen(visible) == expected
     with closing(opened(files, tmp_path)) as committer:
         entry = committer.claim(3)
         assert entry is not None and (entry.commit, entry.run, entry.rows, entry.digest) == (5, 2, 10, 2**63 + 5)
@@ -113,9 +113,9 @@ def check_whole(files: Path, tmp_path: Path) -> None:
 
 def _extension(name: str) -> str:
     """Return the file of an extension of DuckDB, which is installed with the tests: nothing is downloaded."""
-    found = importlib.util.find_spec("duckdb_ext")
-    assert found is not None and found.submodule_search_locations is not None
-    return str(next(Path(found.submodule_search_locations[0]).rglob(f"{name}.duckdb_extension")))
+    spec = importlib.util.find_spec("duckdb_ext")
+    assert spec is not None and spec.submodule_search_locations is not None
+    return str(next(Path(spec.submodule_search_locations[0]).rglob(f"{name}.duckdb_extension")))
 
 
 def test_the_committed_rows_are_a_table_for_every_reader_and_the_sink_goes_on(
@@ -125,8 +125,8 @@ def test_the_committed_rows_are_a_table_for_every_reader_and_the_sink_goes_on(
         opened(files, tmp_path)
     before = {name: name.read_bytes() for name in files.rglob("*") if name.is_file()}
     assert convert(files, home, "--dry-run", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["commit"], told["rows"], told["files"], told["partition_by"]) == (5, 40, 14, ["day"])
+    body = json.loads(capsys.readouterr().out)
+    assert (body["commit"], body["rows"], body["files"], body["partition_by"]) == (5, 40, 14, ["day"])
     assert {name: name.read_bytes() for name in files.rglob("*") if name.is_file()} == before
     assert convert(files, home) == 0
     assert {name: name.read_bytes() for name in before} == before, "the old files stay"
@@ -194,10 +194,10 @@ def test_a_run_of_0_1_0_that_was_frozen_in_its_commit_finds_the_log_ended(old: O
 
 def test_a_run_that_commits_between_look_and_end_is_not_cut_off(old: OldLog) -> None:
     old.commit(entry_of(1, 2), pa.table({"id": [1, 2]}))
-    found = conversion.find(str(old.root))
+    old_files = conversion.find(str(old.root))
     old.commit(entry_of(2, 1), pa.table({"id": [3]}))
     with pytest.raises(AlreadyRunningError, match="was just written: a run of pipeline shop-archive lives"):
-        conversion.convert(found, [])
+        conversion.convert(old_files, [])
     assert not DeltaTable.is_deltatable(str(old.root))
 
 
@@ -230,8 +230,8 @@ def test_an_empty_batch_before_and_after_is_part_of_the_ledger(old: OldLog, home
         committer.expect_columns(from_arrow_schema(pa.schema([("id", pa.int64())])))
         assert committer.claim(2) == entry_of(3, 0)
         assert list(committer.audit([entry_of(number, 1 if number == 2 else 0) for number in (1, 2, 3)])) == []
-        found = list(committer.audit([entry_of(3, 5)]))
-        assert len(found) == 1 and found[0].startswith("commit 3: ")
+        findings = list(committer.audit([entry_of(3, 5)]))
+        assert len(findings) == 1 and findings[0].startswith("commit 3: ")
 
 
 def test_a_partition_that_readers_of_delta_take_for_null_is_refused_with_the_way_out(
@@ -239,8 +239,8 @@ def test_a_partition_that_readers_of_delta_take_for_null_is_refused_with_the_way
 ) -> None:
     old.commit(entry_of(1, 2), pa.table({"id": [1, 2], "k": ["", "b"]}), by="k")
     assert convert(old.root, home) == RefusedError.exit_code
-    assert "column 'k' of partition_by is the text ''" in (told := capsys.readouterr().err)
-    assert "convert without it, --partition-by ''" in told
+    assert "column 'k' of partition_by is the text ''" in (printed := capsys.readouterr().err)
+    assert "convert without it, --partition-by ''" in printed
     assert not DeltaTable.is_deltatable(str(old.root))
     assert old.last()["run"] == 1  # type: ignore[index]
     assert convert(old.root, home, "--partition-by", "id") == RefusedError.exit_code
@@ -330,8 +330,8 @@ def test_files_in_an_object_store_are_converted_there(
         sink.open(context)
     for _ in range(2):
         assert cli.main(["convert-files", sink.path, "--home", str(home)]) == 0
-    found = DeltaTable(sink.path).to_pyarrow_table().to_pylist()
-    assert seen(found) == [row_of(number) for number in range(40)]
+    rows = DeltaTable(sink.path).to_pyarrow_table().to_pylist()
+    assert seen(rows) == [row_of(number) for number in range(40)]
     entry = conversion.find(sink.path).entry
     with closing(sink.open(context)) as committer:
         assert committer.tail() == entry

@@ -64,16 +64,16 @@ def test_an_append_has_the_updates_and_requirements_of_pyicebergs_own(
 
 
 def test_an_append_names_the_snapshot_and_the_sequence_number_that_it_gets(lake: Lake, table: IcebergTable) -> None:
-    told: list[tuple[int, int]] = []
+    assigned: list[tuple[int, int]] = []
 
     def properties(snapshot: int, sequence: int) -> dict[str, str]:
-        told.append((snapshot, sequence))
+        assigned.append((snapshot, sequence))
         return {}
 
     table.append([], {}, properties)
     snapshot = lake.table.current_snapshot()
     assert snapshot is not None
-    assert told == [(snapshot.snapshot_id, snapshot.sequence_number)]
+    assert assigned == [(snapshot.snapshot_id, snapshot.sequence_number)]
     assert table.head == snapshot.snapshot_id, "it is looked at as it is now"
 
 

@@ -83,8 +83,8 @@ class TestIcebergSink(SinkConformance):
 
         def put_back() -> None:
             for name in ("catalog.db", "warehouse"):
-                found = folder / name
-                shutil.rmtree(found) if found.is_dir() else found.unlink()
-                shutil.move(backup / name, found)
+                place = folder / name
+                shutil.rmtree(place) if place.is_dir() else place.unlink()
+                shutil.move(backup / name, place)
 
         return put_back

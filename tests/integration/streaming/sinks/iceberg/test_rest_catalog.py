@@ -38,18 +38,18 @@ pytestmark = [
 def free_ports(count: int) -> list[int]:
     """Return ports that are free, and free ten thousand above, where SeaweedFS listens too."""
     with ExitStack() as held:
-        found: list[int] = []
+        ports: list[int] = []
         for port in range(20000, 50000):
-            if len(found) == count:
+            if len(ports) == count:
                 break
             pair = [held.enter_context(socket.socket()) for _ in range(2)]
             try:
-                for one, number in zip(pair, (port, port + 10000), strict=True):
-                    one.bind(("127.0.0.1", number))
+                for listener, number in zip(pair, (port, port + 10000), strict=True):
+                    listener.bind(("127.0.0.1", number))
             except OSError:
                 continue
-            found.append(port)
-    return found
+            ports.append(port)
+    return ports
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,6 @@ class TestIcebergInARestCatalog(SinkConformance):
             region="us-east-1",
         )
         root = f"{table.location().removeprefix('s3://')}/data/exactlyonce/conformance"
-        found = system.get_file_info(pafs.FileSelector(root, allow_not_found=True, recursive=True))
-        files = [f"s3://{one.path}" for one in found if one.type == pafs.FileType.File]
+        infos = system.get_file_info(pafs.FileSelector(root, allow_not_found=True, recursive=True))
+        files = [f"s3://{info.path}" for info in infos if info.type == pafs.FileType.File]
         return [file for file in files if file not in known]

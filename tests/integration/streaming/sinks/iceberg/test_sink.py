@@ -124,12 +124,12 @@ class Live:
     def stage(self, *tasks: Sequence[dict[str, Any]]) -> SinkEntry:
         attempt = SinkAttempt(name=os.urandom(8).hex(), pipeline=self.pipeline, commit=self.number + 1, run=self.run)
         self.committer.begin(attempt)
-        told = []
+        written = []
         for task, given in enumerate(tasks):
             with closing(self.open_writer(attempt, task)) as writer:
                 writer.write(pa.RecordBatch.from_pylist(list(given), self.columns))
-                told.append(writer.finish())
-        self.committer.pre_commit(told)
+                written.append(writer.finish())
+        self.committer.pre_commit(written)
         count = sum(len(given) for given in tasks)
         return SinkEntry(
             commit=self.number + 1,
@@ -278,10 +278,10 @@ def test_a_row_group_whose_values_have_no_bounds_leaves_the_file_without(lake: L
             pa.RecordBatch.from_pylist([{"id": number, "k": "m" * 1000} for number in range(34_000)], live.columns)
         )
         writer.write(pa.RecordBatch.from_pylist([{"id": -1, "k": "z" * 10_000}], live.columns))
-        told = writer.finish()
-    assert pq.read_metadata(told["files"][0]["path"].removeprefix("file://")).num_row_groups == 2
+        task = writer.finish()
+    assert pq.read_metadata(task["files"][0]["path"].removeprefix("file://")).num_row_groups == 2
     key = str(lake.table.schema().find_field("k").field_id)
-    assert key not in told["files"][0]["statistics"]["upper_bounds"]
+    assert key not in task["files"][0]["statistics"]["upper_bounds"]
 
 
 ODD = [
@@ -309,7 +309,7 @@ def test_partitions_of_other_types_are_read_as_such(lake: Lake, tmp_path: Path) 
         "n": T.ShortType(),
         "amount": T.DecimalType(8, 2),
     }
-    columns = T.StructType([T.StructField("id", T.LongType()), *(T.StructField(*one) for one in kinds.items())])
+    columns = T.StructType([T.StructField("id", T.LongType()), *(T.StructField(*column) for column in kinds.items())])
     given: list[dict[str, Any]] = [
         {"id": 1, "day": datetime.date(1969, 12, 31), "flag": False, "n": -3, "amount": Decimal("-0.01")},
         {"id": 2, **dict.fromkeys(kinds)},
@@ -329,7 +329,7 @@ INSTANTS = [
 
 
 @pytest.mark.parametrize(
-    "transform", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("year", "month", "day")), "hour"]
+    "transform", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("year", "month", "day")), "hour"]
 )
 def test_times_are_partitioned_as_iceberg_has_it(lake: Lake, tmp_path: Path, transform: str) -> None:
     columns = T.StructType().add("id", T.LongType()).add("at", T.TimestampType())
@@ -337,8 +337,8 @@ def test_times_are_partitioned_as_iceberg_has_it(lake: Lake, tmp_path: Path, tra
     Live(lake.sink(partition_by=f"{transform}(at)"), tmp_path, columns=columns).commit([*given, {"id": 99, "at": None}])
     expected = parse_transform(transform).transform(TimestamptzType())
     micros = [(at - datetime.datetime(1970, 1, 1, tzinfo=UTC)) // datetime.timedelta(microseconds=1) for at in INSTANTS]
-    found = {file.partition[0] for file in files_of(lake)}
-    assert found == {expected(one) for one in micros} | {None}
+    values = {file.partition[0] for file in files_of(lake)}
+    assert values == {expected(moment) for moment in micros} | {None}
     assert lake.rows() == [*given, {"id": 99, "at": None}]
     for row in given:
         assert by_pyiceberg(lake, row_filter=f"at = '{row['at'].isoformat()}'") == [row]
@@ -349,9 +349,9 @@ def test_days_of_dates_are_partitioned_as_iceberg_has_it(lake: Lake, tmp_path: P
     days = [datetime.date(1969, 12, 31), datetime.date(1970, 1, 1), datetime.date(1583, 2, 28)]
     given: list[dict[str, Any]] = [{"id": number, "d": day} for number, day in enumerate(days)]
     for transform in ("year", "month", "day"):
-        found = partitions._TRANSFORMS[transform](pa.array(days, pa.date32())).to_pylist()
+        transformed = partitions._TRANSFORMS[transform](pa.array(days, pa.date32())).to_pylist()
         expected = parse_transform(transform).transform(DateType())
-        assert found == [expected((day - datetime.date(1970, 1, 1)).days) for day in days]
+        assert transformed == [expected((day - datetime.date(1970, 1, 1)).days) for day in days]
     Live(lake.sink(partition_by="month(d)"), tmp_path, columns=columns).commit(given)
     assert lake.rows() == given
 
@@ -552,7 +552,7 @@ def test_whatever_others_write_meanwhile_a_commit_follows_it(lake: Lake, tmp_pat
         entry = live.stage(rows(100 * (number + 1), 2))
         others_change()
         live.decide(entry)
-    expected = [*range(10), *(100 * (number + 1) + one for number in range(8) for one in range(2)), 2000]
+    expected = [*range(10), *(100 * (number + 1) + offset for number in range(8) for offset in range(2)), 2000]
     assert lake.ids() == sorted(expected)
     assert Live(lake.sink(), tmp_path, run=2).number == 10
 
@@ -605,15 +605,15 @@ def test_a_table_that_is_changed_so_that_the_files_do_not_fit_stops_the_pipeline
 
 
 def test_two_pipelines_write_to_one_table(lake: Lake, tmp_path: Path) -> None:
-    one, two = Live(lake.sink(), tmp_path), Live(lake.sink(), tmp_path, pipeline="other")
+    ours, theirs = Live(lake.sink(), tmp_path), Live(lake.sink(), tmp_path, pipeline="other")
     entries: list[list[SinkEntry]] = [[], []]
     for number in range(5):
-        first, second = one.stage(rows(number * 10, 5)), two.stage(rows(number * 10 + 5, 5))
-        for live, entry, noted in ((one, first, entries[0]), (two, second, entries[1])):
+        first, second = ours.stage(rows(number * 10, 5)), theirs.stage(rows(number * 10 + 5, 5))
+        for live, entry, noted in ((ours, first, entries[0]), (theirs, second, entries[1])):
             live.decide(entry)
             noted.append(entry)
     assert lake.ids() == list(range(50))
-    assert one.audit(entries[0]) == two.audit(entries[1]) == []
+    assert ours.audit(entries[0]) == theirs.audit(entries[1]) == []
     assert Live(lake.sink(), tmp_path, run=2).number == 5
 
 
@@ -644,7 +644,7 @@ def test_pipelines_and_others_that_write_at_the_same_time_neither_lose_nor_doubl
     for thread in threads:
         thread.join()
     assert failures == []
-    ours = [1000 * number + one for number in range(len(lives)) for one in range(10 * commits)]
+    ours = [1000 * number + offset for number in range(len(lives)) for offset in range(10 * commits)]
     assert lake.ids() == [*ours, 9000, 9001, 9002]
 
 
@@ -849,13 +849,13 @@ def test_a_run_that_was_frozen_for_longer_than_snapshots_are_kept_sees_what_happ
 
 
 def snapshot_of(lake: Lake, commit: int) -> int:
-    (found,) = (
+    (snapshot_id,) = (
         snapshot.snapshot_id
         for snapshot in lake.table.snapshots()
         if snapshot.summary is not None
         and snapshot.summary.additional_properties.get("exactlyonce.commit") == str(commit)
     )
-    return found
+    return snapshot_id
 
 
 def test_a_table_that_was_set_back_says_what_it_has_and_what_was_after_stays(lake: Lake, tmp_path: Path) -> None:
@@ -972,10 +972,10 @@ def test_files_that_the_driver_does_not_see_are_not_committed(lake: Lake, tmp_pa
     live.committer.begin(attempt)
     with closing(live.open_writer(attempt, 0)) as writer:
         writer.write(pa.RecordBatch.from_pylist(rows(0, 2), live.columns))
-        told = writer.finish()
+        task = writer.finish()
     lake.files()[0].unlink()
     with pytest.raises(BatchFailedError, match="is not there for the driver: both have to see the same table"):
-        live.committer.pre_commit([told])
+        live.committer.pre_commit([task])
 
 
 def test_manifests_are_merged_when_there_are_many(lake: Lake, tmp_path: Path) -> None:
@@ -1004,17 +1004,21 @@ def test_the_audit_names_files_that_are_gone_or_cut(audited: tuple[Live, list[Si
     first, second, _ = lake.files()
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
-    found = sorted(live.audit(entries))
-    assert len(found) == 2
-    assert any(f"{first}: a file of the table with 10 rows is missing" in text for text in found)
-    assert any(str(second) in text and "bytes, and the table says" in text for text in found)
+    findings = sorted(live.audit(entries))
+    assert len(findings) == 2
+    assert any(f"{first}: a file of the table with 10 rows is missing" in text for text in findings)
+    assert any(str(second) in text and "bytes, and the table says" in text for text in findings)
 
 
 def test_the_audit_names_rows_that_others_have_removed(audited: tuple[Live, list[SinkEntry]], lake: Lake) -> None:
     live, entries = audited
     lake.table.delete("id = 15")
-    found = live.audit(entries)
-    assert len(found) == 1 and found[0].startswith("commit 2: snapshot ") and "has changed or removed rows" in found[0]
+    findings = live.audit(entries)
+    assert (
+        len(findings) == 1
+        and findings[0].startswith("commit 2: snapshot ")
+        and "has changed or removed rows" in findings[0]
+    )
 
 
 def test_the_audit_names_commits_behind_which_the_table_was_set_back(
@@ -1022,18 +1026,20 @@ def test_the_audit_names_commits_behind_which_the_table_was_set_back(
 ) -> None:
     live, entries = audited
     lake.table.manage_snapshots().rollback_to_snapshot(snapshot_of(lake, 1)).commit()
-    found = live.audit(entries)
-    assert sorted(text.partition(":")[0] for text in found) == ["commit 2", "commit 3"]
+    findings = live.audit(entries)
+    assert sorted(text.partition(":")[0] for text in findings) == ["commit 2", "commit 3"]
 
 
 def test_the_audit_names_a_commit_that_the_ledger_lacks(audited: tuple[Live, list[SinkEntry]]) -> None:
     live, entries = audited
     assert live.audit(entries[:2]) == [], "the next one may be under way"
-    found = live.audit(entries[:1])
-    assert len(found) == 1 and found[0].startswith("commit 3: table ") and "the pipeline's ledger not" in found[0]
+    findings = live.audit(entries[:1])
+    assert (
+        len(findings) == 1 and findings[0].startswith("commit 3: table ") and "the pipeline's ledger not" in findings[0]
+    )
 
 
 def test_the_audit_says_that_there_is_no_table(lake: Lake, tmp_path: Path) -> None:
     entry = SinkEntry(commit=1, run=1, lineage="l", batch=0, source={}, rows=1, digest=1)
-    found = list(lake.sink().open(SinkContext(pipeline=PIPELINE, home=tmp_path)).audit([entry]))
-    assert len(found) == 1 and found[0].startswith("commit 1: there is no table ")
+    findings = list(lake.sink().open(SinkContext(pipeline=PIPELINE, home=tmp_path)).audit([entry]))
+    assert len(findings) == 1 and findings[0].startswith("commit 1: there is no table ")

@@ -31,10 +31,10 @@ def test_entries_go_a_hundred_at_a_time_when_the_pipeline_has_forgotten_their_co
 
     def kept() -> tuple[int, int]:
         with closing(sqlite3.connect(tmp_path / "target.db")) as database:
-            found: tuple[int, int] = database.execute(
+            counts: tuple[int, int] = database.execute(
                 "SELECT min(number), max(number) FROM exactlyonce_commits"
             ).fetchone()
-            return found
+            return counts
 
     others.claim(1, None, 1)
     entry = SinkEntry(commit=0, run=1, lineage="l", batch=0, source={}, rows=0, digest=0)

@@ -448,8 +448,8 @@ def test_the_audit_names_a_record_whose_rows_are_changed_or_cut(
     content = first.read_bytes()
     first.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
     second.write_bytes(second.read_bytes()[:-1])
-    found = list(committer.audit(entries))
-    assert found == [
+    findings = list(committer.audit(entries))
+    assert findings == [
         f"commit 1: {first} is missing, or its rows are not those that were committed",
         f"commit 2: {second} is missing, or its rows are not those that were committed",
     ]
@@ -461,8 +461,8 @@ def test_the_audit_names_a_record_that_is_missing_or_torn(
     sink, committer, entries = audited
     _, first, second, _ = records_of(sink)
     first.rename(first.with_name(f".{first.name}"))
-    found = list(committer.audit(entries))
-    assert found == [f"{second}: the record before it is missing", "commit 1: the log has no record of it"]
+    findings = list(committer.audit(entries))
+    assert findings == [f"{second}: the record before it is missing", "commit 1: the log has no record of it"]
     second.write_bytes(second.read_bytes()[:20])
     assert f"{second} is no record of a sink's log" in next(iter(committer.audit(entries)))
 

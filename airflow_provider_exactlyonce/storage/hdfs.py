@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 #: What begins so is nobody's file: what is being written, and locks.
 _HIDDEN: Final = ".exactlyonce-"
-#: How often a file is read: the blocks of one that is replaced meanwhile may be gone.
+#: How often a file is read, as the blocks of one that is replaced meanwhile may be gone; and one is taken back.
 _ATTEMPTS: Final = 3
 _LOCK_POLL_SECONDS: Final = 0.02
 
@@ -187,10 +187,11 @@ class HdfsStore(RemoteStore):
         try:
             _asked(self._client.rename, source, path_of(place), overwrite)
         except OSError as error:
-            with suppress(OSError):  # what is not there any more is not renamed later either
-                _asked(self._client.rename, source, f"{source}-back", False)
-            if self._is_there(f"{source}-back"):
-                raise
+            for _ in range(_ATTEMPTS):  # to take it back: what is not there any more is not renamed later either
+                with suppress(OSError):
+                    _asked(self._client.rename, source, f"{source}-back", False)
+                if self._is_there(f"{source}-back"):
+                    raise
             stored = self.read(place)
             if self._is_there(source) or stored is None or stored.content != content:
                 raise OutcomeUnknownError(f"nobody knows whether {place} was written: {error}") from error

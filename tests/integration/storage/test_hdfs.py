@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import socket
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.slow
 
 #: A lock is held for as long as the name node takes for three questions; on a busy machine that may be a while.
 HELD_SECONDS = 3.0
-REFUSED = 7
 
 
 @pytest.fixture
@@ -98,30 +97,33 @@ def test_an_unbroken_lock_is_waited_for(store: HdfsStore, place: Path) -> None:
     assert store.read(place) == Stored(content=b"second", version=second)
 
 
-def counting(place: Path) -> None:
-    store = store_of(place)
-    while True:
-        found = store.read(place)
-        assert found is not None
-        store.replace_if(place, b"%08d" % (int(found.content[:8]) + 1) * 20_000, found.version, durable=False)
+COUNTING = """
+import sys
+from upath import UPath
+from airflow_provider_exactlyonce.storage.opening import store_of
+
+place = UPath(sys.argv[1])
+store = store_of(place)
+while True:
+    found = store.read(place)
+    store.replace_if(place, b"%08d" % (int(found.content[:8]) + 1) * 20_000, found.version, durable=False)
+"""
 
 
 def test_a_process_that_is_killed_while_it_replaces_a_file_leaves_it_whole_and_holds_nobody_up_for_long(
-    store: HdfsStore, place: Path
+    store: HdfsStore, place: Path, hadoop: HadoopCluster
 ) -> None:
     version, number = store.create(place, b"%08d" % 0 * 20_000), 0
-    context = multiprocessing.get_context("spawn")  # clients do not outlive a fork
 
     def has_passed(number: int) -> bool:
         found = store.read(place)
         return found is not None and int(found.content[:8]) > number
 
     for _ in range(3):
-        process = context.Process(target=counting, args=(place,))
-        process.start()
-        eventually(partial(has_passed, number + 1), "it counts", poll_seconds=0.001)
-        process.kill()
-        process.join()
+        command = [sys.executable, "-c", COUNTING, f"{hadoop.hdfs}{place.path}"]  # type: ignore[attr-defined]
+        with subprocess.Popen(command) as process:
+            eventually(partial(has_passed, number + 1), "it counts", poll_seconds=0.001)
+            process.kill()
         found = store.read(place)
         assert found is not None
         number = int(found.content[:8])
@@ -232,11 +234,11 @@ def test_a_write_that_was_not_made_is_taken_back_so_that_it_never_is(
 
 def test_without_any_answer_nobody_knows(store: HdfsStore, place: Path, proxy: NameNodeProxy, behind: Any) -> None:
     lossy = store_of(behind)
-    proxy.planned = ["drop", "drop"]
+    proxy.planned = ["drop"] * 10
     with pytest.raises(OutcomeUnknownError, match="nobody knows whether"):
         lossy.create(behind, b"mine")
     version = store.create(place, b"theirs")
-    proxy.planned = ["", "drop", "drop"]
+    proxy.planned = ["", *["drop"] * 10]
     with pytest.raises(OutcomeUnknownError, match="nobody knows whether"):
         lossy.replace_if(behind, b"mine", version)
     proxy.planned = ["", "drop"]
@@ -256,17 +258,26 @@ def test_it_is_not_held(store: HdfsStore, place: Path) -> None:
         pass
 
 
-def test_a_process_that_was_forked_after_hdfs_was_used_is_refused(place: Path, store: HdfsStore) -> None:
-    assert store.read(place) is None
-    process = multiprocessing.get_context("fork").Process(target=exit_if_refused, args=(place,))
-    process.start()
-    process.join()
-    assert process.exitcode == REFUSED
+FORKING = """
+import os, sys
+from upath import UPath
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.opening import store_of
+
+place = UPath(sys.argv[1])
+store_of(place).read(place)
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+try:
+    store_of(place)
+except RefusedError as error:
+    print(error, flush=True)
+    os._exit(error.exit_code)
+"""
 
 
-def exit_if_refused(place: Path) -> None:
-    try:
-        store_of(place)
-    except RefusedError as error:
-        assert "before it forked" in str(error)
-        os._exit(REFUSED)
+def test_a_process_that_was_forked_after_hdfs_was_used_is_refused(hadoop: HadoopCluster) -> None:
+    command = [sys.executable, "-c", FORKING, f"{hadoop.hdfs}/nothing"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == RefusedError.exit_code, ended.stderr
+    assert "before it forked" in ended.stdout

@@ -58,6 +58,9 @@ class Manager(Cluster):
         has_ended = token in self.gone or (driver_status is not None and driver_status.state in ENDED)
         return ClusterState.GONE if has_ended else self.answer
 
+    def account(self, token: str) -> str:
+        return f"driver {token} is {self.state(token).value}"
+
     def kill(self, token: str) -> None:
         raise AssertionError("nothing is to be killed")
 
@@ -182,3 +185,9 @@ def test_a_submission_that_fails_is_a_failure_with_its_exit_code(home: Home) -> 
 def test_a_refusal_of_the_submission_is_told_as_one(home: Home) -> None:
     with pytest.raises(RefusedError):
         list(supervisor(home, Manager(home, ClusterState.GONE), "take-lease", code=RefusedError.exit_code).run())
+
+
+def test_what_the_cluster_says_of_a_driver_that_left_no_account_is_in_the_error(home: Home) -> None:
+    manager = Manager(home, ClusterState.GONE)
+    with pytest.raises(DriverFailedError, match=r"without an account of its own: driver \S+ is gone"):
+        list(supervisor(home, manager, "exit=1").run())

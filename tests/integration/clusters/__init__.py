@@ -1,1 +1,1 @@
-"""Drivers and homes on the clusters that people have: a real HDFS and a real YARN; see docs/yarn.md."""
+"""Drivers on the clusters that people have: a real YARN with HDFS; see docs/deploy.md."""

@@ -76,10 +76,10 @@ class ClusterDriver(RemoteDriver):
         """Ask the submission, the lease and at last the manager."""
         code = None
         if self._submission is not None:
-            submitted = self._submission.ended()
+            submitted = self._submission.process.poll()  # and no sweep of this host: the driver may run on it, too
             if submitted is None:
                 return None
-            code = submitted.exit_code or None  # 0: it was submitted, and how it ends only the driver tells
+            code = submitted or None  # 0: it was submitted, and how it ends only the driver tells
             if code is None and not self._is_announced:
                 self._is_announced = True
                 _log.info("submitted %s", self._cluster.account(self.token))

@@ -103,6 +103,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
             "the task does: give it a connection with deploy-mode client"
         )
     else:
+        local = spark_submit.submission_environment()
         remote = {
             **settings.env_vars,
             TOKEN_VARIABLE: TOKEN_PLACEHOLDER,

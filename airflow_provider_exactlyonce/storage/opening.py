@@ -18,6 +18,14 @@ LOCAL: Final = LocalStore()
 _STORES: Final[dict[tuple[str, int], Store]] = {}
 
 
+def hadoop_url(place: Any) -> str:
+    """Return what Spark is told instead of a place: without a scheme it would be on the cluster's own file system.
+
+    :param place: a path of this machine, or one of universal_pathlib
+    """
+    return f"file:{place}" if isinstance(place, Path) else str(place.fs.unstrip_protocol(place.path))
+
+
 def store_of(place: Any) -> Store:
     """Return the store of a place.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, StopRequestedError
+from airflow_provider_exactlyonce.storage.opening import hadoop_url
 from airflow_provider_exactlyonce.streaming.spark.steering import (
     OneStartPerBatchError,
     QuerySteering,
@@ -148,7 +149,7 @@ class QueryRunner:
         writer = (
             self._stream.writeStream.queryName(self._options.name)
             .outputMode(self._options.output_mode)
-            .option("checkpointLocation", str(self._options.checkpoint))
+            .option("checkpointLocation", hadoop_url(self._options.checkpoint))
             .foreachBatch(self._process_batch)
         )
         return writer.trigger(**trigger).start()

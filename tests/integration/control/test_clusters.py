@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import clusters, exit_classification, processes
+from airflow_provider_exactlyonce.control import clusters, exit_classification
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
 from airflow_provider_exactlyonce.control.home import Home
@@ -27,17 +27,13 @@ from tests.integration.control.contract_driver import let_go
 from tests.integration.control.test_supervisor import SCRIPT, cmdline, notes, wait_for
 from tests.waiting import HANG_SECONDS
 
-#: Submits as spark-submit does: leaves a process behind that has nothing of ours but its arguments, and ends.
+#: Submits as spark-submit does: leaves a process behind that is the manager's, on this host by chance, and ends.
 SUBMIT = """
 import os, subprocess, sys
 code, token, *arguments = sys.argv[1:]
-run = (
-    "import os, runpy, sys; os.environ['EXACTLYONCE_TOKEN'] = sys.argv[1]; "
-    "sys.argv = sys.argv[2:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-)
-environment = {name: value for name, value in os.environ.items() if name != "EXACTLYONCE_TOKEN"}
 if code == "0":
-    subprocess.Popen([sys.executable, "-c", run, token, *arguments], env=environment, start_new_session=True)
+    environment = {**os.environ, "EXACTLYONCE_TOKEN": token}
+    subprocess.Popen([sys.executable, *arguments], env=environment, start_new_session=True)
 sys.exit(int(code))
 """
 
@@ -116,7 +112,6 @@ def test_the_end_of_the_submission_is_not_the_drivers_end(home: Home) -> None:
     intent = intents.read(home.intent)
     assert intent is not None
     assert (intent.host, intent.is_here, intent.pid) == ("yarn", False, 0)
-    assert processes.members(intent.token) == [], "it is no process of ours"
     thread.join(0.7)
     assert thread.is_alive()
     let_go(home)

@@ -57,8 +57,8 @@ crash-matrix: setup ## N faults at every step of the protocol, then some at Spar
 	@$(VENV_PYTHON) -m tests.crash_matrix --runs $(N)
 	@$(VENV_PYTHON) -m tests.crash_matrix --stock --runs $$(( $(N) / 6 + 12 ))
 
-test-cluster: setup ## a pipeline on three brokers that are killed, frozen, cut off, restarted; needs root, prints a table
-	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/integration/brokers $(ARGS)
+test-cluster: setup ## a pipeline on three brokers that are killed, frozen, cut off (needs root), on HDFS and on YARN; prints a table
+	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/integration/brokers tests/integration/clusters $(ARGS)
 
 lint: setup ## ruff, and mypy --strict, on the tests too
 	@.venv/bin/ruff check --quiet --output-format concise

@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo.processes import adopt_orphans
 from tests import class_archives
 from tests.apicurio import registry_server
+from tests.hadoop_cluster import hadoop
 from tests.mariadb import mariadb
 from tests.postgres import database, postgres
 from tests.scheduling import pytest_collection_modifyitems, pytest_xdist_make_scheduler
@@ -31,7 +32,7 @@ _AIRFLOW_HOME = tempfile.mkdtemp(prefix="exactlyonce-airflow-")
 os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
 os.environ.setdefault("KAFKA_OPTS", class_archives.BROKER_OPTIONS)
 
-__all__ = ["database", "mariadb", "postgres", "registry_server"]  # fixtures
+__all__ = ["database", "hadoop", "mariadb", "postgres", "registry_server"]  # fixtures
 __all__ += ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]  # hooks
 
 GRACE_SECONDS = 15.0

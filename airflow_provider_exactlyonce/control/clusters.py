@@ -6,6 +6,7 @@ the driver's start token. A manager that can't be asked says nothing about the d
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +20,8 @@ from airflow_provider_exactlyonce.control.processes import ChildDriver, Ended, R
 TOKEN_PLACEHOLDER: Final = "@exactlyonce-token@"
 
 _ASK_SECONDS: Final = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 class ClusterState(Enum):
@@ -43,6 +46,13 @@ class Cluster(ABC):
         """Return what the manager says of the driver with a start token; never raises."""
 
     @abstractmethod
+    def account(self, token: str) -> str:
+        """Return what the manager says of the driver with a start token, and where its output is; never raises.
+
+        Empty when it says nothing.
+        """
+
+    @abstractmethod
     def kill(self, token: str) -> None:
         """Ask the manager to end the driver with a start token; never raises."""
 
@@ -60,21 +70,27 @@ class ClusterDriver(RemoteDriver):
         self._submission: Final = submission
         self._asked = float("-inf")
         self._state = ClusterState.UNKNOWN
+        self._is_announced = False
 
     def ended(self) -> Ended | None:
         """Ask the submission, the lease and at last the manager."""
         code = None
         if self._submission is not None:
-            submitted = self._submission.ended()
+            submitted = self._submission.process.poll()  # and no sweep of this host: the driver may run on it, too
             if submitted is None:
                 return None
-            code = submitted.exit_code or None  # 0: it was submitted, and how it ends only the driver tells
+            code = submitted or None  # 0: it was submitted, and how it ends only the driver tells
+            if code is None and not self._is_announced:
+                self._is_announced = True
+                _log.info("submitted %s", self._cluster.account(self.token))
         if super().ended() is None:
             self._asked = float("-inf")
             return None
         if time.monotonic() - self._asked >= _ASK_SECONDS:
             self._asked, self._state = time.monotonic(), self._cluster.state(self.token)
-        return Ended(exit_code=code) if self._state is ClusterState.GONE else None
+        if self._state is not ClusterState.GONE:
+            return None
+        return Ended(exit_code=code, account=self._cluster.account(self.token))
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the submission; the driver itself can only be killed."""

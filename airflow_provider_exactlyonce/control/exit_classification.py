@@ -94,6 +94,8 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
             "the application must call the pipeline's main(), as in: if __name__ == '__main__': shop_totals.main()"
         )
     message = _said(log) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None
+    if ended.exit_code is None and ended.account:
+        message = f"the driver ended without an account of its own: {ended.account}"
     return DriverFailedError(message or _exit_sentence(ended.exit_code))
 
 

@@ -37,9 +37,11 @@ class Ended:
     """How a driver's process ended.
 
     :param exit_code: negative for a signal, None when nobody could see it
+    :param account: what a cluster's manager says of it
     """
 
     exit_code: int | None
+    account: str = ""
 
 
 class DriverProcess(ABC):

@@ -97,8 +97,8 @@ def _command(destination: Path, ivy_cache: Path, dependencies: Path = DEPENDENCI
         *("-jar", str(ivy_jar())),
         *("-cache", str(ivy_cache)),
         *("-ivy", str(dependencies)),
-        *("-retrieve", f"{destination}/[conf]/[artifact]-[revision].[ext]"),
-        *("-types", "jar", "bundle"),
+        *("-retrieve", f"{destination}/[conf]/[artifact]-[revision](-[classifier]).[ext]"),
+        *("-types", "jar", "bundle", "test-jar"),
     ]
     settings = os.environ.get(SETTINGS_VARIABLE)
     return [*command, "-settings", settings] if settings else command

@@ -22,6 +22,7 @@ LABEL: Final = "exactlyonce-token"
 
 _ATTEMPTS: Final = "spark.yarn.maxAppAttempts"
 _TIMEOUT_SECONDS: Final = 10
+_DIAGNOSTICS_CHARACTERS: Final = 500
 _YARN_ACTIVE: Final = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED", "RUNNING"})
 _YARN_ENDED: Final = frozenset({"FINISHED", "FAILED", "KILLED"})
 _POD_ACTIVE: Final = frozenset({"Pending", "Running"})
@@ -41,7 +42,7 @@ class YarnCluster(Cluster):
         super().__init__("yarn")
         self._hook: Final = hook
         try:
-            self._url: Final = f"{hook._get_yarn_rm_base_url()}/ws/v1/cluster/apps"
+            self._url: Final = str(hook._get_yarn_rm_base_url())
         except ValueError as error:
             raise RefusedError(
                 f"connection {hook._conn_id} submits to YARN in cluster mode, and a driver that may still run has to "
@@ -57,6 +58,21 @@ class YarnCluster(Cluster):
             return ClusterState.UNKNOWN
         return _judged(states, active=_YARN_ACTIVE, ended=_YARN_ENDED)
 
+    def account(self, token: str) -> str:
+        """Return the application's id, state, YARN's words and its page, from which its logs are linked."""
+        try:
+            return "; ".join(map(self._account_of, self._find(token)))
+        except Exception as error:
+            _log.warning("the YARN resource manager says nothing of driver %s: %s", token, error)
+            return ""
+
+    def _account_of(self, app: Mapping[str, Any]) -> str:
+        state, final = str(app["state"]), str(app.get("finalStatus", ""))
+        diagnostics = " ".join(str(app.get("diagnostics", "")).split())[:_DIAGNOSTICS_CHARACTERS]
+        ended = f" with {final}" if state in _YARN_ENDED and final != state else ""
+        why = f" ({diagnostics})" if diagnostics else ""
+        return f"{app['id']} is {state}{ended}{why}, {self._url}/cluster/app/{app['id']}"
+
     def kill(self, token: str) -> None:
         """Kill the application with this tag."""
         try:
@@ -69,7 +85,7 @@ class YarnCluster(Cluster):
         import requests
 
         answer = requests.get(
-            self._url,
+            f"{self._url}/ws/v1/cluster/apps",
             params={"applicationTags": token},
             auth=self._hook._resolved_yarn_rm_auth,
             timeout=_TIMEOUT_SECONDS,
@@ -98,6 +114,18 @@ class KubernetesCluster(Cluster):
             _log.warning("Kubernetes does not say whether driver %s runs: %s", token, error)
             return ClusterState.UNKNOWN
         return _judged(phases, active=_POD_ACTIVE, ended=_POD_ENDED)
+
+    def account(self, token: str) -> str:
+        """Return the pod's name, phase and Kubernetes' words."""
+        try:
+            pods = self._find(self._client(), token)
+            return "; ".join(
+                " ".join(filter(None, [f"pod {pod.metadata.name} is {pod.status.phase}", pod.status.message]))
+                for pod in pods
+            )
+        except Exception as error:
+            _log.warning("Kubernetes says nothing of driver %s: %s", token, error)
+            return ""
 
     def kill(self, token: str) -> None:
         """Delete the driver's pod; its executors go with it."""

@@ -85,6 +85,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
             "find neither its passwords there nor the key to it. Use deploy-mode client, or a mounted file system"
         )
     else:
+        local = spark_submit.submission_environment()
         remote = {
             **settings.env_vars,
             TOKEN_VARIABLE: TOKEN_PLACEHOLDER,

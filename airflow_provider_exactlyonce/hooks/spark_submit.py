@@ -8,6 +8,7 @@ first, and this module is the only one to change (and ``hooks/clusters.py``, for
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,17 @@ def python_environment() -> dict[str, str]:
     Spark's Python workers are otherwise the PATH's ``python3``, without the packages of this environment.
     """
     return {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
+def submission_environment() -> dict[str, str]:
+    """Return the variable by which this environment's spark-submit finds its Spark, whatever Python the PATH has.
+
+    The interpreter's own variables would do, too, but go on to a driver in a cluster, where their paths mean nothing.
+    """
+    from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
+
+    is_ours = Path(_executable("spark-submit")).parent == Path(sys.executable).parent
+    return {"SPARK_HOME": str(pyspark_jars().parent)} if is_ours and "SPARK_HOME" not in os.environ else {}
 
 
 def _executable(program: str) -> str:

@@ -17,7 +17,6 @@ from airflow_provider_exactlyonce import files
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.store import (
-    ChangedError,
     Facts,
     HeldError,
     Store,
@@ -71,11 +70,6 @@ class LocalStore(Store):
             if self.read(place) is not None:
                 self._check_unchanged(place, version)
                 self.delete(place)
-
-    def _check_unchanged(self, place: Path, version: str) -> None:
-        stored = self.read(place)
-        if stored is None or stored.version != version:
-            raise ChangedError(f"{place} {'is gone' if stored is None else 'was changed'} since it was read")
 
     @override
     @contextmanager

@@ -12,7 +12,7 @@ from typing import Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
-from airflow_provider_exactlyonce.storage.store import ChangedError, Facts, HeldError, Stored, version_of
+from airflow_provider_exactlyonce.storage.store import Facts, HeldError, Stored, version_of
 
 #: The file system is the process's, and does nothing in one step.
 _STEP: Final = threading.Lock()
@@ -80,8 +80,3 @@ class MemoryStore(RemoteStore):
     def _put(self, place: Path, content: bytes) -> str:
         self.system.pipe_file(path_of(place), content)
         return version_of(content)
-
-    def _check_unchanged(self, place: Path, version: str) -> None:
-        stored = self.read(place)
-        if stored is None or stored.version != version:
-            raise ChangedError(f"{place} {'is gone' if stored is None else 'was changed'} since it was read")

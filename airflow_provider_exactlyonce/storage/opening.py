@@ -57,13 +57,14 @@ def is_local(place: Any) -> bool:
 
 
 def hadoop_url(place: Any) -> str:
-    """Return what Spark is told instead of a place.
+    """Return what Spark is told instead of a place: without a scheme it would be on the cluster's own file system.
 
     :param place: a path of this machine, or one of universal_pathlib
     """
     if isinstance(place, Path):
         return f"file:{place}"
-    return f"{_HADOOP_SCHEMES.get(place.protocol, place.protocol)}://{str(place.path).strip('/')}"
+    scheme, _, path = str(place.fs.unstrip_protocol(place.path)).partition("://")
+    return f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{path.rstrip('/')}"
 
 
 def names_in(directory: Any) -> Sequence[str]:
@@ -106,7 +107,11 @@ def _opened(system: AbstractFileSystem) -> Store:
         from airflow_provider_exactlyonce.storage import s3
 
         return s3.open_store(system)
+    if "hdfs" in protocols and type(system).__module__.startswith("hdfs_native"):
+        from airflow_provider_exactlyonce.storage import hdfs
+
+        return hdfs.open_store(system)
     raise RefusedError(
         f"{type(system).__name__} is no file system for a home: it is not known that of two who create a file one "
-        "does. Use a path, or s3:"
+        "does. Use a path, s3:, or hdfs: with airflow-provider-exactlyonce[hdfs]"
     )

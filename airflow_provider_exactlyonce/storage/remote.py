@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.storage.store import Store
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-_COPIED_BYTES: Final = 8 * 1024 * 1024
+COPIED_BYTES: Final = 8 * 1024 * 1024
 
 
 class RemoteStore(Store):
@@ -43,7 +43,7 @@ class RemoteStore(Store):
             self.system.cp_file(path_of(source), path_of(target))
             return
         with source.open("rb") as read, self.system.open(path_of(target), "wb") as written:
-            shutil.copyfileobj(read, written, _COPIED_BYTES)
+            shutil.copyfileobj(read, written, COPIED_BYTES)
 
     @override
     def flush(self, places: Sequence[Path]) -> None:

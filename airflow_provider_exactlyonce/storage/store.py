@@ -205,6 +205,12 @@ class Store(ABC):
                 f"is theirs. {self.remedy}"
             )
 
+    def _check_unchanged(self, place: Path, version: str) -> None:
+        """Compare a version with what is there; for whoever keeps others from changing it meanwhile."""
+        stored = self.read(place)
+        if stored is None or stored.version != version:
+            raise ChangedError(f"{place} {'is gone' if stored is None else 'was changed'} since it was read")
+
     def _broken_promise(self, place: Path) -> str | None:
         first = self.create(place, b"first")
         if _is_done(lambda: self.create(place, b"second"), FileExistsError):

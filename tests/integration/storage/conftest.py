@@ -11,6 +11,7 @@ import pytest
 from upath import UPath
 
 from tests import object_stores
+from tests.hadoop_cluster import HadoopCluster
 
 
 @pytest.fixture(scope="session")
@@ -25,13 +26,18 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(params=["local", "memory", "moto", pytest.param("seaweedfs", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["local", "memory", "moto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("seaweedfs", "hdfs"))]
+)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Give an empty folder."""
     if request.param == "local":
         return tmp_path
     if request.param == "memory":
         return UPath(f"memory://{uuid.uuid4()}")  # type: ignore[return-value]
+    if request.param == "hdfs":
+        hadoop: HadoopCluster = request.getfixturevalue("hadoop")
+        return UPath(f"{hadoop.hdfs}/{uuid.uuid4()}")  # type: ignore[return-value]
     address = request.getfixturevalue(request.param)
     place: Any = UPath(f"s3://bucket/{uuid.uuid4()}", **object_stores.options(address))
     return place  # type: ignore[no-any-return]

@@ -274,9 +274,11 @@ def yarn(server: Server, connect: Callable[..., None]) -> Cluster:
 STATELESS = {"apps": {"app": [{"id": "application_1_0001"}]}}
 
 
-def resource_manager(state: str, final: str = "UNDEFINED") -> Callable[[str, dict[str, list[str]]], tuple[int, object]]:
+def resource_manager(
+    state: str, final: str = "UNDEFINED", diagnostics: str = ""
+) -> Callable[[str, dict[str, list[str]]], tuple[int, object]]:
     """Answer as YARN does, which has one application, with our tag."""
-    app = {"id": "application_1_0001", "state": state, "finalStatus": final, "diagnostics": ""}
+    app = {"id": "application_1_0001", "state": state, "finalStatus": final, "diagnostics": diagnostics}
 
     def answer(path: str, query: dict[str, list[str]]) -> tuple[int, object]:
         if path == "/ws/v1/cluster/apps":
@@ -322,6 +324,18 @@ def test_a_yarn_that_can_not_be_reached_says_nothing(connect: Callable[..., None
     assert cluster is not None
     assert cluster.state(TOKEN) is ClusterState.UNKNOWN
     cluster.kill(TOKEN)
+
+
+def test_what_yarn_says_of_an_application_is_told_with_its_page(server: Server, connect: Callable[..., None]) -> None:
+    cluster, page = yarn(server, connect), f"{server.address}/cluster/app/application_1_0001"
+    server.answer = resource_manager("RUNNING")
+    assert cluster.account(TOKEN) == f"application_1_0001 is RUNNING, {page}"
+    server.answer = resource_manager("FINISHED", "FAILED", "User application exited\n with status 1")
+    said = "User application exited with status 1"
+    assert cluster.account(TOKEN) == f"application_1_0001 is FINISHED with FAILED ({said}), {page}"
+    assert cluster.account("another") == ""
+    server.answer = lambda path, query: (500, {})
+    assert cluster.account(TOKEN) == ""
 
 
 def test_yarn_is_told_to_kill_what_has_the_tag(server: Server, connect: Callable[..., None]) -> None:
@@ -383,6 +397,13 @@ def test_a_kubernetes_that_does_not_answer_as_expected_says_nothing(
 ) -> None:
     server.answer = lambda path, query: answer
     assert kubernetes.state(TOKEN) is ClusterState.UNKNOWN
+
+
+def test_what_kubernetes_says_of_a_pod_is_told(server: Server, kubernetes: Cluster) -> None:
+    server.answer = api("Failed", "Running")
+    assert kubernetes.account(TOKEN) == "pod driver-0 is Failed; pod driver-1 is Running"
+    server.answer = lambda path, query: (403, {})
+    assert kubernetes.account(TOKEN) == ""
 
 
 def test_kubernetes_is_told_to_delete_the_drivers_pod(server: Server, kubernetes: Cluster) -> None:

@@ -1,0 +1,259 @@
+"""HDFS: by rename, which the name node makes in one step, over a file that is there or only where none is.
+
+A file is written whole in a directory of its own, and renamed to its place from there. A write on a condition has the
+place's lock meanwhile: that directory, renamed to where all look for the lock. As the new file comes *out of the lock*,
+a lock can be broken: whoever deletes what its holder has in it makes sure that the holder, frozen or slow, never writes
+by it.
+
+The client below may repeat by itself what was not answered, and the second request is refused because of the first. So
+no refusal is believed: where the new file is tells whether it was renamed. And its connections to data nodes are the
+process's, which a fork would share: what is read by one process could be another's answer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from hdfs_native import WriteOptions
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.remote import COPIED_BYTES, RemoteStore, identity_of, path_of
+from airflow_provider_exactlyonce.storage.store import Facts, OutcomeUnknownError, Stored, version_of
+
+if TYPE_CHECKING:
+    from hdfs_native.fsspec import HdfsFileSystem
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: What begins so is nobody's file: what is being written, and locks.
+_HIDDEN: Final = ".exactlyonce-"
+#: How often a file is read, as the blocks of one that is replaced meanwhile may be gone; and one is taken back.
+_ATTEMPTS: Final = 3
+_LOCK_POLL_SECONDS: Final = 0.02
+
+
+#: The process that uses HDFS.
+_user: list[int] = []
+
+
+def open_store(system: HdfsFileSystem) -> HdfsStore:
+    """Return the store of a file system.
+
+    :raises RefusedError: when HDFS was used before this process was forked
+    """
+    _user.append(os.getpid())
+    if _user[0] != os.getpid():
+        raise RefusedError(
+            f"process {_user[0]} has used HDFS before it forked process {os.getpid()}: they would share connections. "
+            "Start the process anew instead of forking it, or fork before HDFS is used"
+        )
+    return HdfsStore(type(system)(**{**system.storage_options, "skip_instance_cache": True}))
+
+
+class HdfsStore(RemoteStore):
+    """Files of one name service, that only their owner reads.
+
+    :param system: of hdfs-native
+    """
+
+    has_locks = False
+
+    def __init__(self, system: HdfsFileSystem) -> None:
+        super().__init__(system)
+        self._client: Final = system.client
+
+    @override
+    def read(self, place: Path) -> Stored | None:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                content = _asked(lambda: self._client.read(path_of(place)).read())
+            except FileNotFoundError:
+                return None
+            except OSError:
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                return Stored(content=content, version=version_of(content))
+        raise AssertionError("the last attempt returns or raises")
+
+    @override
+    def facts(self, place: Path) -> Facts | None:
+        try:
+            status = _asked(self._client.get_file_info, path_of(place))
+        except FileNotFoundError:
+            return None
+        return Facts(size=status.length, modified=status.modification_time / 1000)
+
+    @override
+    def create(self, place: Path, content: bytes) -> str:
+        with self._written(place, content) as folder:
+            try:
+                self._move(f"{folder}/file", place, content, overwrite=False)
+            except FileExistsError:
+                raise FileExistsError(str(place)) from None
+        return version_of(content)
+
+    @override
+    def replace(self, place: Path, content: bytes, *, durable: bool = True) -> str:
+        with self._written(place, content, durable=durable) as folder:
+            self._move(f"{folder}/file", place, content, overwrite=True)
+        return version_of(content)
+
+    @override
+    def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
+        with self._written(place, content, durable=durable) as folder, self._locking(place, folder) as ours:
+            self._check_unchanged(place, version)
+            self._move(f"{ours}/file", place, content, overwrite=True)
+        return version_of(content)
+
+    @override
+    def delete(self, place: Path) -> None:
+        _asked(self._client.delete, path_of(place), False)
+
+    @override
+    def delete_if(self, place: Path, version: str) -> None:
+        if self.read(place) is None:
+            return
+        with self._written(place, b"") as folder, self._locking(place, folder) as ours:
+            if self.read(place) is None:
+                return
+            self._check_unchanged(place, version)
+            try:  # into the lock: who breaks it has made sure that this is not done any more
+                _asked(self._client.rename, path_of(place), f"{ours}/deleted", False)
+            except OSError as error:
+                if not self._is_there(f"{ours}/deleted") and self.read(place) is not None:
+                    raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {error}") from error
+
+    @override
+    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
+        raise RefusedError(f"{place} can't be held: HDFS has no locks that end with their process")
+
+    @override
+    def names(self, directory: Path) -> Sequence[str]:
+        return [name for name in _asked(super().names, directory) if not name.startswith(_HIDDEN)]
+
+    @override
+    def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
+        _asked(self._client.mkdirs, path_of(target.parent), 0o700, True)
+        with self._opened(source) as read, self._new_file(path_of(target), durable=True, overwrite=True) as written:
+            shutil.copyfileobj(read, written, COPIED_BYTES)
+
+    @override
+    def remove(self, directory: Path) -> None:
+        _asked(self._client.delete, path_of(directory), True)
+
+    def _opened(self, source: Any) -> Any:
+        if isinstance(source, Path) or identity_of(source.fs) != identity_of(self.system):
+            return source.open("rb")
+        return _asked(self._client.read, path_of(source))
+
+    @contextmanager
+    def _new_file(self, path: str, *, durable: bool, overwrite: bool = False) -> Iterator[Any]:
+        options = WriteOptions(permission=0o600, create_parent=False, overwrite=overwrite)
+        with _asked(self._client.create, path, options) as file:
+            yield file
+            if durable:
+                _asked(file.hsync)
+
+    @contextmanager
+    def _written(self, place: Path, content: bytes, *, durable: bool = True) -> Iterator[str]:
+        """Give a directory's path in which there is only ``file``, with a content; it goes at the end."""
+        parent = path_of(place).rpartition("/")[0]
+        name = uuid.uuid4().hex
+        outer = f"{parent}/{_HIDDEN}{name}"
+        _asked(self._client.mkdirs, f"{outer}/{name}", 0o700, True)
+        try:
+            with self._new_file(f"{outer}/{name}/file", durable=durable) as file:
+                file.write(content)
+            yield f"{outer}/{name}"
+        finally:
+            with suppress(OSError):
+                _asked(self._client.delete, outer, True)
+
+    def _move(self, source: str, place: Path, content: bytes, *, overwrite: bool) -> None:
+        """Rename a file with a content to its place. Only we rename it, and who breaks the lock in which it is.
+
+        :raises FileExistsError: there is a file at the place, and it is not to be replaced
+        :raises OSError: it was not renamed, nor will be
+        :raises OutcomeUnknownError: nobody knows whether it was renamed
+        """
+        try:
+            _asked(self._client.rename, source, path_of(place), overwrite)
+        except OSError as error:
+            for _ in range(_ATTEMPTS):  # to take it back: what is not there any more is not renamed later either
+                with suppress(OSError):
+                    _asked(self._client.rename, source, f"{source}-back", False)
+                if self._is_there(f"{source}-back"):
+                    raise
+            stored = self.read(place)
+            if self._is_there(source) or stored is None or stored.content != content:
+                raise OutcomeUnknownError(f"nobody knows whether {place} was written: {error}") from error
+
+    @contextmanager
+    def _locking(self, place: Path, folder: str) -> Iterator[str]:
+        """Hold a place's lock with a directory of :meth:`_written`; gives the directory's path meanwhile."""
+        parent, _, name = path_of(place).rpartition("/")
+        outer, _, holder = folder.rpartition("/")
+        lock = f"{parent}/{_HIDDEN}lock-{name}"
+        other, since = "", 0.0
+        while not self._locked(outer, lock, holder):
+            names = [str(inside).rpartition("/")[2] for inside in self._listed(lock)]
+            if not names:
+                self._unlock(lock)
+            elif names[0] != other:
+                other, since = names[0], time.monotonic()
+            elif time.monotonic() - since > self.held_seconds:
+                _asked(self._client.delete, f"{lock}/{other}", True)
+            time.sleep(_LOCK_POLL_SECONDS)
+        try:
+            yield f"{lock}/{holder}"
+        finally:
+            with suppress(OSError):
+                _asked(self._client.delete, f"{lock}/{holder}", True)
+            self._unlock(lock)
+
+    def _locked(self, outer: str, lock: str, holder: str) -> bool:
+        try:
+            _asked(self._client.rename, outer, lock, False)
+        except OSError as error:
+            if self._is_there(f"{lock}/{holder}"):
+                return True
+            if not isinstance(error, FileExistsError):
+                raise
+            return False
+        return True
+
+    def _unlock(self, lock: str) -> None:
+        """Remove a lock that nobody holds."""
+        with suppress(OSError):  # somebody does, again
+            _asked(self._client.delete, lock, False)
+
+    def _listed(self, directory: str) -> list[str]:
+        try:
+            return _asked(lambda: [status.path for status in self._client.list_status(directory)])
+        except FileNotFoundError:
+            return []
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            _asked(self._client.get_file_info, path)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _asked(question: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Return an answer; what the client has no error for is a :class:`OSError`, too."""
+    try:
+        return question(*arguments, **named)
+    except RuntimeError as error:
+        raise OSError(str(error).partition("\\n\\t")[0]) from error

@@ -66,7 +66,7 @@ def test_a_writer_that_was_frozen_in_its_lock_does_nothing_once_the_lock_was_bro
 ) -> None:
     version = store.create(place, b"first")
     frozen = Frozen(store.system)
-    write = partial(frozen.delete_if, place, version)
+    write: partial[object] = partial(frozen.delete_if, place, version)
     if late == "replace":
         write = partial(frozen.replace_if, place, b"late", version)
     with ThreadPoolExecutor() as threads:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -66,7 +66,7 @@ def test_a_writer_that_was_frozen_in_its_lock_does_nothing_once_the_lock_was_bro
 ) -> None:
     version = store.create(place, b"first")
     frozen = Frozen(store.system)
-    write: partial[object] = partial(frozen.delete_if, place, version)
+    write: Callable[[], object] = partial(frozen.delete_if, place, version)
     if late == "replace":
         write = partial(frozen.replace_if, place, b"late", version)
     with ThreadPoolExecutor() as threads:

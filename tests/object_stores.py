@@ -44,7 +44,7 @@ def environment(address: str) -> dict[str, str]:
 @contextmanager
 def moto() -> Iterator[str]:
     """Run the emulation in a process of its own, as delta-rs holds Python's lock while it waits; gives its address."""
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    command = [sys.executable, str(Path(__file__).with_name("moto_in_turns.py"))]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         address = next(match[0] for line in server.stderr if (match := re.search(r"http://127\.0\.0\.1:\d+", line)))

@@ -17,7 +17,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
@@ -64,8 +64,6 @@ class HdfsStore(RemoteStore):
 
     :param system: of hdfs-native
     """
-
-    has_locks = False
 
     def __init__(self, system: HdfsFileSystem) -> None:
         super().__init__(system)
@@ -132,10 +130,6 @@ class HdfsStore(RemoteStore):
             except OSError as error:
                 if not self._is_there(f"{ours}/deleted") and self.read(place) is not None:
                     raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {error}") from error
-
-    @override
-    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
-        raise RefusedError(f"{place} can't be held: HDFS has no locks that end with their process")
 
     @override
     def names(self, directory: Path) -> Sequence[str]:

@@ -23,6 +23,8 @@ _NOTES: Final[dict[str, str]] = {}
 class MemoryStore(RemoteStore):
     """Files that nobody else sees."""
 
+    has_locks = True
+
     @override
     def read(self, place: Path) -> Stored | None:
         try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage.store import Store
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ class RemoteStore(Store):
 
     :param system: keeps no listings: others write there, too
     """
+
+    has_locks = False
 
     def __init__(self, system: AbstractFileSystem) -> None:
         self.system: Final = system
@@ -44,6 +48,13 @@ class RemoteStore(Store):
             return
         with source.open("rb") as read, self.system.open(path_of(target), "wb") as written:
             shutil.copyfileobj(read, written, COPIED_BYTES)
+
+    @override
+    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
+        raise RefusedError(
+            f"{place} can't be held: its file system has no locks that end with their process. Upgrades and rollbacks "
+            "need one: they work with a home on a mounted file system"
+        )
 
     @override
     def flush(self, places: Sequence[Path]) -> None:

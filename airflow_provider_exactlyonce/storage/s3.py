@@ -11,7 +11,6 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,7 +19,6 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 from botocore.parsers import ResponseParserError
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
 from airflow_provider_exactlyonce.storage.sending_once import SendingOnce
 from airflow_provider_exactlyonce.storage.store import (
@@ -74,7 +72,6 @@ class S3Store(RemoteStore):
     :param once: the same, without repetition
     """
 
-    has_locks = False
     silence_seconds = 30.0  # a request that is not answered may take two thirds of it
     seconds_per_read = 5.0
     remedy = (
@@ -142,13 +139,6 @@ class S3Store(RemoteStore):
         if self.facts(place) is None:
             return
         raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {refused}") from refused
-
-    @override
-    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
-        raise RefusedError(
-            f"{place} can't be held: an object store has no locks that end with their process. Upgrades and rollbacks "
-            "need one: they work with a home on a mounted file system"
-        )
 
     @override
     def names(self, directory: Path) -> Sequence[str]:

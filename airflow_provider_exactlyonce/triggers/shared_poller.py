@@ -147,7 +147,10 @@ class Subscription:
         :raises Exception: when checking has failed for a reason that a checker does not expect
         """
         try:
-            await asyncio.wait_for(self._has_news.wait(), seconds)
+            async with asyncio.timeout(
+                seconds
+            ):  # wait_for of Python 3.11 loses a cancellation that comes with the news
+                await self._has_news.wait()
         except TimeoutError:
             return None
         self._has_news.clear()
@@ -159,7 +162,8 @@ class Subscription:
         """Check now, with the cause of the waiting; what was seen last when that takes too long."""
         look = self.poller.checker.checked({self.name: self.subject}, diagnose=True)
         try:
-            return (await asyncio.wait_for(look, _NOW_SECONDS))[self.name]
+            async with asyncio.timeout(_NOW_SECONDS):
+                return (await look)[self.name]
         except TimeoutError:
             nothing = CheckResult(missing="the cluster has not answered")
             return self._latest if isinstance(self._latest, CheckResult) else nothing
@@ -207,7 +211,8 @@ class Poller:
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), max(seconds, _SHORTEST_SECONDS))
+            async with asyncio.timeout(max(seconds, _SHORTEST_SECONDS)):
+                await self._wake.wait()
 
 
 #: A triggerer has one event loop.

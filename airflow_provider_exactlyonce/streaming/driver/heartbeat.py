@@ -15,6 +15,10 @@ from airflow_provider_exactlyonce.streaming.job import driver_log
 
 log = logging.getLogger("exactlyonce")
 
+#: A request that is under way is waited for: the client of a file system may abort the process that ends around it.
+#: One that is not answered does not keep the driver from its end.
+_PATIENCE_SECONDS: Final = 10.0
+
 
 class Heartbeat:
     """Renews lease and status in one thread, and measures the lag in another.
@@ -32,16 +36,21 @@ class Heartbeat:
         self._others: Final = others
         self._lost_lease: Final = threading.Event()
         self._ended: Final = threading.Event()
+        self._threads: Final[list[threading.Thread]] = []
 
     def start(self) -> None:
         """Begin."""
         pause = heartbeat_seconds(self._run.home.lease)  # each writes to the home
         for name, work in (("heartbeat", self._beat), ("lag", self._measure_lag)):
-            threading.Thread(target=self._repeat, args=(name, work, pause), name=name, daemon=True).start()
+            thread = threading.Thread(target=self._repeat, args=(name, work, pause), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def stop(self) -> None:
         """Give no further sign."""
         self._ended.set()
+        for thread in self._threads:
+            thread.join(_PATIENCE_SECONDS)
 
     def check_lease(self) -> None:
         """Look, if the lease was lost, whether another driver has taken over.

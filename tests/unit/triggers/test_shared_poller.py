@@ -113,6 +113,22 @@ def test_a_cancelled_one_leaves_the_others_waiting() -> None:
     assert len(Shelf.opened) == 1
 
 
+def test_one_that_is_cancelled_in_the_moment_of_news_is_gone() -> None:
+    async def run() -> None:
+        gone = asyncio.create_task(fired(trigger("x")))
+        await looked_for("x")
+        [poller] = shared_poller._pollers[asyncio.get_running_loop()].values()
+        [subscription] = poller.subscriptions
+        await eventually_in_loop(lambda: subscription._latest is not None, "it was told")
+        await asyncio.sleep(0)
+        subscription.tell(CheckResult(missing="something else"))
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+
+    asyncio.run(run())
+
+
 def test_what_can_not_be_looked_at_concerns_its_own_only() -> None:
     Shelf.things.update({"refused": RefusedError("never"), "silent": ExactlyOnceError("no answer")})
 

@@ -196,7 +196,7 @@ def test_a_savepoint_is_restored_exactly_and_every_command_works(bucket: Bucket)
 
     job = str(JOBS / world.job)
     refused = bucket.command("upgrade", world.pipeline, job, code=RefusedError.exit_code)
-    assert "an object store has no locks that end with their process" in refused
+    assert "its file system has no locks that end with their process" in refused
 
     conf = [part for name, value in CONF.items() for part in ("--conf", f"{name}={value}")]
     compared = bucket.command("backfill", world.pipeline, "--commits", "2..3", "--master", "local[2]", *conf)

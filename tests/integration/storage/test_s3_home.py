@@ -77,7 +77,14 @@ class Bucket:
         self._commands += 1
         brokers = self.world.config["bootstrap.servers"]
         command = [sys.executable, "-m", cli.__name__, *words, "--home", self.url, "--bootstrap-servers", brokers]
-        done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False, env=self._environment)
+        done = subprocess.run(
+            [*command, "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self._environment,
+            start_new_session=True,  # a fail point kills the group
+        )
         assert done.returncode == code, f"{words}: {done.stderr[-4000:]}{done.stdout[-2000:]}"
         return json.loads(done.stdout) if code == 0 else done.stderr
 

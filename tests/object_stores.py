@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -29,6 +30,15 @@ WEED = str(Path(sys.executable).with_name("weed"))
 def options(address: str) -> dict[str, Any]:
     """Return what fsspec needs to know of a server."""
     return {"key": KEY, "secret": SECRET, "endpoint_url": address, "client_kwargs": {"region_name": "us-east-1"}}
+
+
+def environment_of_commands(address: str) -> dict[str, str]:
+    """Return the environment of a command that uses a server.
+
+    What this process's own Spark is started with is left out: its jars would replace those of the command's.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
+    return {**inherited, **environment(address)}
 
 
 def environment(address: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -45,8 +44,7 @@ class Bucket:
         self.url = f"s3://a_connection@bucket/pipelines/{uuid.uuid4()}"
         self.folder = folder
         self._environment = {
-            **os.environ,
-            **object_stores.environment(address),
+            **object_stores.environment_of_commands(address),
             "TEST_PIPELINE": world.pipeline,
             "TEST_SOURCE": world.source,
             "TEST_SINK": world.sink,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import uuid
@@ -24,8 +23,7 @@ def test_of_all_who_create_a_file_of_a_checkpoint_one_does(
 ) -> None:
     """Spark's own way has several winners in each race on S3."""
     environment = {
-        **os.environ,
-        **object_stores.environment(request.getfixturevalue(server)),
+        **object_stores.environment_of_commands(request.getfixturevalue(server)),
         "PYTHONPATH": str(Path(__file__).parents[3]),
     }
     command = [sys.executable, checkpoint_races.__file__, f"s3://bucket/{uuid.uuid4()}", str(RACES)]

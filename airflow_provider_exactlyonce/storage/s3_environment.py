@@ -37,7 +37,7 @@ def options_of_environment() -> dict[str, Any]:
 
 def hadoop_settings() -> dict[str, str]:
     """Return the same as settings of Hadoop."""
-    found = {
+    settings = {
         # Hadoop's own list lacks profiles and web identities, which Python finds.
         "fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
         "fs.s3a.input.stream.type": "classic",  # the default needs further libraries
@@ -45,10 +45,10 @@ def hadoop_settings() -> dict[str, str]:
         "fs.s3a.optimized.copy.from.local.enabled": "false",
     }
     if region := _region():
-        found["fs.s3a.endpoint.region"] = region
+        settings["fs.s3a.endpoint.region"] = region
     if endpoint := os.environ.get(_ENDPOINT):
-        found |= {"fs.s3a.endpoint": endpoint, "fs.s3a.path.style.access": "true"}
-    return found
+        settings |= {"fs.s3a.endpoint": endpoint, "fs.s3a.path.style.access": "true"}
+    return settings
 
 
 def _region() -> str | None:

@@ -30,6 +30,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "group.initial.rebalance.delay.ms": "0",
     "log.cleaner.dedupe.buffer.size": "16777216",
     "log.index.size.max.bytes": "1048576",
+    "log.retention.ms": "-1",  # examples and tests write records with timestamps of years ago
     "num.io.threads": "4",
     "num.network.threads": "2",
     "offsets.topic.num.partitions": "4",

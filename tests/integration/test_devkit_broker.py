@@ -11,7 +11,9 @@ import sys
 import textwrap
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -135,6 +137,28 @@ def test_the_metadata_log_tells_a_killed_broker_from_a_stopped_one(tmp_path: Pat
         broker.start()
         assert is_taken_for_alive(tmp_path)
     assert not is_taken_for_alive(tmp_path)
+
+
+def test_records_with_old_timestamps_stay(tmp_path: Path) -> None:
+    often = {"log.initial.task.delay.ms": "0", "log.retention.check.interval.ms": "100"}
+    with EmbeddedBroker(tmp_path, properties=often) as broker:
+        config: dict[str, Any] = {"bootstrap.servers": broker.bootstrap_servers}
+        admin, producer, consumer = AdminClient(config), Producer(config), Consumer({**config, "group.id": "reader"})
+
+        def write(name: str, settings: dict[str, str]) -> None:
+            admin.create_topics([NewTopic(name, num_partitions=1, config=settings)])[name].result(30)
+            producer.produce(name, b"", partition=0, timestamp=1)
+            producer.flush(30)
+
+        def beginning(name: str) -> int:
+            return consumer.get_watermark_offsets(TopicPartition(name, 0), timeout=30)[0]
+
+        write("events", {})
+        for name in ("first-round", "second-round"):  # two whole rounds of retention passed "events" by
+            write(name, {"retention.ms": "1"})
+            eventually(partial(beginning, name), "retention removes the record")
+        assert beginning("events") == 0
+        consumer.close()
 
 
 def test_the_broker_does_not_create_topics_by_itself(broker: EmbeddedBroker) -> None:

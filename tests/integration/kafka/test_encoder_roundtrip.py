@@ -93,6 +93,7 @@ def consumer_of(config: Mapping[str, str], isolation: str) -> Consumer:
         {
             **config,
             "group.id": "independent-reader",
+            "auto.offset.reset": "error",
             "isolation.level": isolation,
             "check.crcs": True,
             "enable.auto.commit": False,

@@ -16,7 +16,6 @@ more than :class:`pathlib.Path` and universal_pathlib have in common, so that a 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -175,12 +174,18 @@ class Checkpoint:
         except UnicodeDecodeError as error:
             raise TornFileError(f"offsets/{batch} is not text: {error}") from error
 
+    def whole_offsets(self, batch: int) -> BatchOffsets | None:
+        """Read ``offsets/<batch>``; None when it is missing or torn."""
+        try:
+            return self.offsets(batch)
+        except TornFileError:
+            return None
+
     def conf(self) -> Mapping[str, str]:
         """Return the Spark settings that are fixed for the checkpoint's life; empty before its first batch."""
         for batch in reversed(self.batches("offsets")):
-            with contextlib.suppress(TornFileError):
-                if offsets := self.offsets(batch):
-                    return offsets.conf
+            if offsets := self.whole_offsets(batch):
+                return offsets.conf
         return {}
 
     def commit(self, batch: int) -> BatchCommit | None:

@@ -7,12 +7,11 @@ Java client get the same cluster and credentials under their own names.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import environment
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 
 #: Environment variable that holds the configuration, as JSON or as the brokers alone, or ``@`` and a file with it: a
@@ -83,14 +82,7 @@ def from_environment(bootstrap_servers: str | None) -> dict[str, str]:
 
     :raises RefusedError: when neither names a cluster
     """
-    text, where = os.environ.get(VARIABLE, "").strip(), VARIABLE
-    if text.startswith("@"):
-        file = Path(text[1:])
-        where = f"the file {file}, which {VARIABLE} names,"
-        try:
-            text = file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RefusedError(f"{VARIABLE} names the file {file}, which can't be read here: {error}") from error
+    text, where = environment.read(VARIABLE)
     if bootstrap_servers:
         return {**(parse(text, where) if text else {}), "bootstrap.servers": bootstrap_servers}
     if not text:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from airflow_provider_exactlyonce import environment
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
 from airflow_provider_exactlyonce.streaming.settings import REGISTRY_VARIABLE
 
@@ -58,13 +57,7 @@ def from_environment() -> RegistryAddress:
 
     :raises RefusedError: when it names none; shows nothing that may be a secret
     """
-    text, where = os.environ.get(REGISTRY_VARIABLE, "").strip(), REGISTRY_VARIABLE
-    if text.startswith("@"):
-        where = f"the file {text[1:]}, which {REGISTRY_VARIABLE} names,"
-        try:
-            text = Path(text[1:]).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RefusedError(f"{where} can't be read here: {error}") from None
+    text, where = environment.read(REGISTRY_VARIABLE)
     if not text:
         raise RefusedError(
             f"the job has values in a schema registry's format, and no registry is known: set {REGISTRY_VARIABLE} to "

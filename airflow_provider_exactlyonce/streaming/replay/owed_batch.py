@@ -18,7 +18,6 @@ from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
-from airflow_provider_exactlyonce.streaming.commit.start_checks import whole_offsets
 from airflow_provider_exactlyonce.streaming.spark.steering import fixed_settings
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def plan(
     :raises RefusedError: when the batch can't follow the checkpoint, or its input is gone
     """
     number = lineage.batch_of(owed.commit)
-    before, planned = whole_offsets(checkpoint, number - 1), whole_offsets(checkpoint, number)
+    before, planned = checkpoint.whole_offsets(number - 1), checkpoint.whole_offsets(number)
     ends = {
         topic: {partition: end for partition, (_, end) in partitions.items()}
         for topic, partitions in owed.source.items()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
+from airflow_provider_exactlyonce import environment
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 
@@ -17,18 +17,16 @@ def parameters_of(variable: str, conn_id: str, words: str, filled_by: str) -> di
     :param filled_by: the argument of the operators that fills it, for messages
     :raises RefusedError: when the connection is not among them
     """
-    text = os.environ.get(variable)
-    if not text:
+    if not os.environ.get(variable):
         return None
+    text, where = environment.read(variable)
     try:
-        by_id = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
-    except OSError as error:
-        raise RefusedError(f"{variable} names the file {text[1:]}, which can't be read here: {error}") from None
+        by_id = json.loads(text)
     except ValueError:
-        raise RefusedError(f"{variable} is not JSON (its text is not shown: it may hold a secret)") from None
+        raise RefusedError(f"{where} is not JSON (its text is not shown: it may hold a secret)") from None
     if not isinstance(by_id, dict) or not isinstance(by_id.get(conn_id), dict):
         raise RefusedError(
-            f"{variable} has no connection {conn_id}. It is a JSON object with {words} by connection; in a DAG it is "
+            f"{where} has no connection {conn_id}. It is a JSON object with {words} by connection; in a DAG it is "
             f'filled from {filled_by}=["{conn_id}"] of the operator'
         )
     return {name: str(value) for name, value in by_id[conn_id].items()}

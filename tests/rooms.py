@@ -101,6 +101,7 @@ ROOMS: dict[str, set[str]] = {
 PLAIN = {
     "_moved",
     "codec",
+    "environment",
     "exceptions",
     "failpoints",
     "files",

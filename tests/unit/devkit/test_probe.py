@@ -1,83 +1,39 @@
-"""What the readiness probe makes of a broker's answers, given by a socket that plays the broker."""
+"""What the readiness probe makes of a broker's metadata."""
 
 from __future__ import annotations
 
-import socket
-import struct
-import threading
-from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from confluent_kafka.admin import BrokerMetadata, ClusterMetadata, PartitionMetadata, TopicMetadata
 
-from airflow_provider_exactlyonce.devkit.probe import why_not_ready
-
-HOST = "127.0.0.1"
-Play = Callable[[bytes], int]
+from airflow_provider_exactlyonce.devkit.probe import judge
 
 
-def text(value: str) -> bytes:
-    return struct.pack(">h", len(value)) + value.encode()
-
-
-def answer(*, brokers: int = 1, cluster: str = "ours", leader: int = 1, topics: int = 1) -> bytes:
-    """Build a Metadata response of version 2 by hand, two partitions a topic."""
-    one_broker = struct.pack(">i", 1) + text("localhost") + struct.pack(">ih", 9092, -1)
-    partitions = b"".join(
-        struct.pack(">hii", 0, index, leader if index else 1) + struct.pack(">iiii", 1, 1, 1, 1) for index in range(2)
-    )
-    one_topic = struct.pack(">h", 0) + text("events") + struct.pack(">bi", 0, 2) + partitions
-    body = struct.pack(">ii", 1, brokers) + one_broker * brokers + text(cluster) + struct.pack(">i", 1)
-    body += struct.pack(">i", topics) + one_topic * topics
-    return struct.pack(">i", len(body)) + body
-
-
-@pytest.fixture
-def play() -> Iterator[Play]:
-    """Answer one connection with the given bytes and close it."""
-    threads: list[threading.Thread] = []
-
-    def start(content: bytes) -> int:
-        listener = socket.create_server((HOST, 0))
-
-        def serve() -> None:
-            with listener, listener.accept()[0] as connection:
-                connection.recv(4096)
-                connection.sendall(content)
-
-        threads.append(threading.Thread(target=serve))
-        threads[-1].start()
-        return int(listener.getsockname()[1])
-
-    yield start
-    for thread in threads:
-        thread.join()
-
-
-@pytest.mark.parametrize("topics", [0, 1, 3])
-def test_a_registered_broker_that_leads_all_its_partitions_is_ready(play: Play, topics: int) -> None:
-    assert why_not_ready(HOST, play(answer(topics=topics)), "ours") is None
+def answer(*, brokers: int = 1, cluster: str = "ours", controller: int = 1, leader: int = 1) -> Any:
+    """Build the metadata of a cluster with a topic of two partitions."""
+    metadata: Any = ClusterMetadata()
+    topic: Any = TopicMetadata()
+    metadata.cluster_id, metadata.controller_id = cluster, controller
+    metadata.brokers = {number: BrokerMetadata() for number in range(1, brokers + 1)}
+    metadata.topics, topic.topic = {"events": topic}, "events"
+    for number, led_by in enumerate((1, leader)):
+        partition: Any = PartitionMetadata()
+        partition.id, partition.leader = number, led_by
+        topic.partitions[number] = partition
+    return metadata
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("metadata", "lacks"),
     [
-        (answer(brokers=0), "not registered"),
+        (answer(), None),
+        (answer(brokers=0), "the broker is not registered with its controller yet"),
+        (answer(controller=-1), "the broker is not registered with its controller yet"),
         (answer(leader=-1), "events-1 has no leader yet"),
-        (answer(cluster="theirs"), "belongs to cluster 'theirs', not 'ours'"),
-        (answer()[:-9], "closed the connection"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak the Kafka protocol"),
-        (struct.pack(">i", 3) + b"abc", "does not answer"),
-        (b"", "closed the connection"),
+        (answer(cluster="theirs"), "the broker that answers belongs to cluster 'theirs', not 'ours'"),
     ],
-    ids=["unregistered", "leaderless", "foreign", "cut off", "another protocol", "too short", "nothing"],
+    ids=["ready", "unregistered", "without a controller", "leaderless", "foreign"],
 )
-def test_anything_else_is_named(play: Play, content: bytes, expected: str) -> None:
-    reason = why_not_ready(HOST, play(content), "ours")
-    assert reason is not None
-    assert expected in reason
-
-
-def test_a_port_where_nobody_listens_is_named() -> None:
-    with socket.create_server((HOST, 0)) as listener:
-        port = listener.getsockname()[1]
-    assert why_not_ready(HOST, port, "ours") == f"{HOST}:{port} does not answer ([Errno 111] Connection refused)"
+def test_what_a_broker_lacks_is_named(metadata: Any, lacks: str | None) -> None:
+    assert judge(metadata, "ours") == lacks

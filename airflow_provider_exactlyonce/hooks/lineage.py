@@ -1,4 +1,4 @@
-"""What OpenLineage is told of a task that runs a pipeline: topics as datasets, with the offsets that went in and out.
+"""What OpenLineage is told of a task that runs a pipeline: topics with the offsets that went in and out, and tables.
 
 All of it is read from the ledger, so it is what is committed and readable, whoever's driver did it. OpenLineage's
 client is asked for inside functions only: without Airflow's OpenLineage provider nobody calls them.
@@ -130,8 +130,8 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
         for topic, ranges in record.sink.items()
         for partition, span in ranges.items()
     )
-    datasets = []
-    for topic in sorted({topic for topic, _ in written} | set(last.sink)):
+    datasets = _tables(last, commits)
+    for topic in sorted({topic for topic, _ in written} | {*last.sink, *last.earlier_sink_topics}):
         rows = sum(rows for (name, _), (_, _, rows) in written.items() if name == topic)
         facets: dict[str, Any] = {
             "outputStatistics": OutputStatisticsOutputDatasetFacet(rowCount=rows),
@@ -139,6 +139,26 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
         }
         datasets.append(OutputDataset(namespace=namespace, name=topic, outputFacets=facets if commits else {}))
     return datasets
+
+
+def _tables(last: CommitRecord, commits: Sequence[CommitRecord]) -> list[OutputDataset]:
+    """Return the datasets of the sinks that are not Kafka."""
+    from openlineage.client.event_v2 import OutputDataset
+    from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
+
+    rows = {share.dataset: 0 for share in last.others.values() if share.dataset is not None}
+    for record in commits:
+        for share in record.others.values():
+            if share.dataset is not None:
+                rows[share.dataset] = rows.get(share.dataset, 0) + share.rows
+    return [
+        OutputDataset(
+            namespace=namespace,
+            name=name,
+            outputFacets={"outputStatistics": OutputStatisticsOutputDatasetFacet(rowCount=count)} if commits else {},
+        )
+        for (namespace, name), count in sorted(rows.items())
+    ]
 
 
 def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:

@@ -103,10 +103,13 @@ class OtherSink:
 
     :param rows: rows that it was given
     :param digest: sum modulo 2**64 of Spark's xxhash64 over each row
+    :param dataset: where they are, see :attr:`airflow_provider_exactlyonce.streaming.sinks.spi.SinkCommitter.dataset`;
+        None where that has no name, and in records of 0.1.0
     """
 
     rows: int
     digest: int
+    dataset: tuple[str, str] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +334,9 @@ def encode(record: Record) -> bytes:
             }
             for topic, ranges in record.sink.items()
         }
-        body["others"] = {name: (share.rows, f"{share.digest:016x}") for name, share in record.others.items()}
+        body["others"] = {
+            name: (share.rows, f"{share.digest:016x}", share.dataset) for name, share in record.others.items()
+        }
         if record.late is not None:
             body["late"] = [vars(late) for late in record.late]
     value = json.dumps(body, separators=(",", ":")).encode()
@@ -384,7 +389,7 @@ def _named(body: Mapping[str, Any]) -> dict[str, Any]:
             for topic, ranges in body["sink"].items()
         },
         "others": {
-            name: {"rows": rows, "digest": int(digest, 16)}
-            for name, (rows, digest, *_) in body.get("others", {}).items()
+            name: {"rows": rows, "digest": int(digest, 16), "dataset": later[0] if later else None}
+            for name, (rows, digest, *later) in body.get("others", {}).items()
         },
     }

@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce import failpoints
@@ -70,7 +70,8 @@ class SinkGroup:
     @property
     def sums(self) -> dict[str, OtherSink]:
         """What the batch at hand gives to each sink, whether it is written there or was before."""
-        return dict(self._attempted.sums) if self._attempted else {}
+        sums = self._attempted.sums if self._attempted else {}
+        return {name: replace(given, dataset=self._committers[name].dataset) for name, given in sums.items()}
 
     def tasks(self) -> list[TaskShare]:
         """Return what the tasks of all batches need to know."""

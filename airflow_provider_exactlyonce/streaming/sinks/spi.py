@@ -238,6 +238,14 @@ class SinkCommitter(ABC):
         return None
 
     @property
+    def dataset(self) -> tuple[str, str] | None:
+        """Where its rows are: a dataset's namespace and name, as OpenLineage's naming has them. None for no such.
+
+        Asked while a batch is attempted, so without a request to the target. It has no secret: the ledger keeps it.
+        """
+        return None
+
+    @property
     def undelivered(self) -> int:
         """How many settled commits its readers do not see yet; asked from another thread. Most sinks have none."""
         return 0

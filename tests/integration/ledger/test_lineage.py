@@ -18,6 +18,7 @@ from openlineage.client.uuid import generate_new_uuid
 
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.hooks import lineage
+from airflow_provider_exactlyonce.ledger.records import KAFKA, OtherSink
 from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
 from airflow_provider_exactlyonce.operators.upgrade import UpgradePipelineOperator
@@ -40,7 +41,13 @@ def pipeline(kafka_config: Mapping[str, str], tmp_path_factory: pytest.TempPathF
         for number in range(1, COMMITS + 1):
             made.session.begin()
             rows = rows_of(number, PARTITIONS) if number % 2 else {}
-            made.end(made.record(made.append(rows), committed=number * 1000, watermark=number * 10))
+            table = {"table": OtherSink(rows=number, digest=0, dataset=("s3://lake", "shop/orders"))}
+            facts: dict[str, Any] = {
+                "primary": KAFKA,
+                "others": table,
+                "earlier_sink_topics": {"lineage.sink": ("id", number)},
+            }
+            made.end(made.record(made.append(rows), committed=number * 1000, watermark=number * 10, **facts))
         yield made
 
 
@@ -78,7 +85,9 @@ def test_a_task_that_is_done_tells_the_offsets_that_were_committed_meanwhile(
     operator = task(pipeline, tmp_path, monkeypatch)
     event = emitted(operator.get_openlineage_facets_on_complete(SimpleNamespace(start_date=began)), tmp_path)
     span = {"first": FIRST, "last": COMMITS}
-    [read], [written] = event["inputs"], event["outputs"]
+    [read], [table, written] = event["inputs"], event["outputs"]
+    assert (table["namespace"], table["name"]) == ("s3://lake", "shop/orders")
+    assert table["outputFacets"]["outputStatistics"]["rowCount"] == sum(range(FIRST, COMMITS + 1))
     namespace = f"kafka://{pipeline.config['bootstrap.servers'].split(',')[0]}"
     assert (read["namespace"], read["name"]) == (namespace, "in")
     assert (written["namespace"], written["name"]) == (namespace, "lineage.sink")
@@ -116,6 +125,10 @@ def test_a_task_that_begins_names_the_topics_and_no_offsets(
     event = emitted(task(pipeline, tmp_path, monkeypatch).get_openlineage_facets_on_start(), tmp_path)
     [read] = event["inputs"]
     assert (read["name"], read.get("inputFacets", {})) == ("in", {})
+    assert [(out["name"], out.get("outputFacets", {})) for out in event["outputs"]] == [
+        ("shop/orders", {}),
+        ("lineage.sink", {}),
+    ]
     assert "commits" not in event["run"]["facets"]["exactlyonce_pipeline"]
 
 

@@ -335,6 +335,11 @@ def test_a_superseded_run_can_not_note_a_batch_for_which_spark_has_run_no_task(c
     assert (noted.commit, noted.run, noted.rows, noted.digest) == (1, 2, 0, 0)
 
 
+def test_lineage_is_told_the_table_and_its_server(case: Case) -> None:
+    [(database, port)] = case.sql("SELECT current_database(), current_setting('port')")
+    assert case.open(1).dataset == (f"postgres://{socket.gethostname()}:{port}", f"{database}.public.rows")
+
+
 def test_a_table_that_is_named_like_a_stage_and_is_somebody_elses_stays(case: Case) -> None:
     committer = case.open(1)
     case.stage(committer, 1, 1, ROWS)

@@ -103,6 +103,11 @@ class DeltaCommitter(TableCommitter):
 
     @property
     @override
+    def _location(self) -> str:
+        return self._sink.path
+
+    @property
+    @override
     def _attempts(self) -> Attempts:
         return self._ledger.attempts
 

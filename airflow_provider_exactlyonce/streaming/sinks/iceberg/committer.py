@@ -93,9 +93,14 @@ class IcebergCommitter(TableCommitter):
         return Attempts(
             self._files,
             # Iceberg's removal of orphan files leaves alone what begins with an underscore.
-            notes=f"{self._table.metadata.location}/_{_FOLDER}/{folder}",
+            notes=f"{self._location}/_{_FOLDER}/{folder}",
             data=f"{self._table.data_location}/{_FOLDER}/{folder}",
         )
+
+    @property
+    @override
+    def _location(self) -> str:
+        return str(self._table.metadata.location)
 
     @property
     @override

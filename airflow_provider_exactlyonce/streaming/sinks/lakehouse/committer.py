@@ -32,6 +32,7 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states imp
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import Declaration, Ledger, Table
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
+from airflow_provider_exactlyonce.streaming.sinks.places import dataset_at
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
 
@@ -80,6 +81,16 @@ class TableCommitter(SinkCommitter):
     @abstractmethod
     def _attempts(self) -> Attempts:
         """The attempts of the sink beside the table."""
+
+    @property
+    @abstractmethod
+    def _location(self) -> str:
+        """The table's directory: an absolute path, or a URL."""
+
+    @property
+    @override
+    def dataset(self) -> tuple[str, str]:
+        return dataset_at(self._location)
 
     @property
     def _table_id(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -80,6 +81,9 @@ class PostgresCommitter(SinkCommitter):
         except RefusedError:
             self._connection.close()
             raise
+        server = self._connection.info
+        host = socket.gethostname() if server.host.startswith("/") else server.host  # else it is a socket's directory
+        self._dataset: Final = f"postgres://{host}:{server.port}", f"{server.dbname}.{self._table}"
         self._run = 0
         self._attempt: SinkAttempt | None = None
 
@@ -88,6 +92,11 @@ class PostgresCommitter(SinkCommitter):
     def place(self) -> object:
         with translated_errors("asking where it writes", str(self._table)):
             return staging.place_of(self._session(), self._table)
+
+    @property
+    @override
+    def dataset(self) -> tuple[str, str]:
+        return self._dataset
 
     @override
     def tail(self) -> SinkEntry | None:

@@ -137,6 +137,11 @@ class UpsertCommitter(SinkCommitter):
         with self._connected("asking where it writes") as connection:
             return places.identity(connection, upsert_table.find(connection, self._sink.table))
 
+    @property
+    @override
+    def dataset(self) -> tuple[str, str]:
+        return upsert_table.dataset(self._sink.url, self._sink.table)
+
     @override
     def tail(self) -> SinkEntry | None:
         with self._connected("reading the sink's ledger") as connection:

@@ -51,6 +51,14 @@ def shown(engine: sa.Engine) -> str:
     return engine.url.set(query={}).render_as_string(hide_password=True)
 
 
+def dataset(url: str, table: str) -> tuple[str, str]:
+    """Return the namespace and the name that OpenLineage has for a table."""
+    server = sa.make_url(url)
+    scheme = {"postgresql": "postgres"}.get(server.get_backend_name(), server.get_backend_name())
+    host = ":".join(str(part) for part in (server.host, server.port) if part)
+    return f"{scheme}://{host}", f"{server.database}.{table}"
+
+
 @contextmanager
 def translated_errors(what: str, table: str) -> Iterator[None]:
     """Turn what SQLAlchemy raises into the project's errors.

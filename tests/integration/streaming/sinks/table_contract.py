@@ -38,6 +38,15 @@ class TableContract:
         batches = [[{"id": number, "b": os.urandom(33 * 2**20)}] for number in range(2)]
         assert [file["rows"] for file in live.write(live.begin(), 0, *batches)["files"]] == [1, 1]
 
+    def test_lineage_is_told_the_directory_in_which_the_rows_are(self, lake: Lake, tmp_path: Path) -> None:
+        live = Live(lake.sink(), tmp_path)
+        live.commit(rows(0, 5))
+        assert live.committer.dataset is not None
+        namespace, name = live.committer.dataset
+        assert namespace == "file"
+        assert lake.files()
+        assert all(file.is_relative_to(name) for file in lake.files())
+
     # Others, and zombies
 
     def test_two_pipelines_write_to_one_table(self, lake: Lake, tmp_path: Path) -> None:

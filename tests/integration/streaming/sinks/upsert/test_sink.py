@@ -16,6 +16,7 @@ from pyspark.sql.types import DoubleType, LongType, StructType
 from airflow_provider_exactlyonce.ledger.records import LedgerPointer, OtherSink
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
 from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
@@ -48,6 +49,18 @@ def test_entries_go_a_hundred_at_a_time_when_the_pipeline_has_forgotten_their_co
     committer.commit(replace(entry, commit=301))
     others.settled(replace(COMMIT, commit=301, before=LedgerPointer(oldest=101)))
     assert kept() == (300, 301), "what is gone does not come back, and the newest is not alone"
+
+
+@pytest.mark.parametrize(
+    ("url", "dataset"),
+    [
+        ("mysql+pymysql://u:secret@db:3306/shop?ssl_key=k", ("mysql://db:3306", "shop.orders")),
+        ("postgresql://u:secret@db/shop", ("postgres://db", "shop.orders")),
+        ("sqlite:////data/shop.db", ("sqlite://", "/data/shop.db.orders")),
+    ],
+)
+def test_lineage_is_told_the_table_without_a_secret(url: str, dataset: tuple[str, str]) -> None:
+    assert upsert_table.dataset(url, "orders") == dataset
 
 
 class TestUpsertSink(SinkConformance):

@@ -50,11 +50,17 @@ class LakePipeline:
         assert last.wait() == 0, last.output()[-3000:]
 
     def check(self) -> None:
-        """The table has what is expected, as it was, and the topic each record once; ledgers agree, no file is left."""
+        """The table has what is expected, as it was, and the topic each record once; ledgers agree, no file is left.
+
+        Each commit names where its rows are.
+        """
         assert self.lake.rows() == expected(self.kind, range(self.world.sent))
         values = [json.loads(record.value or b"") for record in read_committed(self.world.config, self.world.sink)]
         assert sorted(value["id"] for value in values) == list(range(self.world.sent))
-        check_ledger(self.world)
+        for record in check_ledger(self.world):
+            [share] = record.others.values()
+            assert share.dataset is not None
+            assert all(file.is_relative_to(share.dataset[1]) for file in self.lake.files())
         assert set(self.lake.files()) == self.lake.named_files()
 
 

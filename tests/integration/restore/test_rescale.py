@@ -258,6 +258,7 @@ def test_a_rescale_that_is_killed_at_every_step_is_cleaned_up_by_its_repetition(
     original = case.home.current()
     assert original is not None
     steps = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], *RESTORE_NAMES[2:4])
+    assert steps[-1] == "restore-switched"
     for partitions, step in enumerate(steps, start=3):
         assert command(case, partitions, step).returncode == -signal.SIGKILL
         current = case.home.current()
@@ -267,7 +268,7 @@ def test_a_rescale_that_is_killed_at_every_step_is_cleaned_up_by_its_repetition(
     assert done.returncode == 0, done.stderr
     assert "copying batch" in done.stderr
     body = json.loads(done.stdout)
-    assert (body["state_partitions_before"], body["state_partitions"], body["abandoned"]) == (8, 4, original.id)
+    assert (body["state_partitions_before"], body["state_partitions"], body["abandoned"]) == (partitions, 4, original.id)
     assert {directory.name for directory in case.home.lineages.iterdir()} == {original.id, body["lineage"]}
     run_both(topics, rounds, case, plain)
     assert case.written() == plain.written()

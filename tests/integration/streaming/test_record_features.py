@@ -77,7 +77,7 @@ def open_sink(kafka_config: dict[str, str], tmp_path: Path) -> Iterator[Callable
         writer: Callable[[BatchAttempt], BatchWriter] = TransactionalWriter,
     ) -> Written:
         name = f"{pipeline}-{tmp_path.name}-{len(runs)}".replace("[", "-").replace("]", "")
-        options = RunOptions(config=kafka_config, token=name, version="v", transaction_timeout_milliseconds=60_000)
+        options = RunOptions(config=kafka_config, token=name, version="v", transaction_timeout_milliseconds=900_000)
         run = Run(Home(tmp_path / name), name, options)
         runs.append(run)
         transaction_options = TransactionOptions(definition=definition, bad_source_records=bad)

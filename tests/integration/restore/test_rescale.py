@@ -268,7 +268,8 @@ def test_a_rescale_that_is_killed_at_every_step_is_cleaned_up_by_its_repetition(
     assert done.returncode == 0, done.stderr
     assert "copying batch" in done.stderr
     body = json.loads(done.stdout)
-    assert (body["state_partitions_before"], body["state_partitions"], body["abandoned"]) == (partitions, 4, original.id)
+    assert (body["state_partitions_before"], body["state_partitions"]) == (partitions, 4)
+    assert body["abandoned"] == original.id
     assert {directory.name for directory in case.home.lineages.iterdir()} == {original.id, body["lineage"]}
     run_both(topics, rounds, case, plain)
     assert case.written() == plain.written()

@@ -174,17 +174,10 @@ class Checkpoint:
         except UnicodeDecodeError as error:
             raise TornFileError(f"offsets/{batch} is not text: {error}") from error
 
-    def whole_offsets(self, batch: int) -> BatchOffsets | None:
-        """Read ``offsets/<batch>``; None when it is missing or torn."""
-        try:
-            return self.offsets(batch)
-        except TornFileError:
-            return None
-
     def conf(self) -> Mapping[str, str]:
         """Return the Spark settings that are fixed for the checkpoint's life; empty before its first batch."""
         for batch in reversed(self.batches("offsets")):
-            if offsets := self.whole_offsets(batch):
+            if offsets := whole_offsets(self, batch):
                 return offsets.conf
         return {}
 
@@ -282,3 +275,11 @@ def _replace(file: Path, text: str) -> None:
 
 def _note_of(file: Path) -> Path:
     return file.with_name(f".{file.name}.crc")
+
+
+def whole_offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:
+    """Read ``offsets/<batch>``; None when it is missing or torn."""
+    try:
+        return checkpoint.offsets(batch)
+    except TornFileError:
+        return None

@@ -335,7 +335,8 @@ def encode(record: Record) -> bytes:
             for topic, ranges in record.sink.items()
         }
         body["others"] = {
-            name: (share.rows, f"{share.digest:016x}", share.dataset) for name, share in record.others.items()
+            name: (share.rows, f"{share.digest:016x}", *([share.dataset] if share.dataset else []))
+            for name, share in record.others.items()
         }
         if record.late is not None:
             body["late"] = [vars(late) for late in record.late]

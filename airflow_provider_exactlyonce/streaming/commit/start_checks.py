@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets, whole_offsets
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import topic_identity
@@ -200,7 +200,7 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
     if tail.commit is not None and committed >= 0 and tail.commit.lineage == lineage.id:
         _settle_offsets(checkpoint, tail.commit, committed)
     planned = checkpoint.newest_offsets()
-    if planned is not None and planned > committed and checkpoint.whole_offsets(planned) is None:
+    if planned is not None and planned > committed and whole_offsets(checkpoint, planned) is None:
         log.warning("offsets/%d of %s is torn and is removed; its batch was not begun", planned, checkpoint.path)
         checkpoint.remove("offsets", planned)
     elif planned is not None and planned > committed and (lacking := _lacking(checkpoint, planned)):
@@ -211,7 +211,7 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
 
 def _lacking(checkpoint: Checkpoint, planned: int) -> list[str]:
     """Return the topics that a planned batch lacks of the one before it: Spark stops before it runs such a batch."""
-    before, after = checkpoint.whole_offsets(planned - 1), checkpoint.whole_offsets(planned)
+    before, after = whole_offsets(checkpoint, planned - 1), whole_offsets(checkpoint, planned)
     return sorted(before.kafka_ends().keys() - after.kafka_ends().keys()) if before and after else []
 
 
@@ -267,7 +267,7 @@ def _newest_whole(checkpoint: Checkpoint) -> int:
 
 def _settle_offsets(checkpoint: Checkpoint, record: CommitRecord, batch: int) -> None:
     """Put the offsets of the newest commit back from the ledger, unless Spark is done with the batch at others."""
-    offsets, recorded = checkpoint.whole_offsets(batch), parse_offsets(record.offsets)
+    offsets, recorded = whole_offsets(checkpoint, batch), parse_offsets(record.offsets)
     if offsets is not None and offsets.same_sources(recorded):
         return
     if offsets is not None and batch == checkpoint.newest_commit():

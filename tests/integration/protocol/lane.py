@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,8 @@ class Lane:
         self._protocol = protocol or "BatchTransaction"
         self._admin = AdminClient({**config, **QUIET})
         self._plan = folder / "plan"
-        self._source = self._make_topic(f"source-{folder.name}-{os.getpid()}", source.PARTITIONS)
+        self._name = f"{folder.name}-{uuid.uuid4().hex[:6]}"  # other lanes, of before too, share the broker
+        self._source = self._make_topic(f"source-{self._name}", source.PARTITIONS)
 
     def __enter__(self) -> Self:
         self._connection = self._forge.connect()
@@ -169,7 +171,7 @@ class Lane:
         began = time.monotonic()
         folder = self._folder / str(plan.seed)
         folder.mkdir()
-        name = f"{self._folder.name}-{plan.seed}-{os.getpid()}"
+        name = f"{self._name}-{plan.seed}"
         spec: dict[str, Any] = {
             "config": dict(self._config),
             "pipeline": name,

@@ -20,7 +20,8 @@ from pyiceberg.exceptions import (
     NotInstalledError,
 )
 from pyiceberg.table import Table, Transaction
-from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
@@ -163,8 +164,24 @@ class IcebergTable:
         for file in files:
             append.append_data_file(file)
         append.commit()
-        new_properties = properties(append.snapshot_id, self.metadata.next_sequence_number())
-        self._commit((*draft._updates, SetPropertiesUpdate(updates=dict(new_properties))), draft._requirements)
+        self._commit_snapshot(draft, append.snapshot_id, draft._updates, properties)
+
+    def replace(
+        self, removed: Sequence[DataFile], added: Sequence[DataFile], summary: Mapping[str, str], properties: Properties
+    ) -> None:
+        """Write the snapshot after the one last looked at, with other files of the same rows; as :meth:`append`.
+
+        :param removed: files of the snapshot last looked at, whose rows the added ones have
+        """
+        draft = _Draft(self._opened)
+        overwrite = draft.update_snapshot(snapshot_properties=dict(summary)).overwrite()
+        for file in removed:
+            overwrite.delete_data_file(file)
+        for file in added:
+            overwrite.append_data_file(file)
+        overwrite.commit()
+        updates = [_with_same_rows(update) for update in draft._updates]
+        self._commit_snapshot(draft, overwrite.snapshot_id, updates, properties)
 
     def add_columns(self, columns: Sequence[NewColumn]) -> None:
         """Add columns, if main has no other snapshot than the one last looked at; as :meth:`append`."""
@@ -193,6 +210,12 @@ class IcebergTable:
                 "needs for that type has to be installed"
             ) from None
 
+    def _commit_snapshot(
+        self, draft: _Draft, snapshot: int, updates: Sequence[TableUpdate], properties: Properties
+    ) -> None:
+        new_properties = properties(snapshot, self.metadata.next_sequence_number())
+        self._commit((*updates, SetPropertiesUpdate(updates=dict(new_properties))), draft._requirements)
+
     def _commit(self, updates: Sequence[TableUpdate], requirements: Sequence[TableRequirement]) -> None:
         # What pyiceberg's own commit does once for each try; it would try again, and delete.
         table = self._opened
@@ -204,6 +227,14 @@ class IcebergTable:
     def _opened(self) -> Table:
         invariant(self._table is not None, "a table is opened before it is asked")
         return self._table  # type: ignore[return-value]
+
+
+def _with_same_rows(update: TableUpdate) -> TableUpdate:
+    """Return an overwriting snapshot as a replacing one, which readers of changes pass over; pyiceberg writes none."""
+    if not isinstance(update, AddSnapshotUpdate) or update.snapshot.summary is None:
+        return update
+    summary = Summary(operation=Operation.REPLACE, **update.snapshot.summary.additional_properties)
+    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"summary": summary}))
 
 
 class _Draft(Transaction):

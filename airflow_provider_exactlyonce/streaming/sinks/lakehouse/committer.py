@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -29,6 +30,7 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile, differences
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterEvent, CommitterPhase
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.compaction import Compaction
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import Declaration, Ledger, Table
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
@@ -69,6 +71,7 @@ class TableCommitter(SinkCommitter):
         self._staged_rows = 0
         self._newest: Committed | None = None
         self._settling: list[Committed] = []  # commits beside whose files there may be others
+        self._is_compaction_due = False
         self._unneeded: list[str] = []  # attempts whose notes nobody needs once the newest commit is settled
 
     @property
@@ -126,6 +129,10 @@ class TableCommitter(SinkCommitter):
         """Write the next version, with the rows that were planned."""
 
     @abstractmethod
+    def _compaction(self) -> Compaction:
+        """Return what writes files of the version last looked at together."""
+
+    @abstractmethod
     def _history(self) -> History:
         """Read what the table's versions say of the sink's commits; it is compared with the pipeline's ledger.
 
@@ -149,7 +156,7 @@ class TableCommitter(SinkCommitter):
     @override
     def claim(self, run: int) -> SinkEntry | None:
         self._phase.move(CommitterEvent.CLAIM_BEGUN)
-        self._run, self._newest, self._attempt = run, None, None
+        self._run, self._newest, self._attempt, self._is_compaction_due = run, None, None, False
         with self._answering(), claim_unanswered():
             self._open_table()
             self._fence()
@@ -205,6 +212,8 @@ class TableCommitter(SinkCommitter):
             self._unneeded.append(unneeded.attempt)
         self._settling.append(committed)
         self._newest, self._attempt = committed, None
+        if (every := self._sink.compact_every) is not None and entry.commit % every == 0:
+            self._is_compaction_due = True
         self._phase.move(CommitterEvent.COMMITTED)
 
     @override
@@ -225,6 +234,9 @@ class TableCommitter(SinkCommitter):
             while self._unneeded:
                 self._attempts.forget(self._unneeded[-1])
                 self._unneeded.pop()
+        if self._is_compaction_due and self._newest is not None:
+            self._is_compaction_due = False
+            self._compact(self._newest.entry)
 
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
@@ -312,6 +324,57 @@ class TableCommitter(SinkCommitter):
             else:
                 self._attempts.forget(note.attempt)
         self._settling, self._unneeded = [newest] if newest is not None else [], []
+
+    def _compact(self, newest: SinkEntry) -> None:
+        """Write small files together, in a version of its own. Nothing of it is an error of a batch.
+
+        Its attempt has a note without an entry as long as nobody has tried to write the version: then the next claim
+        removes what it has written. From then on its files may be in the table, and stay.
+
+        :raises FencedError: when a higher run has claimed the sink
+        :raises BatchFailedError: when nothing was written together, or nobody knows
+        """
+        try:
+            with self._answering():
+                self._table.refresh()
+                self._check_claim()
+                compaction = self._compaction()
+                self._is_compaction_due = compaction.plan()
+                if compaction.removed:
+                    self._write_compaction(compaction, newest)
+        except FencedError:
+            raise
+        except ExactlyOnceError as error:
+            raise BatchFailedError(f"writing small files together after commit {newest.commit}: {error}") from error
+
+    def _write_compaction(self, compaction: Compaction, newest: SinkEntry) -> None:
+        name = f"compaction-{uuid.uuid4().hex}"
+        note = AttemptNote(attempt=name, commit=0, run=self._run, table=self._table_id)
+        self._attempts.write(note)
+        failpoints.reach("compaction-begun")
+        was_tried = False
+
+        def check() -> None:
+            self._check_claim()
+            compaction.check()
+
+        def note_try() -> None:
+            nonlocal was_tried
+            files = tuple(file["path"] for file in compaction.added)
+            self._attempts.write(replace(note, entry=newest, files=files))
+            was_tried = True
+            failpoints.reach("compaction-written")
+
+        try:
+            compaction.write(SinkAttempt(name=name, pipeline=self._pipeline, commit=note.commit, run=self._run))
+            what = f"compaction after commit {newest.commit}"
+            self._write(compaction.commit, check=check, plan=note_try, landed=compaction.has_landed, what=what)
+        except Exception:
+            if not was_tried:
+                self._attempts.remove(name)
+            raise
+        failpoints.reach("compaction-committed")
+        self._attempts.forget(name)
 
     def _note_try(self, entry: SinkEntry) -> None:
         """Work out what the next version changes, and note it before it is written."""

@@ -191,7 +191,8 @@ def check(compacting: CompactingRun, entries: list[SinkEntry], batches: int) -> 
 )
 def test_a_run_that_dies_at_a_step_leaves_each_row_once(tmp_path: Path, kind: str, step: str) -> None:
     killed = step_of(tmp_path, kind, step)
-    assert killed.wait(HANG_SECONDS) == -signal.SIGKILL, killed.communicate()
+    _, said = killed.communicate(timeout=HANG_SECONDS)
+    assert killed.returncode == -signal.SIGKILL, said
     successor = CompactingRun(kind, tmp_path, 2)
     assert successor.live.number == EVERY
     entries = entries_of(kind, 1, EVERY, run=1)

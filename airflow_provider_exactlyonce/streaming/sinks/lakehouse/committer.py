@@ -7,6 +7,7 @@ one is looked at, and how a version is written.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 import uuid
@@ -40,6 +41,7 @@ from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, c
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+_LOGGER: Final = logging.getLogger(__name__)
 #: How often a version is tried for that others take first, and the longest pause before the next try.
 _TRIES: Final = 100
 _PAUSE_SECONDS: Final = 0.5
@@ -365,9 +367,9 @@ class TableCommitter(SinkCommitter):
             was_tried = True
             failpoints.reach("compaction-written")
 
+        what = f"compaction after commit {newest.commit}"
         try:
             compaction.write(SinkAttempt(name=name, pipeline=self._pipeline, commit=note.commit, run=self._run))
-            what = f"compaction after commit {newest.commit}"
             self._write(compaction.commit, check=check, plan=note_try, landed=compaction.has_landed, what=what)
         except Exception:
             if not was_tried:
@@ -375,6 +377,9 @@ class TableCommitter(SinkCommitter):
             raise
         failpoints.reach("compaction-committed")
         self._attempts.forget(name)
+        _LOGGER.info(
+            "%s, %s: %d files became %d", self._sink.where, what, len(compaction.removed), len(compaction.added)
+        )
 
     def _note_try(self, entry: SinkEntry) -> None:
         """Work out what the next version changes, and note it before it is written."""

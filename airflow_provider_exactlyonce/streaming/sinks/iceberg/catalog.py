@@ -152,36 +152,31 @@ class IcebergTable:
             for entry in manifest.fetch_manifest_entry(self.io):
                 yield entry.data_file
 
-    def append(self, files: Sequence[DataFile], summary: Mapping[str, str], properties: Properties) -> None:
+    def append(
+        self,
+        files: Sequence[DataFile],
+        summary: Mapping[str, str],
+        properties: Properties,
+        replaced: Sequence[DataFile] = (),
+    ) -> None:
         """Write the snapshot after the one last looked at; it fails when there is another. Nobody knows when it fails.
 
         :param files: what it adds to the table
         :param summary: what it says of itself
         :param properties: of the table, which become visible with it
+        :param replaced: files of the snapshot last looked at, if those that it adds have their rows
         """
         draft = _Draft(self._opened)
-        append = draft.update_snapshot(snapshot_properties=dict(summary)).merge_append()
+        update = draft.update_snapshot(snapshot_properties=dict(summary))
+        snapshot = update.overwrite() if replaced else update.merge_append()
+        for file in replaced:
+            snapshot.delete_data_file(file)
         for file in files:
-            append.append_data_file(file)
-        append.commit()
-        self._commit_snapshot(draft, append.snapshot_id, draft._updates, properties)
-
-    def replace(
-        self, removed: Sequence[DataFile], added: Sequence[DataFile], summary: Mapping[str, str], properties: Properties
-    ) -> None:
-        """Write the snapshot after the one last looked at, with other files of the same rows; as :meth:`append`.
-
-        :param removed: files of the snapshot last looked at, whose rows the added ones have
-        """
-        draft = _Draft(self._opened)
-        overwrite = draft.update_snapshot(snapshot_properties=dict(summary)).overwrite()
-        for file in removed:
-            overwrite.delete_data_file(file)
-        for file in added:
-            overwrite.append_data_file(file)
-        overwrite.commit()
-        updates = [_with_same_rows(update) for update in draft._updates]
-        self._commit_snapshot(draft, overwrite.snapshot_id, updates, properties)
+            snapshot.append_data_file(file)
+        snapshot.commit()
+        updates = [_with_same_rows(update) for update in draft._updates] if replaced else draft._updates
+        new_properties = properties(snapshot.snapshot_id, self.metadata.next_sequence_number())
+        self._commit((*updates, SetPropertiesUpdate(updates=dict(new_properties))), draft._requirements)
 
     def add_columns(self, columns: Sequence[NewColumn]) -> None:
         """Add columns, if main has no other snapshot than the one last looked at; as :meth:`append`."""
@@ -209,12 +204,6 @@ class IcebergTable:
                 f"be in catalog_properties, which has {names}, or in pyiceberg's configuration; and what pyiceberg "
                 "needs for that type has to be installed"
             ) from None
-
-    def _commit_snapshot(
-        self, draft: _Draft, snapshot: int, updates: Sequence[TableUpdate], properties: Properties
-    ) -> None:
-        new_properties = properties(snapshot, self.metadata.next_sequence_number())
-        self._commit((*updates, SetPropertiesUpdate(updates=dict(new_properties))), draft._requirements)
 
     def _commit(self, updates: Sequence[TableUpdate], requirements: Sequence[TableRequirement]) -> None:
         # What pyiceberg's own commit does once for each try; it would try again, and delete.

@@ -38,8 +38,9 @@ class IcebergCompaction(Compaction):
     @override
     def commit(self) -> None:
         added = [data_file(file, self._opens.format) for file in self.added]
+        replaced = [file.entry for file in self.removed]
         # What the snapshot of a claim says is true of this one, too.
-        self._table.replace([file.entry for file in self.removed], added, *self._ledger.claim_of(self._run))
+        self._table.append(added, *self._ledger.claim_of(self._run), replaced)
 
     @override
     def _own_files(self) -> list[OwnFile]:

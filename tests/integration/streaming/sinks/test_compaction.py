@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -338,22 +339,26 @@ def test_compactions_of_two_pipelines_run_beside_each_other_and_beside_appends(l
 def test_deletions_of_others_beside_compactions_are_neither_lost_nor_undone(lake: Lake, tmp_path: Path) -> None:
     live = Live(lake.sink(compact_every=2), tmp_path)
 
-    def delete(number: int) -> bool:
-        with suppress(*lake.CONFLICTS):  # with a commit or a compaction: a user tries again
-            lake.delete(f"id = {number}")
-            return True
-        return False
-
     def run() -> None:
         for number in range(10):
             with suppress(BatchFailedError):
                 live.commit(rows(5 * number, 5))
 
+    def is_deleted(number: int) -> bool:
+        with suppress(*lake.CONFLICTS):  # with a commit or a compaction: a user tries again
+            lake.delete(f"id = {number}")
+            return True
+        return False
+
     with ThreadPoolExecutor() as threads:
         running = threads.submit(run)
         for number in range(0, 50, 5):
-            eventually(lambda first=number: first in lake.ids() or running.done(), f"row {number} is there")
-            eventually(lambda gone=number: delete(gone), f"row {number} is deleted")
+            eventually(partial(_is_there, lake, number, running), f"row {number} is there")
+            eventually(partial(is_deleted, number), f"row {number} is deleted")
         running.result()
     assert lake.rows() == [row for row in rows(0, 50) if row["id"] % 5]
     assert live.number == 10
+
+
+def _is_there(lake: Lake, number: int, running: Future[None]) -> bool:
+    return number in lake.ids() or running.done()

@@ -85,9 +85,16 @@ CONVERSION_NAMES: Final = (
     "convert-written",
     "convert-committed",
 )
+#: The steps of a compaction: its attempt is noted; all files are written and durable, and only the version is left; the
+#: version is written.
+COMPACTION_NAMES: Final = (
+    "compaction-begun",
+    "compaction-written",
+    "compaction-committed",
+)
 _KNOWN: Final = (
     *(*NAMES, *SINK_NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES, *UPGRADE_NAMES, *BACKFILL_NAMES),
-    *CONVERSION_NAMES,
+    *(*CONVERSION_NAMES, *COMPACTION_NAMES),
 )
 
 _POLL_SECONDS: Final = 0.01

@@ -51,6 +51,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/delta-sink",
         "docs/lakehouse",
         "docs/iceberg-sink",
+        "docs/compaction",
         "docs/file-sink",
         "docs/write-ahead-log",
         "docs/several-sinks",

@@ -43,6 +43,16 @@ def check_format(kind: str, compression: str, max_file_bytes: int) -> None:
         raise RefusedError(f"{kind}(max_file_bytes={max_file_bytes}): at least 1 MiB, {_LEAST_FILE_BYTES}")
 
 
+def check_compaction(kind: str, compact_every: int | None) -> None:
+    """Check how often a sink's small files are to be written together.
+
+    :param kind: the sink's class, for messages
+    :raises RefusedError: naming the parameter, its value and what is accepted
+    """
+    if compact_every is not None and compact_every < 1:
+        raise RefusedError(f"{kind}(compact_every={compact_every}): a number of commits, at least 1")
+
+
 def check_place(kind: str, name: str, path: str) -> None:
     """Check a sink's name and path.
 

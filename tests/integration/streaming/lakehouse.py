@@ -24,10 +24,11 @@ class LakePipeline:
 
     :param kind: of the table
     :param folder: of the table, or of its catalog and warehouse
+    :ivar compact_every: after how many commits its driver writes small files together, 0 for never
     """
 
     def __init__(self, world: World, kind: str, folder: Path) -> None:
-        self.world, self.kind, self.folder = world, kind, folder
+        self.world, self.kind, self.folder, self.compact_every = world, kind, folder, 0
         folder.mkdir()
         self.lake: Lake = IcebergLake(folder) if kind == ICEBERG else DeltaLake(folder)
         world.job = JOB.name
@@ -40,6 +41,7 @@ class LakePipeline:
             "TEST_LAKE": self.kind,
             "TEST_TABLE": str(self.folder),
             "TEST_BATCH": str(BATCH),
+            "TEST_COMPACT_EVERY": str(self.compact_every),
         }
 
     def start(self, step: str | None = None, **how: Any) -> Driver:

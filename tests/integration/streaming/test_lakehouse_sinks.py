@@ -60,6 +60,23 @@ def test_the_table_has_each_record_once_whichever_step_the_driver_dies_at(
 
 
 @pytest.mark.slow
+def test_small_files_are_written_together_between_batches_whenever_the_driver_dies(
+    pipeline: LakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, pipeline.compact_every = pipeline.world, 2
+    world.send(6 * BATCH)
+    for step in ("compaction-begun:batch=1", "compaction-committed:batch=3"):
+        driver = pipeline.start(step)
+        assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
+    pipeline.finish()
+    pipeline.check()
+    assert len(pipeline.lake.current_files()) <= 3, "one of each partition"
+    for name, value in pipeline.environment().items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["audit-sinks", str(JOB), "--bootstrap-servers", world.config["bootstrap.servers"]]) == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "step"),
     [

@@ -21,11 +21,13 @@ class Change:
     :param added: files, as the tasks describe theirs
     :param removed: files of the version before
     :param rows: how many more rows the table has then, or less; None when the log does not say how many it had
+    :param changes_rows: whether who reads the versions one by one gets what is added
     """
 
     added: Sequence[Mapping[str, Any]]
     removed: Sequence[LoggedFile] = ()
     rows: int | None
+    changes_rows: bool = True
 
     def actions(self) -> list[AddAction | RemoveAction]:
         """Return it in the log's words."""
@@ -37,12 +39,15 @@ class Change:
                     size=file["size"],
                     partition_values=file["partition"],
                     modification_time=now,
-                    data_change=True,
+                    data_change=self.changes_rows,
                     stats=file["statistics"],
                 )
                 for file in self.added
             ),
-            *(RemoveAction(file.path, True, now, file.size, dict(file.partition)) for file in self.removed),
+            *(
+                RemoveAction(file.path, self.changes_rows, now, file.size, dict(file.partition))
+                for file in self.removed
+            ),
         ]
 
 

@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.changes import (
     RowsOfPartitions,
     StagedRows,
 )
+from airflow_provider_exactlyonce.streaming.sinks.delta.compaction import DeltaCompaction
 from airflow_provider_exactlyonce.streaming.sinks.delta.declaration import APPEND, UPSERT
 from airflow_provider_exactlyonce.streaming.sinks.delta.keys import KeyColumns
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import SinkLedger
@@ -65,36 +66,26 @@ class DeltaCommitter(TableCommitter):
         self._required: Sequence[str] | None = None  # columns whose nulls the tasks refuse
         self._staged: StagedRows = AppendedRows(())
         self._change = Change(added=(), rows=0)  # what the version to write adds and removes
-        self._compacted = 0  # the commit after which files were last written together
 
     @override
     def open_writer(self) -> OpenWriter:
         with self._answering():
             is_there = self._table.open()
         self._required = schema.required_columns(self._table.table.schema()) if is_there else []
+        opens = self._opens(self._row_columns(), self._required)
+        return OpenUpsertWriter(rows=opens, columns=self._key) if self._sink.mode == UPSERT else opens
+
+    def _opens(self, columns: pa.Schema, required: Sequence[str] = ()) -> OpenDeltaWriter:
         form = TableFormat(
-            columns=self._row_columns(),
+            columns=columns,
             partition_by=tuple(self._sink.partition_by),
-            required=tuple(self._required),
+            required=tuple(required),
             compression=self._sink.compression,
             max_file_bytes=self._sink.max_file_bytes,
         )
-        opens = OpenDeltaWriter(
-            path=self._sink.path,
-            storage_options=self._sink.options,
-            folder=self._attempts.data,
-            format=form,
+        return OpenDeltaWriter(
+            path=self._sink.path, storage_options=self._sink.options, folder=self._attempts.data, format=form
         )
-        return OpenUpsertWriter(rows=opens, columns=self._key) if self._sink.mode == UPSERT else opens
-
-    @override
-    def settled(self, commit: int) -> None:
-        super().settled(commit)
-        every = self._sink.compact_every
-        if every is not None and commit % every == 0 and commit > self._compacted:
-            self._compacted = commit
-            with self._answering():
-                self._table.compact(self._sink.max_file_bytes)
 
     @property
     @override
@@ -181,6 +172,11 @@ class DeltaCommitter(TableCommitter):
     def _write_commit(self, note: AttemptNote, entry: SinkEntry) -> None:
         transactions, metadata = self._ledger.commit_of(note, entry, self._change.rows, self._earlier_rows)
         self._table.append(self._change.actions(), transactions, metadata, self._sink.mode == APPEND)
+
+    @override
+    def _compaction(self) -> DeltaCompaction:
+        columns = schema.table_columns(self._table.table.schema())
+        return DeltaCompaction(self._table, self._opens(columns), self._ledger.compaction_of(self._run))
 
     @override
     def _history(self) -> History:

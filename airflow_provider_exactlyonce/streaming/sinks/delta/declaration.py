@@ -11,7 +11,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.settings import STORES_VARIABLE
 from airflow_provider_exactlyonce.streaming.sinks.connections import parameters_of
-from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_declaration
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_compaction, check_declaration
 from airflow_provider_exactlyonce.streaming.sinks.spi import TWO_PHASE_COMMIT, Sink
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class DeltaDeclaration(Sink):
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         check_declaration("DeltaSink", self.name, self.path, self.compression, self.max_file_bytes)
-        if self.compact_every is not None and self.compact_every < 1:
-            raise RefusedError(f"DeltaSink(compact_every={self.compact_every}): a number of commits, at least 1")
+        check_compaction("DeltaSink", self.compact_every)
         if self.schema not in (FIXED, EVOLVE):
             raise RefusedError(f"DeltaSink(schema={self.schema!r}): {FIXED!r} or {EVOLVE!r}")
         self._check_mode()
@@ -123,6 +122,8 @@ class DeltaDeclaration(Sink):
         from airflow_provider_exactlyonce.streaming.sinks.delta import properties, schema
 
         properties.check_table(table, tuple(self.partition_by), self.where)
+        if self.mode != APPEND or self.compact_every is not None:
+            properties.check_whole_files(table, self.where)
         if self.mode != APPEND:
             properties.check_rewrites(table, self.where, copies=self.mode == UPSERT)
         return schema.missing_columns(table.schema(), columns, self.where, evolves=self.evolves)

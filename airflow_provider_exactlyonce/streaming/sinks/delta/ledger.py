@@ -81,6 +81,10 @@ class SinkLedger:
         along = {} if earlier_rows is None else {EARLIER_ROWS: earlier_rows}
         return transactions, {**self._described, **facts, **along}
 
+    def compaction_of(self, run: int) -> dict[str, Any]:
+        """Return the metadata of a compaction's version."""
+        return {**self._described, "compaction": run}
+
     def is_mine(self, metadata: Mapping[str, Any]) -> bool:
         """Tell whether a version's metadata is of this sink."""
         return all(metadata.get(key) == value for key, value in self._described.items())

@@ -172,11 +172,6 @@ class DeltaLog:
             ),
         )
 
-    def compact(self, target_bytes: int) -> None:
-        """Write small files of a partition together, in a version of its own that changes no row."""
-        self.refresh()
-        self.table.optimize.compact(target_size=target_bytes)
-
     def add_columns(
         self, fields: Sequence[Field], transactions: Mapping[str, int], metadata: Mapping[str, Any]
     ) -> None:

@@ -66,21 +66,30 @@ def check_table(table: DeltaTable, partition_by: tuple[str, ...], where: str) ->
 
 
 def check_rewrites(table: DeltaTable, where: str, *, copies: bool) -> None:
-    """Check that files can be taken out of a table.
+    """Check that rows can be taken out of a table.
 
     :param where: sink and table, for messages
     :param copies: whether rows that stay are written anew
-    :raises RefusedError: naming the feature or the property
+    :raises RefusedError: naming the property
     """
-    protocol, configuration = table.protocol(), table.metadata().configuration
-    if _VECTORS in {*(protocol.reader_features or ()), *(protocol.writer_features or ())}:
-        raise RefusedError(
-            f"{where} has the feature {_VECTORS}: rows of its files may be deleted beside them, which this sink can't "
-            f"keep. Drop it: ALTER TABLE … DROP FEATURE {_VECTORS}"
-        )
+    configuration = table.metadata().configuration
     for name, why in {**_APPEND_ONLY, **(_COPIES_ONLY if copies else {})}.items():
         if str(configuration.get(name)).lower() == "true":
             raise RefusedError(f"{where} has {name}={configuration[name]!r}: {why}. Remove it, or use another table")
+
+
+def check_whole_files(table: DeltaTable, where: str) -> None:
+    """Check that the rows of a table's files are all that is in them.
+
+    :param where: sink and table, for messages
+    :raises RefusedError: naming the feature
+    """
+    protocol = table.protocol()
+    if _VECTORS in {*(protocol.reader_features or ()), *(protocol.writer_features or ())}:
+        raise RefusedError(
+            f"{where} has the feature {_VECTORS}: rows of its files may be deleted beside them, which this sink can't "
+            f"keep when it writes them anew. Drop it: ALTER TABLE … DROP FEATURE {_VECTORS}"
+        )
 
 
 def check_features(files: DeltaFiles, where: str) -> None:

@@ -34,6 +34,11 @@ def arrow_columns(columns: StructType) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in to_arrow_schema(columns, timezone="UTC")])
 
 
+def table_columns(table: Schema) -> pa.Schema:
+    """Return the columns of a table as its files have them, all of them nullable."""
+    return pa.schema([field.with_nullable(True).remove_metadata() for field in pa.schema(table)])
+
+
 def delta_schema(columns: pa.Schema) -> Schema:
     """Return the columns of a new table, all of them and of their parts nullable."""
     from deltalake import Schema

@@ -37,8 +37,8 @@ class DeltaSink(DeltaDeclaration):
     :param schema: ``"fixed"``: a column that the table lacks is refused; ``"evolve"``: it is added at the start
     :param compression: ``zstd``, ``snappy``, ``gzip``, ``lz4`` or ``none``
     :param max_file_bytes: a file that has reached this size is closed, and another begun
-    :param compact_every: after so many commits the driver writes small files together, up to ``max_file_bytes``, before
-        the next batch; None for never
+    :param compact_every: after so many commits the driver writes small files of the sink together, up to
+        ``max_file_bytes``, before the next batch; None for never
     :param conn_id: the connection to the store: one of ``EXACTLYONCE_STORES``, which operators fill; where that is not
         set, delta-rs' own environment
     :param storage_options: what else delta-rs needs to know of the store, in its words; never shown

@@ -7,11 +7,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RecordRefusedError
@@ -19,6 +18,7 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.changes import Change, S
 from airflow_provider_exactlyonce.streaming.sinks.delta.keys import KeyColumns, among, shown
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
+from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import opened_parquet, with_columns
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import DeltaFile
 
 _ROWS: Final = 2**16  # that are copied at a time
@@ -59,18 +59,11 @@ class UpsertTarget:
     def read(self, path: str, partition: Mapping[str, str | None], names: Sequence[str]) -> pa.Table:
         """Read some columns of a file, those of the table's partition included; null where it lacks one."""
         with self.files.open(path) as opened:
-            parquet = _parquet(opened)
+            parquet = opened_parquet(opened)
             there = [name for name in names if name in parquet.schema_arrow.names]
             table = parquet.read(columns=there) if there else None
             count = parquet.metadata.num_rows
-        columns = []
-        for name in names:
-            kind = self.columns.field(name).type
-            if table is not None and name in there:
-                columns.append(table[name].cast(kind))
-            else:
-                columns.append(pa.repeat(pa.scalar(partition.get(name), pa.string()), count).cast(kind))
-        return pa.table(columns, schema=pa.schema([self.columns.field(name) for name in names]))
+        return with_columns(table, pa.schema([self.columns.field(name) for name in names]), partition, count)
 
     def copy(self, path: str, partition: Mapping[str, str | None], kept: pa.Array) -> list[dict[str, Any]]:
         """Write a file of some rows of another one, if there are any; returns what the log says of it."""
@@ -78,7 +71,7 @@ class UpsertTarget:
             return []
         name, begun = f"{self.folder}/{uuid.uuid4().hex}.parquet", 0
         with self.files.open(path) as opened:
-            parquet = _parquet(opened)
+            parquet = opened_parquet(opened)
             schema = parquet.schema_arrow.remove_metadata()
             copy = DeltaFile(self.files, name, schema, self.compression, partition)
             try:
@@ -179,11 +172,6 @@ class UpsertedRows(StagedRows):
     def _ordered(self) -> dict[str, list[Any]]:
         """Of the columns of the key that have bounds: the values, in order."""
         return {name: sorted(pc.unique(self._keys[name]).to_pylist()) for name in self._target.bounded}
-
-
-def _parquet(opened: BinaryIO) -> pq.ParquetFile:
-    # Spark writes times in a form of its own, which has nanoseconds; Delta's have microseconds.
-    return pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
 
 
 def _has_exact_bounds(kind: pa.DataType) -> bool:

@@ -20,7 +20,8 @@ from pyiceberg.exceptions import (
     NotInstalledError,
 )
 from pyiceberg.table import Table, Transaction
-from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
@@ -151,20 +152,31 @@ class IcebergTable:
             for entry in manifest.fetch_manifest_entry(self.io):
                 yield entry.data_file
 
-    def append(self, files: Sequence[DataFile], summary: Mapping[str, str], properties: Properties) -> None:
+    def append(
+        self,
+        files: Sequence[DataFile],
+        summary: Mapping[str, str],
+        properties: Properties,
+        replaced: Sequence[DataFile] = (),
+    ) -> None:
         """Write the snapshot after the one last looked at; it fails when there is another. Nobody knows when it fails.
 
         :param files: what it adds to the table
         :param summary: what it says of itself
         :param properties: of the table, which become visible with it
+        :param replaced: files of the snapshot last looked at, if those that it adds have their rows
         """
         draft = _Draft(self._opened)
-        append = draft.update_snapshot(snapshot_properties=dict(summary)).merge_append()
+        update = draft.update_snapshot(snapshot_properties=dict(summary))
+        snapshot = update.overwrite() if replaced else update.merge_append()
+        for file in replaced:
+            snapshot.delete_data_file(file)
         for file in files:
-            append.append_data_file(file)
-        append.commit()
-        new_properties = properties(append.snapshot_id, self.metadata.next_sequence_number())
-        self._commit((*draft._updates, SetPropertiesUpdate(updates=dict(new_properties))), draft._requirements)
+            snapshot.append_data_file(file)
+        snapshot.commit()
+        updates = [_with_same_rows(update) for update in draft._updates] if replaced else draft._updates
+        new_properties = properties(snapshot.snapshot_id, self.metadata.next_sequence_number())
+        self._commit((*updates, SetPropertiesUpdate(updates=dict(new_properties))), draft._requirements)
 
     def add_columns(self, columns: Sequence[NewColumn]) -> None:
         """Add columns, if main has no other snapshot than the one last looked at; as :meth:`append`."""
@@ -204,6 +216,14 @@ class IcebergTable:
     def _opened(self) -> Table:
         invariant(self._table is not None, "a table is opened before it is asked")
         return self._table  # type: ignore[return-value]
+
+
+def _with_same_rows(update: TableUpdate) -> TableUpdate:
+    """Return an overwriting snapshot as a replacing one, which readers of changes pass over; pyiceberg writes none."""
+    if not isinstance(update, AddSnapshotUpdate) or update.snapshot.summary is None:
+        return update
+    summary = Summary(operation=Operation.REPLACE, **update.snapshot.summary.additional_properties)
+    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"summary": summary}))
 
 
 class _Draft(Transaction):

@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions, properties, schema
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.audit import listed_files, read_history
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.compaction import IcebergCompaction
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, TableFormat, data_file
@@ -28,6 +29,7 @@ from airflow_provider_exactlyonce.streaming.sinks.unanswered import claim_unansw
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
 
     from airflow_provider_exactlyonce.streaming.sinks.iceberg.declaration import IcebergDeclaration
 
@@ -67,19 +69,20 @@ class IcebergCommitter(TableCommitter):
         with self._answering(), claim_unanswered():
             self._open_table()
             self._evolve(lambda: None)
+        opens = self._opens(schema.written_columns(self._table.metadata.schema(), self._known_columns()))
+        self._format = opens.format
+        return opens
+
+    def _opens(self, columns: Schema) -> OpenIcebergWriter:
         metadata = self._table.metadata
-        self._format = TableFormat(
-            columns=schema.written_columns(metadata.schema(), self._known_columns()),
+        form = TableFormat(
+            columns=columns,
             spec=metadata.spec(),
             properties=properties.of_metrics(metadata),
             compression=self._sink.compression,
             max_file_bytes=self._sink.max_file_bytes,
         )
-        return OpenIcebergWriter(
-            io_properties=self._files.properties,
-            folder=self._attempts.data,
-            format=self._format,
-        )
+        return OpenIcebergWriter(io_properties=self._files.properties, folder=self._attempts.data, format=form)
 
     @property
     @override
@@ -160,6 +163,11 @@ class IcebergCommitter(TableCommitter):
     @override
     def _write_commit(self, note: AttemptNote, entry: SinkEntry) -> None:
         self._table.append(self._staged, *self._ledger.commit_of(note.attempt, entry))
+
+    @override
+    def _compaction(self) -> IcebergCompaction:
+        opens = self._opens(self._table.metadata.schema())
+        return IcebergCompaction(self._table, self._ledger, opens, self._run)
 
     @override
     def _history(self) -> History:

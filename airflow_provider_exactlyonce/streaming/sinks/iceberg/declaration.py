@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_format, check_name
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_compaction, check_format, check_name
 from airflow_provider_exactlyonce.streaming.sinks.spi import TWO_PHASE_COMMIT, Sink
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class IcebergDeclaration(Sink):
     schema: str = FIXED
     compression: str = "zstd"
     max_file_bytes: int = 256 * 2**20
+    compact_every: int | None = None
 
     def __post_init__(self) -> None:
         given = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
@@ -44,6 +45,7 @@ class IcebergDeclaration(Sink):
             )
         check_name("IcebergSink", self.name)
         check_format("IcebergSink", self.compression, self.max_file_bytes)
+        check_compaction("IcebergSink", self.compact_every)
         if self.schema not in (FIXED, EVOLVE):
             raise RefusedError(f"IcebergSink(schema={self.schema!r}): {FIXED!r} or {EVOLVE!r}")
 

@@ -29,6 +29,8 @@ class IcebergSink(IcebergDeclaration):
     :param schema: ``"fixed"``: a column that the table lacks is refused; ``"evolve"``: it is added at the start
     :param compression: ``zstd``, ``snappy``, ``gzip``, ``lz4`` or ``none``
     :param max_file_bytes: a file that has reached this size is closed, and another begun
+    :param compact_every: after so many commits the driver writes small files of the sink together, up to
+        ``max_file_bytes``, before the next batch; None for never
     :raises RefusedError: naming the parameter and what is accepted
     """
 

@@ -22,10 +22,10 @@ class AttemptNote:
     """What the sink knows of one attempt.
 
     :param attempt: its name
-    :param commit: the commit that it would be
+    :param commit: the commit that it would be; 0 for a compaction, which is none
     :param run: the run that made it
     :param table: the id of the table, where another may be in its place later
-    :param entry: what it was to commit; None as long as nobody has tried to
+    :param entry: what it was to commit, for a compaction the newest commit before it; None as long as nobody has tried
     :param files: what its commit adds to the table
     """
 

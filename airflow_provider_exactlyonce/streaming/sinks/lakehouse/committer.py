@@ -7,8 +7,10 @@ one is looked at, and how a version is written.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
+import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -29,6 +31,7 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile, differences
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterEvent, CommitterPhase
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.compaction import Compaction
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import Declaration, Ledger, Table
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
@@ -39,6 +42,7 @@ from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, c
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+_LOGGER: Final = logging.getLogger(__name__)
 #: How often a version is tried for that others take first, and the longest pause before the next try.
 _TRIES: Final = 100
 _PAUSE_SECONDS: Final = 0.5
@@ -70,6 +74,7 @@ class TableCommitter(SinkCommitter):
         self._staged_rows = 0
         self._newest: Committed | None = None
         self._settling: list[Committed] = []  # commits beside whose files there may be others
+        self._is_compaction_due = False
         self._unneeded: list[str] = []  # attempts whose notes nobody needs once the newest commit is settled
 
     @property
@@ -137,6 +142,10 @@ class TableCommitter(SinkCommitter):
         """Write the next version, with the rows that were planned."""
 
     @abstractmethod
+    def _compaction(self) -> Compaction:
+        """Return what writes files of the version last looked at together."""
+
+    @abstractmethod
     def _history(self) -> History:
         """Read what the table's versions say of the sink's commits; it is compared with the pipeline's ledger.
 
@@ -160,7 +169,7 @@ class TableCommitter(SinkCommitter):
     @override
     def claim(self, run: int) -> SinkEntry | None:
         self._phase.move(CommitterEvent.CLAIM_BEGUN)
-        self._run, self._newest, self._attempt = run, None, None
+        self._run, self._newest, self._attempt, self._is_compaction_due = run, None, None, False
         with self._answering(), claim_unanswered():
             self._open_table()
             self._fence()
@@ -216,6 +225,8 @@ class TableCommitter(SinkCommitter):
             self._unneeded.append(unneeded.attempt)
         self._settling.append(committed)
         self._newest, self._attempt = committed, None
+        if (every := self._sink.compact_every) is not None and entry.commit % every == 0:
+            self._is_compaction_due = True
         self._phase.move(CommitterEvent.COMMITTED)
 
     @override
@@ -236,6 +247,9 @@ class TableCommitter(SinkCommitter):
             while self._unneeded:
                 self._attempts.forget(self._unneeded[-1])
                 self._unneeded.pop()
+        if self._is_compaction_due and self._newest is not None:
+            self._is_compaction_due = False
+            self._compact(self._newest.entry)
 
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
@@ -323,6 +337,60 @@ class TableCommitter(SinkCommitter):
             else:
                 self._attempts.forget(note.attempt)
         self._settling, self._unneeded = [newest] if newest is not None else [], []
+
+    def _compact(self, newest: SinkEntry) -> None:
+        """Write small files together, in a version of its own. Nothing of it is an error of a batch.
+
+        Its attempt has a note without an entry as long as nobody has tried to write the version: then the next claim
+        removes what it has written. From then on its files may be in the table, and stay.
+
+        :raises FencedError: when a higher run has claimed the sink
+        :raises BatchFailedError: when nothing was written together, or nobody knows
+        """
+        try:
+            with self._answering():
+                self._table.refresh()
+                self._check_claim()
+                compaction = self._compaction()
+                self._is_compaction_due = compaction.plan()
+                if compaction.removed:
+                    self._write_compaction(compaction, newest)
+        except FencedError:
+            raise
+        except ExactlyOnceError as error:
+            raise BatchFailedError(f"writing small files together after commit {newest.commit}: {error}") from error
+
+    def _write_compaction(self, compaction: Compaction, newest: SinkEntry) -> None:
+        name = f"compaction-{uuid.uuid4().hex}"
+        note = AttemptNote(attempt=name, commit=0, run=self._run, table=self._table_id)
+        self._attempts.write(note)
+        failpoints.reach("compaction-begun")
+        was_tried = False
+
+        def check() -> None:
+            self._check_claim()
+            compaction.check()
+
+        def note_try() -> None:
+            nonlocal was_tried
+            files = tuple(file["path"] for file in compaction.added)
+            self._attempts.write(replace(note, entry=newest, files=files))
+            was_tried = True
+            failpoints.reach("compaction-written")
+
+        what = f"compaction after commit {newest.commit}"
+        try:
+            compaction.write(SinkAttempt(name=name, pipeline=self._pipeline, commit=note.commit, run=self._run))
+            self._write(compaction.commit, check=check, plan=note_try, landed=compaction.has_landed, what=what)
+        except Exception:
+            if not was_tried:
+                self._attempts.remove(name)
+            raise
+        failpoints.reach("compaction-committed")
+        self._attempts.forget(name)
+        _LOGGER.info(
+            "%s, %s: %d files became %d", self._sink.where, what, len(compaction.removed), len(compaction.added)
+        )
 
     def _note_try(self, entry: SinkEntry) -> None:
         """Work out what the next version changes, and note it before it is written."""

@@ -67,3 +67,7 @@ class Declaration(Protocol):
     @property
     def where(self) -> str:
         """The table, for messages."""
+
+    @property
+    def compact_every(self) -> int | None:
+        """After how many commits small files are written together, None for never."""

@@ -7,12 +7,23 @@ from pyspark.sql import DataFrame
 from airflow_provider_exactlyonce.streaming import DeltaSink, IcebergSink, KafkaSink, KafkaSource, Share, pipeline
 
 FOLDER = os.environ["TEST_TABLE"]
+COMPACT_EVERY = int(os.environ["TEST_COMPACT_EVERY"]) or None
 ALL_COLUMNS = ("id", "k", "v", "shop", "at", "local", "parts")
 SHARES = {
-    "delta": Share(DeltaSink(name="lake", path=FOLDER, partition_by=["shop"]), select=ALL_COLUMNS),
+    "delta": Share(
+        DeltaSink(name="lake", path=FOLDER, partition_by=["shop"], compact_every=COMPACT_EVERY), select=ALL_COLUMNS
+    ),
     # The latest of each key; some events delete theirs.
     "upserts": Share(
-        DeltaSink(name="lake", path=FOLDER, mode="upsert", key="k", order="id", deleted="gone"),
+        DeltaSink(
+            name="lake",
+            path=FOLDER,
+            mode="upsert",
+            key="k",
+            order="id",
+            deleted="gone",
+            compact_every=COMPACT_EVERY,
+        ),
         select=("k", "id", "v", "pmod(id, 5) = 0 AS gone"),
     ),
     "iceberg": Share(
@@ -25,6 +36,7 @@ SHARES = {
                 "warehouse": f"file://{FOLDER}/warehouse",
             },
             partition_by=["shop", "hour(at)"],
+            compact_every=COMPACT_EVERY,
         ),
         select=ALL_COLUMNS,
     ),

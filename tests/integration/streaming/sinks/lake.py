@@ -79,6 +79,8 @@ class Lake(ABC):
     #: The method that asks a store or a catalog for the next version, and the error of one who asks too late.
     WRITER: ClassVar[tuple[type, str]]
     REFUSAL: ClassVar[type[Exception]]
+    #: What a user's delete ends with when somebody else has changed the same files meanwhile.
+    CONFLICTS: ClassVar[tuple[type[Exception], ...]]
 
     @abstractmethod
     def handle(self) -> Any:
@@ -102,6 +104,10 @@ class Lake(ABC):
     @abstractmethod
     def named_files(self) -> set[Path]:
         """Return the files that a version of the table names."""
+
+    @abstractmethod
+    def current_files(self) -> set[Path]:
+        """Return the files that the newest version of the table names."""
 
     @abstractmethod
     def notes(self) -> list[Path]:

@@ -30,6 +30,7 @@ class DeltaLake(Lake):
 
     WRITER = (DeltaLog, "append")
     REFUSAL = CommitFailedError
+    CONFLICTS = (CommitFailedError,)
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,6 +64,10 @@ class DeltaLake(Lake):
     @override
     def named_files(self) -> set[Path]:
         return {file for version in range(self.table.version() + 1) for file in self.files_at(version)}
+
+    @override
+    def current_files(self) -> set[Path]:
+        return self.files_at(self.table.version())
 
     @override
     def notes(self) -> list[Path]:

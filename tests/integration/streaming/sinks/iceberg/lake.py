@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -36,6 +36,7 @@ class IcebergLake(Lake):
 
     WRITER = (Table, "_do_commit")
     REFUSAL = CommitFailedException
+    CONFLICTS = (CommitFailedException, ValidationException)
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.properties = folder, catalog_in(folder)
@@ -85,6 +86,10 @@ class IcebergLake(Lake):
         return {Path(entry.data_file.file_path.removeprefix("file://")) for entry in entries}
 
     @override
+    def current_files(self) -> set[Path]:
+        return {Path(file.file_path.removeprefix("file://")) for file in self.opened.current_files()}
+
+    @override
     def notes(self) -> list[Path]:
         return sorted((self.folder / "warehouse").rglob("_exactlyonce/*/*/*.json"))
 
@@ -125,8 +130,8 @@ class IcebergLake(Lake):
         """Return the rows that pyiceberg finds."""
         return sorted(self.table.scan(**scan).to_arrow().to_pylist(), key=lambda row: row["id"])
 
-    def current_files(self) -> list[DataFile]:
-        """Return the files of the newest snapshot."""
+    def current_data_files(self) -> list[DataFile]:
+        """Return what the newest snapshot says of its files."""
         return list(self.opened.current_files())
 
     def snapshot_of(self, commit: int) -> int:

@@ -35,7 +35,7 @@ def test_statistics_leave_out_files_and_no_row(lake: IcebergLake, tmp_path: Path
     empty = dict.fromkeys(EVERY_TYPE.names)
     other = {**empty, "id": 10, "double": float("nan"), "float": 1.5, "text": "z", "amount": Decimal("5.25")}
     live.commit(VALUES, [other])
-    first, second = sorted(lake.current_files(), key=lambda file: -file.record_count)
+    first, second = sorted(lake.current_data_files(), key=lambda file: -file.record_count)
     ids = {field.name: field.field_id for field in lake.table.schema().fields}
     assert (first.record_count, second.record_count) == (3, 1)
     assert first.null_value_counts[ids["text"]] == 1
@@ -114,7 +114,7 @@ def test_times_are_partitioned_as_iceberg_has_it(lake: IcebergLake, tmp_path: Pa
     Live(lake.sink(partition_by=f"{transform}(at)"), tmp_path, columns=columns).commit([*given, {"id": 99, "at": None}])
     expected = parse_transform(transform).transform(TimestamptzType())
     micros = [(at - datetime.datetime(1970, 1, 1, tzinfo=UTC)) // datetime.timedelta(microseconds=1) for at in INSTANTS]
-    values = {file.partition[0] for file in lake.current_files()}
+    values = {file.partition[0] for file in lake.current_data_files()}
     assert values == {expected(moment) for moment in micros} | {None}
     assert lake.rows() == [*given, {"id": 99, "at": None}]
     for row in given:

@@ -1,0 +1,68 @@
+"""A compaction of an Iceberg table: a snapshot that replaces files, and says that no row has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFileContent
+from pyiceberg.table import FileScanTask
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import BatchFailedError
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, data_file
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.compaction import Compaction, OwnFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class IcebergCompaction(Compaction):
+    """Files of the sink's location, by the table as it was when it was last looked at.
+
+    :param opens: opens a writer of all columns that the table has
+    :param run: this one
+    """
+
+    def __init__(self, table: IcebergTable, ledger: SinkLedger, opens: OpenIcebergWriter, run: int) -> None:
+        super().__init__(opens, opens.format.max_file_bytes)
+        self._table: Final = table
+        self._ledger: Final = ledger
+        self._opens: Final = opens
+        self._run: Final = run
+
+    @override
+    def commit(self) -> None:
+        added = [data_file(file, self._opens.format) for file in self.added]
+        replaced = [file.entry for file in self.removed]
+        # What the snapshot of a claim says is true of this one, too.
+        self._table.append(added, *self._ledger.claim_of(self._run), replaced)
+
+    @override
+    def _own_files(self) -> list[OwnFile]:
+        files = list(self._table.current_files())
+        if any(file.content != DataFileContent.DATA for file in files):
+            raise BatchFailedError(
+                "the table has rows that are deleted beside their files (merge on read), which must not come back: "
+                "rewrite_data_files of Spark or Trino carries the deletions out"
+            )
+        return [
+            OwnFile(
+                name=file.file_path,
+                partition=file.partition,
+                size=file.file_size_in_bytes,
+                rows=file.record_count,
+                entry=file,
+            )
+            for file in files
+            if file.file_path.startswith(f"{self._opens.folder}/") and file.spec_id == self._opens.format.spec.spec_id
+        ]
+
+    @override
+    def _read(self, file: OwnFile) -> Iterator[pa.RecordBatch]:
+        scan = ArrowScan(self._table.metadata, self._table.io, self._opens.format.columns, AlwaysTrue())
+        return scan.to_record_batches([FileScanTask(file.entry)])

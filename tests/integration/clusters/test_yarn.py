@@ -43,11 +43,7 @@ def world(kafka_config: dict[str, str], make_topic: MakeTopic, tmp_path: Path) -
     return World(config=kafka_config, pipeline=f"on-yarn-{source}", source=source, sink=sink, home=tmp_path / "home")
 
 
-#: Pip knows no version of the PySpark in a container, and so the driver there is refused.
-REFUSED_THERE = pytest.mark.xfail(strict=True, reason="a driver in a container finds no pyspark that pip has installed")
-
-
-@pytest.fixture(params=[pytest.param("cluster", marks=REFUSED_THERE), "client"])
+@pytest.fixture(params=["cluster", "client"])
 def deploy_mode(
     request: pytest.FixtureRequest, hadoop: HadoopCluster, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> str:
@@ -113,7 +109,6 @@ class Killing:
         self.killed.append(application)
 
 
-@REFUSED_THERE
 @pytest.mark.parametrize("deploy_mode", ["cluster"], indirect=True)
 @pytest.mark.usefixtures("deploy_mode")
 def test_a_master_that_is_killed_is_replaced_by_the_next_application_which_goes_on_exactly(

@@ -105,7 +105,7 @@ def check_session(spark: SparkSession) -> None:
 def check_packages() -> None:
     """Check that there is a pyspark, and that it and all of it that pip has installed are one version.
 
-    pyspark-client overwrites files of pyspark. In a cluster's container both are Spark's own, of which pip knows nothing.
+    pyspark-client overwrites files of pyspark. A cluster's container has Spark's own, of which pip knows nothing.
 
     :raises RefusedError: when there is none, or naming the versions
     """

@@ -45,7 +45,7 @@ def test_a_mixture_of_versions_is_refused_with_both_and_the_remedy(tmp_path: Pat
     assert "pip install pyspark==" in said
 
 
-@pytest.mark.parametrize("archives, said", [("*.zip", ""), ("py4j*.zip", "pyspark is not installed")])
+@pytest.mark.parametrize(("archives", "said"), [("*.zip", ""), ("py4j*.zip", "pyspark is not installed")])
 def test_sparks_own_pyspark_of_which_pip_knows_nothing_is_accepted(tmp_path: Path, archives: str, said: str) -> None:
     venv.create(tmp_path, with_pip=False)
     own = Path(pyspark.__file__).parent / "python" / "lib"

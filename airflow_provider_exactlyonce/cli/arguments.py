@@ -59,6 +59,6 @@ def home_of(given: argparse.Namespace) -> Home:
         home = Home(given.home)
         if home.pipeline() != given.pipeline:
             owner = home.pipeline() or "no pipeline"
-            raise RefusedError(f"{home.path} is the home of {owner}, not of {given.pipeline}")
+            raise RefusedError(f"{home} is the home of {owner}, not of {given.pipeline}")
         return home
     return Home(home_path(reach.reached(given.bootstrap_servers), given.pipeline))

@@ -122,7 +122,7 @@ def _run(home: Home, launch: Launch) -> dict[str, Any]:
         raise
     result = workspace.result_of(home)
     if result is None:
-        raise DriverFailedError(f"the driver ended without a result in {home.path}; its output: {supervisor.log}")
+        raise DriverFailedError(f"the driver ended without a result in {home}; its output: {supervisor.log}")
     return result
 
 

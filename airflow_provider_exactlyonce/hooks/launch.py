@@ -27,7 +27,7 @@ def build_launch(home: Home, settings: DriverSettings, *, until: str, goal: str 
     :raises AirflowNotFoundException: when there is no such connection
     """
     arguments = [
-        *("--home", str(home.path), "--until", until),
+        *("--home", str(home), "--until", until),
         *(("--goal", goal) if goal is not None else ()),
         *settings.application_args,
     ]
@@ -81,7 +81,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
         )
     elif not is_local(home.path):
         raise RefusedError(
-            f"connection {settings.conn_id} has deploy-mode cluster, and {home.path} is in a bucket: the driver would "
+            f"connection {settings.conn_id} has deploy-mode cluster, and {home} is in a bucket: the driver would "
             "find neither its passwords there nor the key to it. Use deploy-mode client, or a mounted file system"
         )
     else:

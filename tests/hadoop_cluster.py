@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +52,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "yarn.resourcemanager.connect.retry-interval.ms": "1000",
     "yarn.nm.liveness-monitor.expiry-interval-ms": "30000",
 }
+#: What runs a command on a host of another name, so that its processes are none of ours; only root may.
+ANOTHER_HOST: Final = ("unshare", "--uts", "sh", "-c", 'echo localhost > /proc/sys/kernel/hostname; exec "$@"', "sh")
 #: Each gets a port of its own; else it is the same one on every machine.
 ADDRESSES: Final = (
     "yarn.resourcemanager.webapp.address",
@@ -86,13 +88,9 @@ class Server:
     :param folder: where it runs and logs
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], class_path: str, *command: str) -> None:
+    def __init__(self, folder: Path, command: list[str]) -> None:
         self._folder: Final = folder
-        self._command: Final = [
-            *("env", "-i", *(f"{name}={value}" for name, value in environment.items())),
-            *java_command(class_path, HEAP_MEGABYTES),
-            *command,
-        ]
+        self._command: Final = command
         folder.mkdir()
         self.start()
 
@@ -199,8 +197,10 @@ def hadoop_cluster(folder: Path) -> Iterator[HadoopCluster]:
     environment = _environment(folder)
     servers: list[Server] = []
 
-    def start(name: str, *command: str) -> Server:
-        servers.append(Server(folder / name, environment, class_path, *command))
+    def start(name: str, main: str, *arguments: str, launcher: Sequence[str] = ()) -> Server:
+        variables = (f"{variable}={value}" for variable, value in environment.items())
+        command = [*launcher, "env", "-i", *variables, *java_command(class_path, HEAP_MEGABYTES), main, *arguments]
+        servers.append(Server(folder / name, command))
         return servers[-1]
 
     options = {"dfs.replication": "1", "hdfs.minidfs.basedir": str(folder / "hdfs-data")}
@@ -210,7 +210,8 @@ def hadoop_cluster(folder: Path) -> Iterator[HadoopCluster]:
             *(word for name, value in options.items() for word in ("-D", f"{name}={value}")),
         )
         web = f"http://{addresses['yarn.resourcemanager.webapp.address']}"
-        manager, node = start("manager", RESOURCE_MANAGER), start("node", NODE_MANAGER)
+        manager = start("manager", RESOURCE_MANAGER)
+        node = start("node", NODE_MANAGER, launcher=ANOTHER_HOST if os.geteuid() == 0 else ())
         cluster = HadoopCluster(folder, hdfs, web, manager, node)
         files.await_up(lambda: started.is_file() and started.stat().st_size > 0)
         manager.await_up(cluster.has_node)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,6 +147,8 @@ class Accident:
             result = execute(stream(self.world, env_vars={**names, FAILPOINTS: step}), TaskInstance())
             happening.result()
         check_counts(self.world)
+        for ended, begun in pairwise(self._applications()):
+            assert ended["finishedTime"] <= begun["startedTime"], "none was started while YARN called another running"
         assert len(self.world.ledger()[1]) == result["restarts"] + 1
         return int(result["restarts"])
 
@@ -192,6 +196,7 @@ def test_a_master_that_is_killed_is_replaced_by_the_next_application_which_goes_
     assert f"{hadoop.resource_manager}/cluster/app/{killed[0]}" in caplog.text
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give the node manager a host name of its own")
 def test_a_driver_whose_host_is_gone_is_replaced_when_yarn_has_noticed(
     accident: Accident, hadoop: HadoopCluster
 ) -> None:
@@ -199,7 +204,6 @@ def test_a_driver_whose_host_is_gone_is_replaced_when_yarn_has_noticed(
         hadoop.node.kill()
         kill(hadoop.containers(application))
         hadoop.await_lost_node()
-        assert accident.outcomes() in (["UNDEFINED"], ["FAILED"]), "nothing was started while YARN called it running"
         hadoop.node.start()
 
     assert accident.happen(lose_host) == 1

@@ -118,10 +118,11 @@ class Accident:
     """A run of the pipeline through the operator, in cluster mode, to which something happens in its second batch.
 
     :ivar hold: keeps the first driver in the middle of that batch
+    :ivar checkpoint: the home
     """
 
     def __init__(self, hadoop: HadoopCluster, world: World, hold: Path) -> None:
-        self.world, self.hold = world, hold
+        self.world, self.hold, self.checkpoint = world, hold, str(world.home)
         self._hadoop = hadoop
         self._before = {app["id"] for app in hadoop.applications()}
 
@@ -144,12 +145,13 @@ class Accident:
         step = f"during-send:run=1:batch=1:hold={self.hold}"
         with ThreadPoolExecutor(1) as pool:
             happening = pool.submit(in_the_second_batch)
-            result = execute(stream(self.world, env_vars={**names, FAILPOINTS: step}), TaskInstance())
+            task = stream(self.world, checkpoint=self.checkpoint, env_vars={**names, FAILPOINTS: step})
+            result = execute(task, TaskInstance())
             happening.result()
         check_counts(self.world)
         for ended, begun in pairwise(self._applications()):
             assert ended["finishedTime"] <= begun["startedTime"], "none was started while YARN called another running"
-        assert len(self.world.ledger()[1]) == result["restarts"] + 1
+        assert [run.home_path for run in self.world.ledger()[1]] == [self.checkpoint] * (result["restarts"] + 1)
         return int(result["restarts"])
 
     def outcomes(self) -> list[str]:
@@ -180,10 +182,13 @@ def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(
     assert commits[1].epoch > commits[0].epoch + 1, "the failed attempt had an epoch of its own"
 
 
+@pytest.mark.parametrize("place", ["mounted", "hdfs"])
 def test_a_master_that_is_killed_is_replaced_by_the_next_application_which_goes_on_exactly(
-    accident: Accident, hadoop: HadoopCluster, caplog: pytest.LogCaptureFixture
+    accident: Accident, hadoop: HadoopCluster, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     killed: list[str] = []
+    if place == "hdfs":
+        accident.checkpoint = f"{hadoop.hdfs}/homes/{accident.world.pipeline}"
 
     def kill_master(application: str) -> None:
         killed.append(application)
@@ -192,6 +197,7 @@ def test_a_master_that_is_killed_is_replaced_by_the_next_application_which_goes_
     with caplog.at_level("INFO"):
         assert accident.happen(kill_master) == 1
     assert accident.outcomes() == ["FAILED", "SUCCEEDED"]
+    assert accident.world.home.exists() == (place == "mounted")
     assert f"{killed[0]} is FAILED" in caplog.text, "what YARN says of it reaches the task"
     assert f"{hadoop.resource_manager}/cluster/app/{killed[0]}" in caplog.text
 

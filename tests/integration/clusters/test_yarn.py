@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,14 +18,18 @@ from typing import Any
 import psutil
 import pyspark
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import WorkerShutdownError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.storage.opening import store_of
 from tests.conftest import MakeTopic
 from tests.hadoop_cluster import HadoopCluster
+from tests.integration.control.alarms import alarm
 from tests.integration.operators.test_streaming import TaskInstance
+from tests.integration.operators.test_streaming_deferred import first_event, trigger_of
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
 from tests.waiting import HANG_SECONDS, eventually
 
@@ -141,13 +146,19 @@ class Accident:
             finally:
                 self.hold.unlink(missing_ok=True)
 
-        names = {"TEST_PIPELINE": self.world.pipeline, "TEST_SOURCE": self.world.source, "TEST_SINK": self.world.sink}
-        step = f"during-send:run=1:batch=1:hold={self.hold}"
         with ThreadPoolExecutor(1) as pool:
             happening = pool.submit(in_the_second_batch)
-            task = stream(self.world, checkpoint=self.checkpoint, env_vars={**names, FAILPOINTS: step})
-            result = execute(task, TaskInstance())
+            result = execute(self.task(), TaskInstance())
             happening.result()
+        return self.judge(result)
+
+    def task(self, **options: Any) -> StreamingPipelineOperator:
+        names = {"TEST_PIPELINE": self.world.pipeline, "TEST_SOURCE": self.world.source, "TEST_SINK": self.world.sink}
+        step = f"during-send:run=1:batch=1:hold={self.hold}"
+        return stream(self.world, checkpoint=self.checkpoint, env_vars={**names, FAILPOINTS: step}, **options)
+
+    def judge(self, result: dict[str, Any]) -> int:
+        """Return how often the driver was restarted, once the output is known to be exact."""
         check_counts(self.world)
         for ended, begun in pairwise(self._applications()):
             assert ended["finishedTime"] <= begun["startedTime"], "none was started while YARN called another running"
@@ -166,6 +177,20 @@ class Accident:
 def accident(deploy_mode: str, hadoop: HadoopCluster, world: World, tmp_path: Path) -> Accident:
     assert deploy_mode == "cluster"
     return Accident(hadoop, world, tmp_path / "hold")
+
+
+def test_a_try_leaves_its_driver_to_the_next_one_which_waits_in_the_triggerer(accident: Accident) -> None:
+    accident.world.send(2000)
+    first, second = accident.task(retries=1), accident.task(deferrable=True)
+    with alarm(accident.hold.exists, first.on_kill), pytest.raises(WorkerShutdownError, match="next try takes it over"):
+        execute(first, TaskInstance())
+    with pytest.raises(TaskDeferred) as deferral:
+        execute(second, TaskInstance())
+    accident.hold.unlink()
+    event = asyncio.run(first_event(trigger_of(deferral.value)))
+    context: Any = {"ti": TaskInstance()}
+    assert accident.judge(second.resume_from_trigger(context, event)) == 0
+    assert accident.outcomes() == ["SUCCEEDED"]
 
 
 def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(

@@ -280,10 +280,11 @@ def test_a_driver_goes_on_while_the_resource_manager_is_away(accident: Accident,
 def test_a_resource_manager_that_has_forgotten_its_applications_costs_one_restart(
     accident: Accident, hadoop: HadoopCluster
 ) -> None:
-    def forget(_: str) -> None:
+    def forget(application: str) -> None:
         hadoop.manager.kill()
         shutil.rmtree(hadoop.memory)
         hadoop.manager.start()
+        eventually(lambda: not hadoop.containers(application), "it has its containers killed", poll_seconds=0.2)
 
     assert accident.happen(forget) == 1
     assert accident.outcomes() == ["SUCCEEDED"], "the second's; the first is forgotten"

@@ -304,12 +304,14 @@ STATELESS = {"apps": {"app": [{"id": "application_1_0001"}]}}
 
 
 def resource_manager(
-    state: str, final: str = "UNDEFINED", diagnostics: str = ""
+    state: str, final: str = "UNDEFINED", diagnostics: str = "", *, manager: str = "ACTIVE"
 ) -> Callable[[str, dict[str, list[str]]], tuple[int, object]]:
     """Answer as YARN does, which has one application, with our tag."""
     app = {"id": "application_1_0001", "state": state, "finalStatus": final, "diagnostics": diagnostics}
 
     def answer(path: str, query: dict[str, list[str]]) -> tuple[int, object]:
+        if path == "/ws/v1/cluster/info":
+            return 200, {"clusterInfo": {"haState": manager}}
         if path == "/ws/v1/cluster/apps":
             return 200, {"apps": {"app": [app]} if query.get("applicationTags") == [TOKEN] else None}
         return (200, {"app": app}) if path == "/ws/v1/cluster/apps/application_1_0001" else (404, {})
@@ -339,12 +341,22 @@ def test_yarn_is_asked_by_the_tag(
 
 
 @pytest.mark.parametrize("answer", [(500, {}), (200, "no JSON"), (200, {}), (401, {}), (200, STATELESS)])
+@pytest.mark.parametrize("asked", ["info", "apps"])
 def test_a_yarn_that_does_not_answer_as_expected_says_nothing(
-    server: Server, connect: Callable[..., None], answer: tuple[int, object]
+    server: Server, connect: Callable[..., None], answer: tuple[int, object], asked: str
+) -> None:
+    cluster, otherwise = yarn(server, connect), resource_manager("FINISHED", "SUCCEEDED")
+    server.answer = lambda path, query: answer if path.endswith(asked) else otherwise(path, query)
+    assert cluster.state(TOKEN) is ClusterState.UNKNOWN
+
+
+def test_a_yarn_that_is_started_again_does_not_know_yet_what_there_is(
+    server: Server, connect: Callable[..., None]
 ) -> None:
     cluster = yarn(server, connect)
-    server.answer = lambda path, query: answer
-    assert cluster.state(TOKEN) is ClusterState.UNKNOWN
+    server.answer = resource_manager("FINISHED", "SUCCEEDED", manager="INITIALIZING")
+    assert cluster.state("another") is ClusterState.UNKNOWN
+    assert cluster.state(TOKEN) is ClusterState.GONE, "of this one it knows"
 
 
 def test_a_yarn_that_can_not_be_reached_says_nothing(connect: Callable[..., None]) -> None:

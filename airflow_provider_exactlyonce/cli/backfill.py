@@ -92,7 +92,7 @@ def _backfill(given: argparse.Namespace) -> int:
     application = given.application or application_of(made, config)
     arguments = [
         "--home",
-        str(made.path),
+        str(made),
         *workspace.driver_arguments(accept_nondeterminism=given.accept_nondeterminism),
     ]
     conf = settings.pairs(given.conf)

@@ -1,4 +1,4 @@
-"""Real HDFS and YARN of Spark's Hadoop version in one JVM, whose containers find nothing but Java and Python."""
+"""Real HDFS and YARN of Spark's Hadoop version, whose containers find nothing but Java and Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from xml.sax.saxutils import escape
 
 import psutil
 import pytest
+import requests
 
 from airflow_provider_exactlyonce.devkit import guard
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
@@ -29,29 +30,40 @@ from tests.waiting import eventually
 
 VERSION: Final = "3.5.0"
 DEPENDENCIES: Final = Path(__file__).with_name("hadoop_ivy.xml")
-MAIN: Final = "org.apache.hadoop.mapreduce.MiniHadoopClusterManager"
-HEAP_MEGABYTES: Final = 512
+HDFS: Final = "org.apache.hadoop.mapreduce.MiniHadoopClusterManager"
+RESOURCE_MANAGER: Final = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager"
+NODE_MANAGER: Final = "org.apache.hadoop.yarn.server.nodemanager.NodeManager"
+HEAP_MEGABYTES: Final = 256
 #: What a cluster has that is none of a test's, or nobody needs.
 SETTINGS: Final[Mapping[str, str]] = {
-    "dfs.replication": "1",
     "yarn.resourcemanager.hostname": "localhost",
     "yarn.nodemanager.hostname": "localhost",
     "yarn.scheduler.minimum-allocation-mb": "256",
+    "yarn.nodemanager.resource.memory-mb": "4096",
+    "yarn.nodemanager.resource.cpu-vcores": "8",
     # What a container may take is not what these tests are about, and a disk that is nearly full is as good as another.
     "yarn.nodemanager.pmem-check-enabled": "false",
     "yarn.nodemanager.vmem-check-enabled": "false",
     "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.9",
     "yarn.nodemanager.delete.debug-delay-sec": "3600",  # containers' output stays for a look
+    # A resource manager that is started again knows its applications; a node is lost after this time.
+    "yarn.resourcemanager.recovery.enabled": "true",
+    "yarn.resourcemanager.store.class": "org.apache.hadoop.yarn.server.resourcemanager.recovery.FileSystemRMStateStore",
+    "yarn.resourcemanager.connect.retry-interval.ms": "1000",
+    "yarn.nm.liveness-monitor.expiry-interval-ms": "30000",
 }
+#: What runs a command on a host of another name, so that its processes are none of ours; only root may.
+ANOTHER_HOST: Final = ("unshare", "--uts", "sh", "-c", 'echo localhost > /proc/sys/kernel/hostname; exec "$@"', "sh")
 #: Each gets a port of its own; else it is the same one on every machine.
 ADDRESSES: Final = (
+    "yarn.resourcemanager.webapp.address",
+    "yarn.resourcemanager.address",
     "yarn.resourcemanager.admin.address",
     "yarn.resourcemanager.resource-tracker.address",
     "yarn.resourcemanager.scheduler.address",
-    "yarn.resourcemanager.webapp.address",
-    "mapreduce.jobhistory.address",
-    "mapreduce.jobhistory.admin.address",
-    "mapreduce.jobhistory.webapp.address",
+    "yarn.nodemanager.address",
+    "yarn.nodemanager.localizer.address",
+    "yarn.nodemanager.webapp.address",
 )
 
 
@@ -70,6 +82,41 @@ def jar_directory() -> Path:
     return folder
 
 
+class Server:
+    """One server of a cluster, a JVM that can be killed and started again.
+
+    :param folder: where it runs and logs
+    """
+
+    def __init__(self, folder: Path, command: list[str]) -> None:
+        self._folder: Final = folder
+        self._command: Final = command
+        folder.mkdir()
+        self.start()
+
+    def start(self) -> None:
+        with open_log(log_path(self._folder)) as log:
+            self._supervisor, self._process = launch(self._command, self._folder, log, guard.SUPERVISE)
+
+    def kill(self) -> None:
+        """Kill it, and nothing that it has started."""
+        self._process.send(signal.SIGKILL)
+        if self._supervisor is not None:
+            self._supervisor.wait()
+
+    def await_up(self, is_up: Callable[[], bool]) -> None:
+        """Wait until it has started."""
+
+        def is_up_at_last() -> bool:
+            assert self._process.is_alive(), self.log_tail()
+            return is_up()
+
+        eventually(is_up_at_last, self.log_tail, poll_seconds=0.2)
+
+    def log_tail(self) -> str:
+        return log_tail(log_path(self._folder))
+
+
 @dataclass(frozen=True)
 class HadoopCluster:
     """A name node with a data node, and a resource manager with a node manager.
@@ -77,11 +124,15 @@ class HadoopCluster:
     :param folder: all that they write
     :param hdfs: URL of the file system's root
     :param resource_manager: URL of the resource manager's REST interface
+    :param manager: the resource manager
+    :param node: the node manager, whose containers outlive it
     """
 
     folder: Path
     hdfs: str
     resource_manager: str
+    manager: Server
+    node: Server
 
     @property
     def configuration(self) -> Path:
@@ -90,11 +141,28 @@ class HadoopCluster:
 
     def applications(self, **wanted: str) -> list[dict[str, Any]]:
         """Return what the resource manager knows of applications, in the order of their submission."""
-        import requests
+        return sorted(self._listed("apps", "app", wanted), key=lambda app: str(app["id"]))
 
-        answer = requests.get(f"{self.resource_manager}/ws/v1/cluster/apps", params=wanted, timeout=60)
+    def has_node(self) -> bool:
+        """Whether the resource manager is up, and containers can be started."""
+        try:
+            return len(self._listed("nodes", "node", {"states": "RUNNING"})) == 1
+        except requests.ConnectionError:
+            return False
+
+    def _listed(self, kind: str, single: str, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+        answer = requests.get(f"{self.resource_manager}/ws/v1/cluster/{kind}", params=wanted, timeout=60)
         answer.raise_for_status()
-        return sorted((answer.json()["apps"] or {}).get("app", ()), key=lambda app: str(app["id"]))
+        return list((answer.json()[kind] or {}).get(single, ()))
+
+    @property
+    def memory(self) -> Path:
+        """The folder from which a resource manager that is started again knows its applications."""
+        return self.folder / "applications"
+
+    def await_lost_node(self) -> None:
+        """Wait until the resource manager has given up the node manager, which was killed."""
+        eventually(lambda: self._listed("nodes", "node", {"states": "LOST"}), "the node is lost", poll_seconds=0.2)
 
     def containers(self, application: str) -> list[psutil.Process]:
         """Return the processes of an application's containers; the first container's is its master."""
@@ -120,35 +188,37 @@ def hadoop_cluster(folder: Path) -> Iterator[HadoopCluster]:
 
     :raises DevkitError: when its jars or a Java can't be had
     """
-    class_path = f"{jar_directory()}/*"
-    name_node, resource_manager, *ports = _free_ports(2 + len(ADDRESSES))
+    class_path = f"{folder / 'conf'}:{jar_directory()}/*"
+    name_node, *ports = _free_ports(1 + len(ADDRESSES))
     addresses = {name: f"localhost:{port}" for name, port in zip(ADDRESSES, ports, strict=True)}
-    cluster = HadoopCluster(
-        folder, f"hdfs://localhost:{name_node}", f"http://{addresses['yarn.resourcemanager.webapp.address']}"
-    )
-    _write_configuration(cluster, {**addresses, "yarn.resourcemanager.address": f"localhost:{resource_manager}"})
+    hdfs = f"hdfs://localhost:{name_node}"
+    _write_configuration(folder, hdfs, addresses)
     started = folder / "started.json"
-    options = {**SETTINGS, **addresses, "hdfs.minidfs.basedir": str(folder / "hdfs")}
-    command = [
-        *("env", "-i", *(f"{name}={value}" for name, value in _environment(folder).items())),
-        *java_command(class_path, HEAP_MEGABYTES, f"-Dtest.build.data={folder / 'yarn'}"),
-        *(MAIN, "-format", "-nnport", str(name_node), "-rmport", str(resource_manager), "-writeDetails", str(started)),
-        *(word for name, value in options.items() for word in ("-D", f"{name}={value}")),
-    ]
-    with open_log(log_path(folder)) as log:
-        supervisor, process = launch(command, folder, log, guard.SUPERVISE)
+    environment = _environment(folder)
+    servers: list[Server] = []
+
+    def start(name: str, main: str, *arguments: str, launcher: Sequence[str] = ()) -> Server:
+        variables = (f"{variable}={value}" for variable, value in environment.items())
+        command = [*launcher, "env", "-i", *variables, *java_command(class_path, HEAP_MEGABYTES), main, *arguments]
+        servers.append(Server(folder / name, command))
+        return servers[-1]
+
+    options = {"dfs.replication": "1", "hdfs.minidfs.basedir": str(folder / "hdfs-data")}
     try:
-
-        def is_up() -> bool:
-            assert process.is_alive(), log_tail(log_path(folder))
-            return started.is_file() and started.stat().st_size > 0
-
-        eventually(is_up, lambda: log_tail(log_path(folder)), poll_seconds=0.2)
+        files = start(
+            *("hdfs", HDFS, "-nomr", "-format", "-nnport", str(name_node), "-writeDetails", str(started)),
+            *(word for name, value in options.items() for word in ("-D", f"{name}={value}")),
+        )
+        web = f"http://{addresses['yarn.resourcemanager.webapp.address']}"
+        manager = start("manager", RESOURCE_MANAGER)
+        node = start("node", NODE_MANAGER, launcher=ANOTHER_HOST if os.geteuid() == 0 else ())
+        cluster = HadoopCluster(folder, hdfs, web, manager, node)
+        files.await_up(lambda: started.is_file() and started.stat().st_size > 0)
+        manager.await_up(cluster.has_node)
         yield cluster
     finally:
-        process.send(signal.SIGKILL)
-        if supervisor is not None:
-            supervisor.wait()
+        for server in servers:
+            server.kill()
         for left in _working_in(folder):
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()
@@ -169,13 +239,21 @@ def _environment(folder: Path) -> Mapping[str, str]:
     }
 
 
-def _write_configuration(cluster: HadoopCluster, addresses: Mapping[str, str]) -> None:
-    cluster.configuration.mkdir()
-    for name, settings in {"core-site": {"fs.defaultFS": cluster.hdfs}, "yarn-site": addresses}.items():
+def _write_configuration(folder: Path, hdfs: str, addresses: Mapping[str, str]) -> None:
+    folders = {
+        "yarn.resourcemanager.fs.state-store.uri": f"file://{folder}/applications",
+        "yarn.nodemanager.local-dirs": f"{folder}/yarn/local",
+        "yarn.nodemanager.log-dirs": f"{folder}/yarn/logs",
+    }
+    (folder / "conf").mkdir()
+    for name, settings in {
+        "core-site": {"fs.defaultFS": hdfs, "hadoop.tmp.dir": f"{folder}/tmp"},
+        "yarn-site": {**SETTINGS, **folders, **addresses},
+    }.items():
         properties = "".join(
             f"<property><name>{key}</name><value>{escape(value)}</value></property>" for key, value in settings.items()
         )
-        (cluster.configuration / f"{name}.xml").write_text(f"<configuration>{properties}</configuration>")
+        (folder / "conf" / f"{name}.xml").write_text(f"<configuration>{properties}</configuration>")
 
 
 def _free_ports(count: int) -> list[int]:
@@ -188,7 +266,7 @@ def _free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HadoopCluster]:
-    """Give the session's cluster, which takes half a minute to start, and half a gigabyte."""
+    """Give the session's cluster, which takes half a minute to start, and 700 MB."""
     try:
         with hadoop_cluster(tmp_path_factory.mktemp("hadoop")) as cluster:
             yield cluster

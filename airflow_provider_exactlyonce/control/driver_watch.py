@@ -74,6 +74,7 @@ class DriverWatch:
                 raise StopRequestedError(f"stopped while waiting for {self.attached.intent.owner}: {reason}")
             if self._over_since is not None and now - self._over_since > EXIT_GRACE_SECONDS:
                 driver.signal(signal.SIGKILL)  # its Python half has ended; the JVM hangs
+                self._over_since = now  # it is not killed again before it had time to end: on a cluster that takes some
             time.sleep(POLL_SECONDS)
 
     def _check_if_answered(self, now: float) -> Iterator[Status]:

@@ -50,11 +50,17 @@ class YarnCluster(Cluster):
             ) from error
 
     def state(self, token: str) -> ClusterState:
-        """Look the application up by its tag; not with the hook, for which a state that it does not know has failed."""
+        """Look the application up by its tag; not with the hook, for which a state that it does not know has failed.
+
+        A resource manager that is started again answers before it has read which applications there are.
+        """
         try:
+            knows_all = self._ask("info")["clusterInfo"]["haState"] == "ACTIVE"
             states = {str(app["state"]) for app in self._find(token)}
         except Exception as error:
             _log.warning("the YARN resource manager does not say whether driver %s runs: %s", token, error)
+            return ClusterState.UNKNOWN
+        if not states and not knows_all:
             return ClusterState.UNKNOWN
         return _judged(states, active=_YARN_ACTIVE, ended=_YARN_ENDED)
 
@@ -82,17 +88,21 @@ class YarnCluster(Cluster):
             _log.warning("driver %s could not be killed on YARN: %s", token, error)
 
     def _find(self, token: str) -> list[dict[str, Any]]:
+        apps = self._ask("apps", applicationTags=token)["apps"] or {}
+        return list(apps.get("app", ()))
+
+    def _ask(self, what: str, **query: str) -> dict[str, Any]:
         import requests
 
         answer = requests.get(
-            f"{self._url}/ws/v1/cluster/apps",
-            params={"applicationTags": token},
+            f"{self._url}/ws/v1/cluster/{what}",
+            params=query,
             auth=self._hook._resolved_yarn_rm_auth,
             timeout=_TIMEOUT_SECONDS,
         )
         answer.raise_for_status()
-        apps = answer.json()["apps"] or {}
-        return list(apps.get("app", ()))
+        answered: dict[str, Any] = answer.json()
+        return answered
 
 
 class KubernetesCluster(Cluster):

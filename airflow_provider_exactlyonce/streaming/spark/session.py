@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -102,24 +103,25 @@ def check_session(spark: SparkSession) -> None:
 
 
 def check_packages() -> None:
-    """Check that pyspark and pyspark-client are one version: the second overwrites files of the first.
+    """Check that there is a pyspark, and that it and all of it that pip has installed are one version.
 
-    :raises RefusedError: naming both versions
+    pyspark-client overwrites files of pyspark. A cluster's container has Spark's own, of which pip knows nothing.
+
+    :raises RefusedError: when there is none, or naming the versions
     """
-    versions = {}
-    for package in ("pyspark", "pyspark-client"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if importlib.util.find_spec("pyspark") is None or "pyspark" not in versions:
+    # pyspark-client alone has no pyspark.core.
+    if any(importlib.util.find_spec(module) is None for module in ("pyspark", "pyspark.core")):
         raise RefusedError("pyspark is not installed; install airflow-provider-exactlyonce[spark]")
     import pyspark
 
-    all_versions = {**versions, "pyspark's files": pyspark.__version__}
-    if len(set(all_versions.values())) > 1:
+    versions = {"pyspark's files": pyspark.__version__}
+    for package in ("pyspark", "pyspark-client"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    if len(set(versions.values())) > 1:
+        wanted = versions.get("pyspark", pyspark.__version__)
         raise RefusedError(
             "these must be one version: "
-            + ", ".join(f"{name} {version}" for name, version in all_versions.items())
-            + f"; pip install pyspark=={versions['pyspark']} pyspark-client=={versions['pyspark']}"
+            + ", ".join(f"{name} {version}" for name, version in versions.items())
+            + f"; pip install pyspark=={wanted} pyspark-client=={wanted}"
         )

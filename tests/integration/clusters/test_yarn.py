@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import threading
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +18,20 @@ from typing import Any
 import psutil
 import pyspark
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import WorkerShutdownError
+from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
+from airflow_provider_exactlyonce.storage.opening import store_of
 from tests.conftest import MakeTopic
 from tests.hadoop_cluster import HadoopCluster
+from tests.integration.control.alarms import alarm
 from tests.integration.operators.test_streaming import TaskInstance
+from tests.integration.operators.test_streaming_deferred import first_event, trigger_of
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
-from tests.waiting import eventually
+from tests.waiting import HANG_SECONDS, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -43,23 +55,20 @@ def world(kafka_config: dict[str, str], make_topic: MakeTopic, tmp_path: Path) -
     return World(config=kafka_config, pipeline=f"on-yarn-{source}", source=source, sink=sink, home=tmp_path / "home")
 
 
-#: Pip knows no version of the PySpark in a container, and so the driver there is refused.
-REFUSED_THERE = pytest.mark.xfail(strict=True, reason="a driver in a container finds no pyspark that pip has installed")
-
-
-@pytest.fixture(params=[pytest.param("cluster", marks=REFUSED_THERE), "client"])
+@pytest.fixture
 def deploy_mode(
     request: pytest.FixtureRequest, hadoop: HadoopCluster, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """Make the connections of one deploy mode."""
-    extra = {"deploy-mode": request.param, "yarn_resourcemanager_webapp_address": hadoop.resource_manager}
+    mode = str(getattr(request, "param", "cluster"))
+    extra = {"deploy-mode": mode, "yarn_resourcemanager_webapp_address": hadoop.resource_manager}
     spark = {"conn_type": "spark", "host": "yarn", "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(spark))
     kafka = {"conn_type": "kafka", "extra": dict(world.config)}
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps(kafka))
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hadoop.configuration))
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    return str(request.param)
+    return mode
 
 
 def stream(world: World, **options: Any) -> StreamingPipelineOperator:
@@ -78,6 +87,7 @@ def execute(task: StreamingPipelineOperator, ti: TaskInstance) -> dict[str, Any]
     return task.execute(context)
 
 
+@pytest.mark.parametrize("deploy_mode", ["cluster", "client"], indirect=True)
 def test_a_pipeline_runs_through_the_operator(
     deploy_mode: str, hadoop: HadoopCluster, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,43 +103,188 @@ def test_a_pipeline_runs_through_the_operator(
     assert (page in caplog.text) == (deploy_mode == "cluster")
 
 
-class Killing:
-    """Kills the first container of the first application in the middle of its work, with all that it has started."""
-
-    def __init__(self, hadoop: HadoopCluster, world: World) -> None:
-        self._hadoop, self._world = hadoop, world
-        self._before = len(hadoop.applications())
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.killed: list[str] = []
-
-    def _run(self) -> None:
-        eventually(lambda: self._world.commits() >= 1, "its first commit", poll_seconds=0.2)
-        self._world.send(1000)
-        application = str(self._hadoop.applications()[self._before]["id"])
-        for process in self._hadoop.containers(application):
-            with contextlib.suppress(psutil.Error):
-                if Path(process.cwd()).name.endswith("_000001"):  # the master's
-                    process.kill()
-        self.killed.append(application)
+def is_of_master(process: psutil.Process) -> bool:
+    return Path(process.cwd()).name.endswith("_000001")
 
 
-@REFUSED_THERE
-@pytest.mark.parametrize("deploy_mode", ["cluster"], indirect=True)
-@pytest.mark.usefixtures("deploy_mode")
-def test_a_master_that_is_killed_is_replaced_by_the_next_application_which_goes_on_exactly(
-    hadoop: HadoopCluster, world: World, caplog: pytest.LogCaptureFixture
+def kill(processes: list[psutil.Process]) -> None:
+    """Kill processes of which some may end by themselves when others are gone."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    eventually(lambda: not any(map(is_running, processes)), "they are gone")
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+class Accident:
+    """A run of the pipeline through the operator, in cluster mode, to which something happens in its second batch.
+
+    :ivar hold: keeps the first driver in the middle of that batch
+    :ivar checkpoint: the home
+    """
+
+    def __init__(self, hadoop: HadoopCluster, world: World, hold: Path) -> None:
+        self.world, self.hold, self.checkpoint = world, hold, str(world.home)
+        self._hadoop = hadoop
+        self._before = {app["id"] for app in hadoop.applications()}
+
+    def happen(self, accident: Callable[[str], None]) -> int:
+        """Return how often the driver was restarted, once the output is known to be exact.
+
+        :param accident: is given the first application, when some of a batch's records are sent
+        """
+        self.world.send(2000)
+
+        def in_the_second_batch() -> None:
+            eventually(self.hold.exists, "the second batch writes", poll_seconds=0.2)
+            try:
+                [application] = self._applications()
+                accident(str(application["id"]))
+            finally:
+                self.hold.unlink(missing_ok=True)
+
+        with ThreadPoolExecutor(1) as pool:
+            happening = pool.submit(in_the_second_batch)
+            result = execute(self.task(), TaskInstance())
+            happening.result()
+        return self.judge(result)
+
+    def task(self, **options: Any) -> StreamingPipelineOperator:
+        names = {"TEST_PIPELINE": self.world.pipeline, "TEST_SOURCE": self.world.source, "TEST_SINK": self.world.sink}
+        step = f"during-send:run=1:batch=1:hold={self.hold}"
+        return stream(self.world, checkpoint=self.checkpoint, env_vars={**names, FAILPOINTS: step}, **options)
+
+    def judge(self, result: dict[str, Any]) -> int:
+        """Return how often the driver was restarted, once the output is known to be exact."""
+        check_counts(self.world)
+        for ended, begun in pairwise(self._applications()):
+            assert ended["finishedTime"] <= begun["startedTime"], "none was started while YARN called another running"
+        assert [run.home_path for run in self.world.ledger()[1]] == [self.checkpoint] * (result["restarts"] + 1)
+        return int(result["restarts"])
+
+    def outcomes(self) -> list[str]:
+        """Return how YARN says that the applications have ended, or how they stand."""
+        return [str(app["finalStatus"]) for app in self._applications()]
+
+    def _applications(self) -> list[dict[str, Any]]:
+        return [app for app in self._hadoop.applications() if app["id"] not in self._before]
+
+
+@pytest.fixture
+def accident(deploy_mode: str, hadoop: HadoopCluster, world: World, tmp_path: Path) -> Accident:
+    assert deploy_mode == "cluster"
+    return Accident(hadoop, world, tmp_path / "hold")
+
+
+def test_a_try_leaves_its_driver_to_the_next_one_which_waits_in_the_triggerer(accident: Accident) -> None:
+    accident.world.send(2000)
+    first, second = accident.task(retries=1), accident.task(deferrable=True)
+    with alarm(accident.hold.exists, first.on_kill), pytest.raises(WorkerShutdownError, match="next try takes it over"):
+        execute(first, TaskInstance())
+    with pytest.raises(TaskDeferred) as deferral:
+        execute(second, TaskInstance())
+    accident.hold.unlink()
+    event = asyncio.run(first_event(trigger_of(deferral.value)))
+    context: Any = {"ti": TaskInstance()}
+    assert accident.judge(second.resume_from_trigger(context, event)) == 0
+    assert accident.outcomes() == ["SUCCEEDED"]
+
+
+def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(
+    accident: Accident, hadoop: HadoopCluster
 ) -> None:
-    world.send(2000)
-    before = len(hadoop.applications())
-    killing = Killing(hadoop, world)
-    killing.thread.start()
+    def kill_executor(application: str) -> None:
+        executor = [process for process in hadoop.containers(application) if not is_of_master(process)]
+        assert executor
+        kill(executor)
+
+    assert accident.happen(kill_executor) == 0
+    assert accident.outcomes() == ["SUCCEEDED"]
+    commits, _ = accident.world.ledger()
+    assert commits[1].epoch > commits[0].epoch + 1, "the failed attempt had an epoch of its own"
+
+
+@pytest.mark.parametrize("place", ["mounted", "hdfs"])
+def test_a_master_that_is_killed_is_replaced_by_the_next_application_which_goes_on_exactly(
+    accident: Accident, hadoop: HadoopCluster, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    killed: list[str] = []
+    if place == "hdfs":
+        accident.checkpoint = f"{hadoop.hdfs}/homes/{accident.world.pipeline}"
+
+    def kill_master(application: str) -> None:
+        killed.append(application)
+        kill(list(filter(is_of_master, hadoop.containers(application))))
+
     with caplog.at_level("INFO"):
-        result = execute(stream(world), TaskInstance())
-    killing.thread.join()
-    assert result["restarts"] == 1
-    check_counts(world)
-    first, second = hadoop.applications()[before:]
-    assert killing.killed == [first["id"]]
-    assert (first["finalStatus"], second["finalStatus"]) == ("FAILED", "SUCCEEDED")
-    assert f"{first['id']} is FAILED" in caplog.text, "what YARN says of it reaches the task"
-    assert f"{hadoop.resource_manager}/cluster/app/{first['id']}" in caplog.text
+        assert accident.happen(kill_master) == 1
+    assert accident.outcomes() == ["FAILED", "SUCCEEDED"]
+    assert accident.world.home.exists() == (place == "mounted")
+    assert f"{killed[0]} is FAILED" in caplog.text, "what YARN says of it reaches the task"
+    assert f"{hadoop.resource_manager}/cluster/app/{killed[0]}" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give the node manager a host name of its own")
+def test_a_driver_whose_host_is_gone_is_replaced_when_yarn_has_noticed(
+    accident: Accident, hadoop: HadoopCluster
+) -> None:
+    def lose_host(application: str) -> None:
+        hadoop.node.kill()
+        kill(hadoop.containers(application))
+        hadoop.await_lost_node()
+        hadoop.node.start()
+
+    assert accident.happen(lose_host) == 1
+    assert accident.outcomes() == ["FAILED", "SUCCEEDED"]
+
+
+def test_a_driver_that_was_frozen_while_its_node_was_given_up_wakes_up_and_changes_nothing(
+    accident: Accident, hadoop: HadoopCluster
+) -> None:
+    frozen: list[psutil.Process] = []
+
+    def freeze(application: str) -> None:
+        lease = Home(accident.world.home).lease
+        with store_of(lease).holding(lease, seconds=HANG_SECONDS):  # its successor on this host wants this lock
+            for process in hadoop.containers(application):
+                process.suspend()
+                frozen.append(process)
+        hadoop.node.kill()
+        hadoop.await_lost_node()
+        hadoop.node.start()
+
+    assert accident.happen(freeze) == 1
+    assert frozen
+    assert all(map(is_running, frozen))
+    for process in frozen:
+        process.resume()
+    eventually(lambda: not any(map(is_running, frozen)), "the first driver has ended", poll_seconds=0.2)
+    check_counts(accident.world)
+    assert accident.outcomes() == ["FAILED", "SUCCEEDED"]
+
+
+def test_a_driver_goes_on_while_the_resource_manager_is_away(accident: Accident, hadoop: HadoopCluster) -> None:
+    def restart_manager(_: str) -> None:
+        hadoop.manager.kill()
+        accident.hold.unlink()
+        eventually(lambda: accident.world.commits() >= 3, "it commits", poll_seconds=0.2)
+        hadoop.manager.start()
+
+    assert accident.happen(restart_manager) == 0
+    assert accident.outcomes() == ["SUCCEEDED"]
+
+
+def test_a_resource_manager_that_has_forgotten_its_applications_costs_one_restart(
+    accident: Accident, hadoop: HadoopCluster
+) -> None:
+    def forget(application: str) -> None:
+        hadoop.manager.kill()
+        shutil.rmtree(hadoop.memory)
+        hadoop.manager.start()
+        eventually(lambda: not hadoop.containers(application), "it has its containers killed", poll_seconds=0.2)
+
+    assert accident.happen(forget) == 1
+    assert accident.outcomes() == ["SUCCEEDED"], "the second's; the first is forgotten"

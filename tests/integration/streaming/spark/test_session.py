@@ -3,10 +3,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
+import pyspark
 import pytest
 
+import airflow_provider_exactlyonce
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 PROGRAM = """
@@ -40,6 +43,17 @@ def test_a_mixture_of_versions_is_refused_with_both_and_the_remedy(tmp_path: Pat
     assert f"{package} 4.3.0" in said
     assert "4.2.0" in said
     assert "pip install pyspark==" in said
+
+
+@pytest.mark.parametrize(("archives", "said"), [("*.zip", ""), ("py4j*.zip", "pyspark is not installed")])
+def test_sparks_own_pyspark_of_which_pip_knows_nothing_is_accepted(tmp_path: Path, archives: str, said: str) -> None:
+    venv.create(tmp_path, with_pip=False)
+    own = Path(pyspark.__file__).parent / "python" / "lib"
+    package = Path(airflow_provider_exactlyonce.__file__).parents[1]
+    path = os.pathsep.join(map(str, [*own.glob(archives), package]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    output = subprocess.check_output([tmp_path / "bin" / "python", "-c", PROGRAM], env=environment, text=True)
+    assert output.startswith(said) if said else not output
 
 
 def test_a_jvm_of_another_version_is_refused() -> None:

@@ -61,7 +61,9 @@ def committed_ranges(asset: Asset, context: Mapping[str, Any]) -> list[Committed
     events = context["inlet_events"][asset]
     if scheduled_by:
         events = events.after(min(event.timestamp for event in scheduled_by).isoformat())
-    ranges = [CommittedRange.parse(event.extra["payload"]) for event in events if event.extra.get("from_trigger")]
+    payloads = [event.extra["payload"] for event in events if event.extra.get("from_trigger")]
+    # On SQLite a new trigger gets the id of a deleted one, whose event Airflow may then take for one of this asset's.
+    ranges = [CommittedRange.parse(payload) for payload in payloads if "key" in payload]
     return sorted({committed.key: committed for committed in ranges}.values(), key=lambda committed: committed.first)
 
 

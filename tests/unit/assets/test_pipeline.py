@@ -51,6 +51,20 @@ def test_a_pipeline_has_an_asset_of_its_own_per_partition() -> None:
     assert pipeline_asset("shop-totals") == plain
 
 
+def test_an_event_of_another_trigger_is_no_range() -> None:
+    asset, foreign = (
+        pipeline_asset("shop"),
+        SimpleNamespace(
+            extra={"from_trigger": True, "payload": {"deadline": 1.0}}, timestamp=datetime(2026, 1, 1, tzinfo=UTC)
+        ),
+    )
+    context = {
+        "triggering_asset_events": {},
+        "inlet_events": {asset: Events([event(made(1)), foreign, event(made(2))])},
+    }
+    assert committed_ranges(asset, context) == [made(1), made(2)]
+
+
 @pytest.mark.parametrize("uri", ["exactlyonce://kafka_default", "exactlyonce:///shop", "exactlyonce://c/shop/week"])
 def test_a_uri_that_is_no_pipelines_is_refused(uri: str) -> None:
     with pytest.raises(ValueError, match="is not exactlyonce://<connection>/<pipeline>"):

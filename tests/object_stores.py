@@ -32,13 +32,13 @@ def options(address: str) -> dict[str, Any]:
     return {"key": KEY, "secret": SECRET, "endpoint_url": address, "client_kwargs": {"region_name": "us-east-1"}}
 
 
-def environment_of_commands(address: str) -> dict[str, str]:
+def environment_of_commands(added: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a command that uses a server.
 
     What this process's own Spark is started with is left out: its jars would replace those of the command's.
     """
     inherited = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
-    return {**inherited, **environment(address)}
+    return {**inherited, **added}
 
 
 def environment(address: str) -> dict[str, str]:

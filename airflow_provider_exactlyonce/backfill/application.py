@@ -47,7 +47,5 @@ def application_of(made: Home, config: Mapping[str, Any]) -> str:
 def _kept(home: Home, pipeline: str, version: str) -> str:
     application = releases.application(home, version)
     if application is None:
-        raise RefusedError(
-            f"the file of version {version} of {pipeline} is not kept in {home.path}: name the job's file"
-        )
+        raise RefusedError(f"the file of version {version} of {pipeline} is not kept in {home}: name the job's file")
     return str(application.file)

@@ -86,7 +86,7 @@ def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
     :raises RefusedError: when that is another pipeline's
     """
     if home.pipeline() not in (None, pipeline):
-        raise RefusedError(f"{home.path} is the home of pipeline {home.pipeline()}, not of {pipeline}")
+        raise RefusedError(f"{home} is the home of pipeline {home.pipeline()}, not of {pipeline}")
     directory = home.path / _DIRECTORY
     with contextlib.suppress(FileExistsError):
         json_store.write(directory / "identity.json", {"schema": SCHEMA, "id": str(uuid.uuid4())}, exclusive=True)
@@ -95,7 +95,7 @@ def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
         raise RefusedError(f"{directory}/identity.json is torn; put it back from a copy of the home")
     made = Home(directory / request.name)
     body = {"schema": SCHEMA, "id": identity["id"], "pipeline": backfill_pipeline(pipeline)}
-    asked = {"pipeline": pipeline, "home": str(home.path), "request": request.to_json()}
+    asked = {"pipeline": pipeline, "home": str(home), "request": request.to_json()}
     json_store.write(made.path / "request.json", asked)
     with contextlib.suppress(FileExistsError):
         json_store.write(made.path / "home.json", body, exclusive=True)
@@ -157,9 +157,9 @@ def asked_of(home: Home) -> SavedRequest:
     """
     body = json_store.read(home.path / "request.json")
     if body is None:
-        raise RefusedError(f"{home.path} is no home of a backfill; exactlyonce backfill and the operator make one")
+        raise RefusedError(f"{home} is no home of a backfill; exactlyonce backfill and the operator make one")
     request = BackfillRequest.from_json(body["request"])
-    return codec.load(SavedRequest, {**body, "request": request}, f"{home.path}/request.json")
+    return codec.load(SavedRequest, {**body, "request": request}, f"{home}/request.json")
 
 
 def begun(home: Home) -> Begun | None:
@@ -168,7 +168,7 @@ def begun(home: Home) -> Begun | None:
     if body is None:
         return None
     resolved = Resolved.from_json(body["resolved"])
-    return codec.load(Begun, {**body, "resolved": resolved}, f"{home.path}/resolved.json")
+    return codec.load(Begun, {**body, "resolved": resolved}, f"{home}/resolved.json")
 
 
 def begin(home: Home, what: Begun) -> None:
@@ -220,7 +220,7 @@ def turn(home: Home, give_up: Callable[[], None]) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         while True:
             try:
-                held.enter_context(leases.alone(place, home.path.name, note=f"pid {os.getpid()}, {home.path}"))
+                held.enter_context(leases.alone(place, home.path.name, note=f"pid {os.getpid()}, {home}"))
                 break
             except HeldError as error:
                 give_up()

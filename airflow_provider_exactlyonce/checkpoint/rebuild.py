@@ -37,7 +37,7 @@ def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool =
     with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:
         tail, old = reader.tail(), home.current()
         if tail is None or tail.claim is None or old is None:
-            raise RefusedError(f"{home.path} has no lineage that a run has claimed: there is nothing to make one of")
+            raise RefusedError(f"{home} has no lineage that a run has claimed: there is nothing to make one of")
         checkpoint = Checkpoint(home.checkpoint(old.id))
         newest, _ = integrity.newest_whole(checkpoint, known_query=True)
         batch = -1 if newest is None else newest

@@ -110,7 +110,7 @@ class SavepointTaker:
             return taken
         home, pipeline, lineage = self._home, self._pipeline, self._home.current()
         if lineage is None or home.pipeline() != pipeline:
-            raise RefusedError(f"{home.path} is no home of pipeline {pipeline}: there is nothing to save")
+            raise RefusedError(f"{home} is no home of pipeline {pipeline}: there is nothing to save")
         path = home.checkpoint(lineage.id)
         return _take_of(home, pipeline, self._config(), lineage, path, label=self._label, request=self._request)
 
@@ -177,7 +177,7 @@ def take_retained(home: Home, pipeline: str, config: Mapping[str, Any], path: Pa
     if query is None or lineage is None or lineage.id != query:
         there = ", ".join(str(directory) for directory in sorted(home.lineages.glob("[!.]*/checkpoint"))) or "none"
         raise RefusedError(
-            f"{checkpoint} is no checkpoint of a lineage of {home.path}, nor has it that lineage's lineage.json beside "
+            f"{checkpoint} is no checkpoint of a lineage of {home}, nor has it that lineage's lineage.json beside "
             f"it; in the home there are: {there}"
         )
     label = f"retained checkpoint {checkpoint}"

@@ -119,7 +119,7 @@ def _examine(
 ) -> tuple[Savepoint, LedgerTail, ClaimRecord, CommitSpan | None]:
     """Return the savepoint, the ledger's end with its newest claim, and what has to be replayed."""
     if home.pipeline() != reader.pipeline:
-        raise RefusedError(f"{home.path} is the home of {home.pipeline() or 'no pipeline'}, not of {reader.pipeline}")
+        raise RefusedError(f"{home} is the home of {home.pipeline() or 'no pipeline'}, not of {reader.pipeline}")
     tail = reader.tail()
     if tail is None or tail.claim is None:
         raise RefusedError(f"pipeline {reader.pipeline} has no ledger on this cluster: nothing was ever committed")

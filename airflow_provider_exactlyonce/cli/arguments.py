@@ -24,7 +24,7 @@ SHARED: Final[Mapping[str, Mapping[str, Any]]] = {
     "--pipeline": {"metavar": "NAME", "help": "which pipeline of the file, if it declares several"},
     "--home": {
         "metavar": "DIR",
-        "help": "the pipeline's home, a directory or s3://BUCKET/DIRECTORY, if it is not where its last run started",
+        "help": "the pipeline's home, a directory or a URL of s3: or hdfs:, if it is not where its last run started",
     },
     "--bootstrap-servers": {"metavar": "HOST:PORT", "help": f"Kafka brokers, instead of {VARIABLE}"},
     "--json": {"action": "store_true", "help": "print JSON"},
@@ -59,6 +59,6 @@ def home_of(given: argparse.Namespace) -> Home:
         home = Home(given.home)
         if home.pipeline() != given.pipeline:
             owner = home.pipeline() or "no pipeline"
-            raise RefusedError(f"{home.path} is the home of {owner}, not of {given.pipeline}")
+            raise RefusedError(f"{home} is the home of {owner}, not of {given.pipeline}")
         return home
     return Home(home_path(reach.reached(given.bootstrap_servers), given.pipeline))

@@ -92,7 +92,7 @@ def _backfill(given: argparse.Namespace) -> int:
     application = given.application or application_of(made, config)
     arguments = [
         "--home",
-        str(made.path),
+        str(made),
         *workspace.driver_arguments(accept_nondeterminism=given.accept_nondeterminism),
     ]
     conf = settings.pairs(given.conf)
@@ -122,7 +122,7 @@ def _run(home: Home, launch: Launch) -> dict[str, Any]:
         raise
     result = workspace.result_of(home)
     if result is None:
-        raise DriverFailedError(f"the driver ended without a result in {home.path}; its output: {supervisor.log}")
+        raise DriverFailedError(f"the driver ended without a result in {home}; its output: {supervisor.log}")
     return result
 
 

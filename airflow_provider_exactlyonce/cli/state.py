@@ -131,9 +131,7 @@ def _current(home: Home, batch: int | None) -> _Place:
     checkpoint = Checkpoint(home.checkpoint(lineage.id)) if lineage is not None else None
     newest = checkpoint.newest_commit() if checkpoint is not None else None
     if lineage is None or checkpoint is None or newest is None:
-        raise RefusedError(
-            f"{home.path} has no checkpoint with a committed batch; pass --savepoint to read a savepoint"
-        )
+        raise RefusedError(f"{home} has no checkpoint with a committed batch; pass --savepoint to read a savepoint")
     number = newest if batch is None else batch
     try:
         commit = checkpoint.commit(number)

@@ -164,7 +164,7 @@ class DriverLocator:
         if intent.owner != self._supervision.owner:
             who = f"a driver of {intent.owner}"
             if self._supervision.if_running is IfRunning.FAIL:
-                raise AlreadyRunningError(f"{who} runs this pipeline, in {self._home.path}, and if_running is fail")
+                raise AlreadyRunningError(f"{who} runs this pipeline, in {self._home}, and if_running is fail")
             if self._supervision.if_running is IfRunning.REPLACE:
                 self._replace(driver, who)
                 return None
@@ -185,7 +185,7 @@ class DriverLocator:
     def _replace_stranger(self, held: Lease) -> None:
         if self._supervision.if_running is not IfRunning.REPLACE:
             raise AlreadyRunningError(
-                f"pipeline {held.pipeline} in {self._home.path} is run by pid {held.pid} on {held.host} (run "
+                f"pipeline {held.pipeline} in {self._home} is run by pid {held.pid} on {held.host} (run "
                 f"{held.run}), which no Airflow task has started; stop it before this task runs"
             )
         process = processes.leader(held.token)
@@ -200,7 +200,7 @@ class DriverLocator:
         stopping.stop_and_wait(self._home, driver, reason=reason, timeout_seconds=allowed)
         if drivers.is_there(self._home, driver.token):
             raise AlreadyRunningError(
-                f"{who} runs this pipeline, in {self._home.path}, and was not stopped within "
+                f"{who} runs this pipeline, in {self._home}, and was not stopped within "
                 f"{allowed:g} s; end it, then try again"
             )
         _log.info("%s was stopped, to be replaced", who)

@@ -31,7 +31,7 @@ from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.storage.opening import is_local, place_of, store_of
+from airflow_provider_exactlyonce.storage.opening import is_local, location_of, place_of, store_of
 from airflow_provider_exactlyonce.storage.store import Stored
 
 SCHEMA: Final = 1
@@ -114,14 +114,15 @@ class _Pointer:
 class Home:
     """Reads and writes the documents of one pipeline's home.
 
-    :param location: a local path, a ``file:`` URI, or ``s3://bucket/directory`` with the environment's credentials
+    :param location: a local path, a ``file:`` URI, ``s3://bucket/directory`` with the environment's credentials, or
+        ``hdfs://host:port/directory``
     :param place: where that is, when it takes more than the location to open it: it names an Airflow connection
     :raises RefusedError: when the location is of another kind
     """
 
     def __init__(self, location: str | Path, place: Path | None = None) -> None:
         self.path: Final = place_of(location) if place is None else place
-        self.location: Final = str(self.path if place is None else location)  # opens it again, in the same half
+        self.location: Final = str(self) if place is None else str(location)  # opens it again, in the same half
         self.lineages: Final = self.path / "lineages"
         self.control: Final = self.path / "control"
         self.lease: Final = self.control / "lease.json"
@@ -129,12 +130,16 @@ class Home:
         self.intent: Final = self.control / "intent.json"
         self.restarts: Final = self.control / "restarts.json"
         self.commands: Final = self.control / "commands"
-        self.here: Final = self.control if is_local(self.path) else _kept_here(str(self.path))
+        self.here: Final = self.control if is_local(self.path) else _kept_here(str(self))
         self.logs: Final = self.here / "logs"
         self.savepoints: Final = self.path / "savepoints"
 
+    def __str__(self) -> str:
+        """Return where it is, without a connection: what opens it again where the environment has the credentials."""
+        return location_of(self.path)
+
     def __repr__(self) -> str:
-        return f"Home({str(self.path)!r})"
+        return f"Home({str(self)!r})"
 
     def look_every(self, seconds: float, *, reads: int = 1) -> float:
         """Return how often a watcher looks at the home.
@@ -169,7 +174,7 @@ class Home:
     def _can_not_be_made(self, place: Path, error: OSError) -> ExactlyOnceError:
         what = "written to" if place == self.path else f"made below {place}"
         kind = RefusedError if error.errno in _FOR_GOOD else ExactlyOnceError
-        return kind(f"home {self.path} can't be {what}: {error.strerror or error}; name another directory, or allow it")
+        return kind(f"home {self} can't be {what}: {error.strerror or error}; name another directory, or allow it")
 
     def identity(self) -> str | None:
         """Return the home's id, None when the directory is no home (yet)."""
@@ -192,7 +197,7 @@ class Home:
         lineage = self.lineage(str(pointer["lineage"]))
         if lineage is None:
             raise RefusedError(
-                f"{self.path}/current points to lineage {pointer['lineage']}, whose lineage.json is missing or torn: "
+                f"{self}/current points to lineage {pointer['lineage']}, whose lineage.json is missing or torn: "
                 "put it back from a copy of the home, or restore a savepoint: exactlyonce restore"
             )
         return lineage

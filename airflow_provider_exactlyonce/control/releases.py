@@ -156,7 +156,7 @@ def check_start(home: Home, version: str, token: str) -> None:
     if release is None or release.version == version:
         return
     raise VersionRefusedError(
-        f"this is version {version}, and the pipeline in {home.path} was brought to version {release.version}: an "
+        f"this is version {version}, and the pipeline in {home} was brought to version {release.version}: an "
         "older file must not undo that. Start the newer file; to change the version, use exactlyonce upgrade or "
         "exactlyonce rollback"
     )

@@ -79,7 +79,7 @@ class Supervisor:
         self._restarting: Final = RestartController(home, supervision, self._stop)
 
     def __repr__(self) -> str:
-        return f"Supervisor({self.supervision.owner!r}, {self.state.name}, {self.home})"
+        return f"Supervisor({self.supervision.owner!r}, {self.state.name}, {self.home!r})"
 
     @property
     def living(self) -> Intent | None:

@@ -218,6 +218,6 @@ def working_on(home: Home, *, dry_run: bool = False) -> Iterator[None]:
             held.enter_context(store_of(plan).holding(plan, seconds=0))
         except HeldError as error:
             raise AlreadyRunningError(
-                f"another process works on the upgrade of the pipeline in {home.path}; it goes on without this one"
+                f"another process works on the upgrade of the pipeline in {home}; it goes on without this one"
             ) from error
         yield

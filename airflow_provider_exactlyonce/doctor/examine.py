@@ -101,7 +101,7 @@ def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, f
     verified: dict[str, Sequence[Defect]] = {}  # no remedy touches the bytes of a savepoint
     facts = gather(pipeline, config, location, verified)
     examination = Examination(
-        pipeline=pipeline, home=str(facts.home.home.path) if facts.home else None, findings=judge(facts)
+        pipeline=pipeline, home=str(facts.home.home) if facts.home else None, findings=judge(facts)
     )
     tried: set[tuple[str, str]] = set()
     for _ in range(_ROUNDS if fix else 0):

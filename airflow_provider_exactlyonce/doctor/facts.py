@@ -199,7 +199,7 @@ class Facts:
             return None
         return misfit(
             pipeline=self.pipeline,
-            home_path=str(self.home.home.path),
+            home_path=str(self.home.home),
             home_id=self.home.identity,
             home_pipeline=self.home.pipeline,
             lineage=lineage,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def home_at(checkpoint: str) -> Home:
     """Return the home that a user has named.
 
-    :param checkpoint: a local path, a ``file:`` URI, or ``s3://CONN_ID@BUCKET/PATH``; without a connection the
-        environment's credentials count
+    :param checkpoint: a local path, a ``file:`` URI, ``hdfs://HOST:PORT/PATH``, or ``s3://CONN_ID@BUCKET/PATH``;
+        without a connection the environment's credentials count
     :raises RefusedError: when it is of another kind, or the connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
     """
@@ -39,11 +39,11 @@ def check_mounted(home: Home, what: str) -> None:
     """Check that a task of this kind can work on a home.
 
     :param what: the kind
-    :raises RefusedError: when the home is in a bucket
+    :raises RefusedError: when the home is not mounted
     """
     if not is_local(home.path):
         raise RefusedError(
-            f"{home.location} is in a bucket, and {what} in Airflow needs a home on a mounted file system"
+            f"{home.location} is not mounted, and {what} in Airflow needs a home on a mounted file system"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ def build_launch(home: Home, settings: DriverSettings, *, until: str, goal: str 
     :raises AirflowNotFoundException: when there is no such connection
     """
     arguments = [
-        *("--home", str(home.path), "--until", until),
+        *("--home", str(home), "--until", until),
         *(("--goal", goal) if goal is not None else ()),
         *settings.application_args,
     ]
@@ -79,17 +80,23 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
             f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where "
             "the task does: give it a connection with deploy-mode client"
         )
-    elif not is_local(home.path):
+    elif not is_local(home.path) and (cluster.name, urlsplit(str(home)).scheme) != ("yarn", "hdfs"):
         raise RefusedError(
-            f"connection {settings.conn_id} has deploy-mode cluster, and {home.path} is in a bucket: the driver would "
+            f"connection {settings.conn_id} has deploy-mode cluster, and {home} is not mounted: the driver would "
             "find neither its passwords there nor the key to it. Use deploy-mode client, or a mounted file system"
         )
     else:
         local = spark_submit.submission_environment()
+        files = {name: _write_private(home.here / _file_of(name), text) for name, text in secrets.items()}
+        given = {name: str(path) for name, path in files.items()}
+        if not is_local(home.path):  # YARN brings them into the driver's working directory
+            shipped = filter(None, [settings.conf.get("spark.files"), *(path.as_uri() for path in files.values())])
+            settings = replace(settings, conf={**settings.conf, "spark.files": ",".join(shipped)})
+            given = {name: path.name for name, path in files.items()}
         remote = {
             **settings.env_vars,
             TOKEN_VARIABLE: TOKEN_PLACEHOLDER,
-            **{name: f"@{_write_private(home.control / _file_of(name), text)}" for name, text in secrets.items()},
+            **{name: f"@{path}" for name, path in given.items()},
         }
     command, printable = spark_submit.build_command(settings, arguments, remote)
     return Launch(command=command, printable=printable, environment=local)

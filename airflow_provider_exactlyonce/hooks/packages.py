@@ -26,7 +26,8 @@ PACKAGES: Final = "spark.exactlyonce.packages"
 
 _OWN: Final = "airflow-provider-exactlyonce"
 _EXTRA: Final = "spark"
-_EXTRA_OF_REGISTRY: Final = "registry"
+#: What is shipped where it is installed, by a module that nothing else of ours brings.
+_OTHER_EXTRAS: Final = {"authlib": "registry", "hdfs_native": "hdfs"}
 _PACKAGE: Final = "airflow_provider_exactlyonce"
 #: Every Spark has PySpark of its own version; Airflow stays where the task runs.
 _NOT_SHIPPED: Final = ("pyspark", "pyspark-client", "py4j", "apache-airflow")
@@ -105,9 +106,8 @@ def _needed() -> Iterator[metadata.Distribution]:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    waiting = [(_OWN, _EXTRA)]
-    if importlib.util.find_spec("authlib") is not None:  # nothing else of ours brings the registry client's packages
-        waiting.append((_OWN, _EXTRA_OF_REGISTRY))
+    others = (extra for module, extra in _OTHER_EXTRAS.items() if importlib.util.find_spec(module) is not None)
+    waiting = [(_OWN, extra) for extra in (_EXTRA, *others)]
     seen, given = set(waiting), {_OWN}
     while waiting:
         name, extra = waiting.pop()

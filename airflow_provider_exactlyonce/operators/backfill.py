@@ -188,7 +188,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
 
         written = workspace.result_of(home)
         if written is None:
-            raise DriverFailedError(f"the driver of the backfill in {home.path} ended without a result")
+            raise DriverFailedError(f"the driver of the backfill in {home} ended without a result")
         result = {**written, "restarts": facts["restarts"]}
         if not result["clean"]:
             ti = context["ti"]

@@ -231,7 +231,7 @@ class StopPipelineOperator(_AskingOperator):
             self.log.warning("the driver failed before it was stopped: %s: %s", last.error.kind, last.error.message)
         return {
             "pipeline": pipeline,
-            "home": str(home.path),
+            "home": str(home),
             "state": state.value,
             "run": last.run if last else None,
             "commit": last.commit if last else None,
@@ -300,7 +300,7 @@ def _facts(home: Home, savepoint: Savepoint) -> dict[str, Any]:
         "batch": savepoint.batch,
         "size": savepoint.size,
         "created": savepoint.created,
-        "path": str(home.savepoints / savepoint.id),
+        "path": f"{home}/{home.savepoints.name}/{savepoint.id}",
     }
 
 

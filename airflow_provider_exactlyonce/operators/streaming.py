@@ -81,8 +81,8 @@ class StreamingPipelineOperator(DriverOperator):
 
     :param application: the job's file; a relative path is looked up beside the DAG's file. Of a pipeline that was
         upgraded to another version, that version's file is run instead, and a warning says so. (templated)
-    :param checkpoint: the pipeline's home, made if absent: a path, a ``file:`` URI, or ``s3://CONN_ID@BUCKET/PATH``.
-        (templated)
+    :param checkpoint: the pipeline's home, made if absent: a path, a ``file:`` URI, ``hdfs://HOST:PORT/PATH``, or
+        ``s3://CONN_ID@BUCKET/PATH``. (templated)
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)

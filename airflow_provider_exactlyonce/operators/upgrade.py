@@ -92,7 +92,7 @@ class _PlanOperator(DriverOperator):
         deadline = time.time() + wait.seconds
         self.defer(
             trigger=UpgradeTrigger(
-                home=str(home.path),
+                home=str(home),
                 token=wait.token,
                 request=wait.request,
                 commits=wait.commits,

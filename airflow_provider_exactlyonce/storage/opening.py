@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +20,22 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 LOCAL: Final = LocalStore()
+
+
+def _options_of_hdfs() -> Mapping[str, Any]:
+    if importlib.util.find_spec("hdfs_native") is None:
+        raise RefusedError(
+            "hdfs-native, which reads and writes hdfs:, is not installed: install airflow-provider-exactlyonce[hdfs]"
+        )
+    return {}
+
+
 #: What fsspec is given for a location of each scheme: credentials are the environment's.
-SCHEMES: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {"s3": options_of_environment}
+SCHEMES: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
+    "s3": options_of_environment,
+    "hdfs": _options_of_hdfs,
+}
+_FORMS: Final[Mapping[str, str]] = {"s3": "s3://bucket/directory", "hdfs": "hdfs://host:port/directory"}
 _HADOOP_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a"}
 _STORES: Final[dict[tuple[str, int], Store]] = {}
 
@@ -44,16 +59,27 @@ def place_of(location: Any) -> Path:
         )
     from upath import UPath
 
-    bucket, key = parts.netloc.rpartition("@")[2], parts.path.strip("/")
-    if not bucket or not key:
-        raise RefusedError(f"{location!r} names no directory: give {parts.scheme}://bucket/directory")
-    place: Any = UPath(f"{parts.scheme}://{bucket}/{key}", **SCHEMES[parts.scheme]())
+    server, key = parts.netloc.rpartition("@")[2], parts.path.strip("/")
+    if not server or not key:
+        raise RefusedError(f"{location!r} names no directory: give {_FORMS[parts.scheme]}")
+    place: Any = UPath(f"{parts.scheme}://{server}/{key}", **SCHEMES[parts.scheme]())
     return place  # type: ignore[no-any-return]
 
 
 def is_local(place: Any) -> bool:
     """Whether a place is on this machine's file systems, mounted ones among them."""
     return isinstance(place, Path)
+
+
+def location_of(place: Any) -> str:
+    """Return what :func:`place_of` makes this place of; as a string, a place on HDFS lacks its name node.
+
+    :param place: a path of this machine, or one of universal_pathlib
+    """
+    if is_local(place) or place.protocol != "hdfs":
+        return str(place)
+    host, port = (place.storage_options.get(name) for name in ("host", "port"))
+    return f"hdfs://{host}:{port}{place.path}" if port else f"hdfs://{host}{place.path}"
 
 
 def hadoop_url(place: Any) -> str:
@@ -63,7 +89,7 @@ def hadoop_url(place: Any) -> str:
     """
     if isinstance(place, Path):
         return f"file:{place}"
-    scheme, _, path = str(place.fs.unstrip_protocol(place.path)).partition("://")
+    scheme, _, path = location_of(place).partition("://")
     return f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{path.rstrip('/')}"
 
 
@@ -113,5 +139,5 @@ def _opened(system: AbstractFileSystem) -> Store:
         return hdfs.open_store(system)
     raise RefusedError(
         f"{type(system).__name__} is no file system for a home: it is not known that of two who create a file one "
-        "does. Use a path, s3:, or hdfs: with airflow-provider-exactlyonce[hdfs]"
+        "does. Use a path, s3:, or hdfs:"
     )

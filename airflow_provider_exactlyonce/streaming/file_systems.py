@@ -47,6 +47,10 @@ FILE_SYSTEMS: Final[Mapping[str, SparkFileSystem]] = {
         file_manager="exactlyonce.ExclusiveCheckpointFileManager",
         needs="org.apache.hadoop.fs.s3a.S3AFileSystem",
     ),
+    # It renames a finished file to its place, unless there is one.
+    "hdfs": SparkFileSystem(
+        file_manager="org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
+    ),
 }
 
 

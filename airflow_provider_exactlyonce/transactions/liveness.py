@@ -28,7 +28,7 @@ def why_taken_for_alive(config: Mapping[str, Any], pipeline: str) -> str | None:
         return f"pipeline {pipeline} is at its first start: its ledger is there, and has no claim yet"
     home = Home(claim.home_path)
     if home.identity() != claim.home:
-        return f"its home is not at {home.path} on this machine, so that its lease can't be read; do this where it is"
+        return f"its home is not at {home} on this machine, so that its lease can't be read; do this where it is"
     held, life = lease.observe(home.lease)
     if held is None or life is not Life.ALIVE:
         return None

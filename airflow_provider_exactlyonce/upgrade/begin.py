@@ -89,7 +89,7 @@ def begin_rollback(
             return earlier  # of somebody who was lost
         if releases.application(home, version) is None:
             raise RefusedError(
-                f"{home.path} has no copy of the job's file of version {version}: only versions that have run there "
+                f"{home} has no copy of the job's file of version {version}: only versions that have run there "
                 "can be gone back to"
             )
         accepted = options.accept_nondeterminism

@@ -158,7 +158,7 @@ class Upgrade:
             return
         if releases.application(self._home, old) is None:
             raise RefusedError(
-                f"{self._home.path} has no copy of the job's file of version {old}, which a rollback would start: "
+                f"{self._home} has no copy of the job's file of version {old}, which a rollback would start: "
                 "start the pipeline once with this release of the package, or upgrade with on_unstable=fail"
             )
         reasons = () if options.savepoint or options.accept_nondeterminism else jobs.unsure(self._home, old)
@@ -352,7 +352,7 @@ class Upgrade:
         """Return the job's file of a version."""
         application = releases.application(self._home, version)
         if application is None:
-            raise RefusedError(f"the copy of the job's file of version {version} is gone from {self._home.path}")
+            raise RefusedError(f"the copy of the job's file of version {version} is gone from {self._home}")
         return str(application.file)
 
     def _stop_driver(
@@ -376,7 +376,7 @@ class Upgrade:
         last_intent = intents.read(self._home.intent)
         if drivers.is_there(self._home, token) or exit_classification.status_of(self._home, token) is not None:
             return last_intent.log if last_intent is not None and last_intent.token == token else ""
-        arguments = ["--home", str(self._home.path), "--until", "forever", *self._tools.driver_arguments]
+        arguments = ["--home", str(self._home), "--until", "forever", *self._tools.driver_arguments]
         launch = self._tools.launch(application, arguments)
         self._child = launching.start(self._home, launch, intent)
         self._tools.tell(f"started {launch.printable}, output in {log}")

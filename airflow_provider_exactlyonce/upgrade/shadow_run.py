@@ -58,7 +58,7 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
                 ShadowRequest(
                     application=application,
                     pipeline=plan.pipeline,
-                    home=str(home.path),
+                    home=str(home),
                     folder=str(folder),
                     report=str(report),
                     options=plan.options,

@@ -32,7 +32,7 @@ def fits(facts: Facts) -> Iterator[Finding]:
     elif home.torn is not None or (home.identity is None and home.lineage is not None):
         yield _torn(facts, home)
     elif home.lost is not None or (home.lineage is None and home.identity is not None and _is_ours(facts, home)):
-        what = home.lost or f"{home.home.path}/current is missing, and the home has lineages"
+        what = home.lost or f"{home.home}/current is missing, and the home has lineages"
         yield _pointing(facts, home, "lineage-lost", what)
     elif facts.reachable and not any(finding.name == "ledger-unreadable" for finding in facts.unseen):
         mismatch = facts.misfit(home.lineage)
@@ -60,7 +60,7 @@ def unfinished(facts: Facts) -> Iterator[Finding]:
 
 
 def _not_here(facts: Facts, home: HomeFacts) -> Finding:
-    claim, path, known = facts.tail.claim if facts.tail else None, str(home.home.path), ""
+    claim, path, known = facts.tail.claim if facts.tail else None, str(home.home), ""
     if claim is not None:
         known = f"; run {claim.run} of {facts.pipeline} started from {claim.home_path} on host {claim.host}"
     if claim is not None and claim.home_path != path:
@@ -77,10 +77,10 @@ def _not_here(facts: Facts, home: HomeFacts) -> Finding:
 
 def _torn(facts: Facts, home: HomeFacts) -> Finding:
     claim = facts.tail.claim if facts.tail else None
-    mendable = claim is not None and claim.home_path == str(home.home.path) and bool(home.successors)
+    mendable = claim is not None and claim.home_path == str(home.home) and bool(home.successors)
     return Finding(
         "home-torn",
-        home.torn or f"{home.home.path}/home.json is missing, and the home has lineages",
+        home.torn or f"{home.home}/home.json is missing, and the home has lineages",
         "put home.json back from a copy of the home" + ("; or let --fix write it from the ledger" if mendable else ""),
         Remedy.IDENTITY if mendable else None,
     )
@@ -88,7 +88,7 @@ def _torn(facts: Facts, home: HomeFacts) -> Finding:
 
 def _is_ours(facts: Facts, home: HomeFacts) -> bool:
     claim = facts.tail.claim if facts.tail else None
-    return claim is not None and (claim.home, claim.home_path) == (home.identity, str(home.home.path))
+    return claim is not None and (claim.home, claim.home_path) == (home.identity, str(home.home))
 
 
 def _pointing(facts: Facts, home: HomeFacts, name: str, what: str) -> Finding:

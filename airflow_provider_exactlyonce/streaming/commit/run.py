@@ -266,7 +266,7 @@ class Run:
         leases.check_held(self.home.lease, required(self._lease, "the run has taken the lease"))
         if not self.home.uses(self.lineage.id):
             raise AlreadyRunningError(
-                f"{self.home.path}/current names another lineage than {self.lineage.id}, with which this start began: "
+                f"{self.home}/current names another lineage than {self.lineage.id}, with which this start began: "
                 "the pipeline was restored meanwhile. Start it again"
             )
 
@@ -320,7 +320,7 @@ class Run:
             lineage=self.lineage.id,
             version=self.options.version,
             home=str(self.home.identity()),
-            home_path=str(self.home.path),
+            home_path=str(self.home),
             base_commit=before.place.commit,
             claimed=int(time.time() * 1000),
             before=before.place,

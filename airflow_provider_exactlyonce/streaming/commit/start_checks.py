@@ -41,7 +41,7 @@ def check_start(home: Home, pipeline: str, tail: LedgerTail | None, *, accept_ho
     """
     mismatch = misfit(
         pipeline=pipeline,
-        home_path=str(home.path),
+        home_path=str(home),
         home_id=home.identity(),
         home_pipeline=home.pipeline(),
         lineage=home.current(),

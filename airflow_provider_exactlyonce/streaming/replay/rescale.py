@@ -100,7 +100,7 @@ def rescale(
     if partitions < 1:
         raise RefusedError(f"{partitions} state partitions: at least 1")
     if home.pipeline() != pipeline:
-        raise RefusedError(f"{home.path} is the home of {home.pipeline() or 'no pipeline'}, not of {pipeline}")
+        raise RefusedError(f"{home} is the home of {home.pipeline() or 'no pipeline'}, not of {pipeline}")
     held, life = leases.observe(home.lease)
     if held is not None and life in (Life.ALIVE, Life.STALE):
         silent = ", but gives no sign of life" if life is Life.STALE else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,14 +18,18 @@ from typing import Any
 import psutil
 import pyspark
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import WorkerShutdownError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.storage.opening import store_of
 from tests.conftest import MakeTopic
 from tests.hadoop_cluster import HadoopCluster
+from tests.integration.control.alarms import alarm
 from tests.integration.operators.test_streaming import TaskInstance
+from tests.integration.operators.test_streaming_deferred import first_event, trigger_of
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
 from tests.waiting import HANG_SECONDS, eventually
 
@@ -118,10 +123,11 @@ class Accident:
     """A run of the pipeline through the operator, in cluster mode, to which something happens in its second batch.
 
     :ivar hold: keeps the first driver in the middle of that batch
+    :ivar checkpoint: the home
     """
 
     def __init__(self, hadoop: HadoopCluster, world: World, hold: Path) -> None:
-        self.world, self.hold = world, hold
+        self.world, self.hold, self.checkpoint = world, hold, str(world.home)
         self._hadoop = hadoop
         self._before = {app["id"] for app in hadoop.applications()}
 
@@ -140,16 +146,23 @@ class Accident:
             finally:
                 self.hold.unlink(missing_ok=True)
 
-        names = {"TEST_PIPELINE": self.world.pipeline, "TEST_SOURCE": self.world.source, "TEST_SINK": self.world.sink}
-        step = f"during-send:run=1:batch=1:hold={self.hold}"
         with ThreadPoolExecutor(1) as pool:
             happening = pool.submit(in_the_second_batch)
-            result = execute(stream(self.world, env_vars={**names, FAILPOINTS: step}), TaskInstance())
+            result = execute(self.task(), TaskInstance())
             happening.result()
+        return self.judge(result)
+
+    def task(self, **options: Any) -> StreamingPipelineOperator:
+        names = {"TEST_PIPELINE": self.world.pipeline, "TEST_SOURCE": self.world.source, "TEST_SINK": self.world.sink}
+        step = f"during-send:run=1:batch=1:hold={self.hold}"
+        return stream(self.world, checkpoint=self.checkpoint, env_vars={**names, FAILPOINTS: step}, **options)
+
+    def judge(self, result: dict[str, Any]) -> int:
+        """Return how often the driver was restarted, once the output is known to be exact."""
         check_counts(self.world)
         for ended, begun in pairwise(self._applications()):
             assert ended["finishedTime"] <= begun["startedTime"], "none was started while YARN called another running"
-        assert len(self.world.ledger()[1]) == result["restarts"] + 1
+        assert [run.home_path for run in self.world.ledger()[1]] == [self.checkpoint] * (result["restarts"] + 1)
         return int(result["restarts"])
 
     def outcomes(self) -> list[str]:
@@ -166,6 +179,20 @@ def accident(deploy_mode: str, hadoop: HadoopCluster, world: World, tmp_path: Pa
     return Accident(hadoop, world, tmp_path / "hold")
 
 
+def test_a_try_leaves_its_driver_to_the_next_one_which_waits_in_the_triggerer(accident: Accident) -> None:
+    accident.world.send(2000)
+    first, second = accident.task(retries=1), accident.task(deferrable=True)
+    with alarm(accident.hold.exists, first.on_kill), pytest.raises(WorkerShutdownError, match="next try takes it over"):
+        execute(first, TaskInstance())
+    with pytest.raises(TaskDeferred) as deferral:
+        execute(second, TaskInstance())
+    accident.hold.unlink()
+    event = asyncio.run(first_event(trigger_of(deferral.value)))
+    context: Any = {"ti": TaskInstance()}
+    assert accident.judge(second.resume_from_trigger(context, event)) == 0
+    assert accident.outcomes() == ["SUCCEEDED"]
+
+
 def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(
     accident: Accident, hadoop: HadoopCluster
 ) -> None:
@@ -180,10 +207,13 @@ def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(
     assert commits[1].epoch > commits[0].epoch + 1, "the failed attempt had an epoch of its own"
 
 
+@pytest.mark.parametrize("place", ["mounted", "hdfs"])
 def test_a_master_that_is_killed_is_replaced_by_the_next_application_which_goes_on_exactly(
-    accident: Accident, hadoop: HadoopCluster, caplog: pytest.LogCaptureFixture
+    accident: Accident, hadoop: HadoopCluster, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     killed: list[str] = []
+    if place == "hdfs":
+        accident.checkpoint = f"{hadoop.hdfs}/homes/{accident.world.pipeline}"
 
     def kill_master(application: str) -> None:
         killed.append(application)
@@ -192,6 +222,7 @@ def test_a_master_that_is_killed_is_replaced_by_the_next_application_which_goes_
     with caplog.at_level("INFO"):
         assert accident.happen(kill_master) == 1
     assert accident.outcomes() == ["FAILED", "SUCCEEDED"]
+    assert accident.world.home.exists() == (place == "mounted")
     assert f"{killed[0]} is FAILED" in caplog.text, "what YARN says of it reaches the task"
     assert f"{hadoop.resource_manager}/cluster/app/{killed[0]}" in caplog.text
 

@@ -302,8 +302,8 @@ def test_what_needs_a_mounted_home_is_refused_by_name(checkpoint: str, tmp_path:
     home_at(checkpoint).create("shop")
     context: Any = {"ti": TaskInstance()}
     backfill = BackfillPipelineOperator(task_id="again", pipeline="shop", checkpoint=checkpoint, commits="1..2")
-    with pytest.raises(RefusedError, match=r"lake@bucket/.* is in a bucket, and a backfill in Airflow needs a home on"):
+    with pytest.raises(RefusedError, match=r"lake@bucket/.* is not mounted, and a backfill in Airflow needs a home on"):
         backfill.home(context)
     upgrade = UpgradePipelineOperator(task_id="upgrade", checkpoint=checkpoint, application="shop.py")
-    with pytest.raises(RefusedError, match="is in a bucket, and an upgrade or rollback in Airflow needs a home on"):
+    with pytest.raises(RefusedError, match="is not mounted, and an upgrade or rollback in Airflow needs a home on"):
         upgrade.execute(context)

@@ -1,4 +1,4 @@
-"""What Spark does with a checkpoint on S3, through the class of this package."""
+"""What Spark does with a checkpoint on S3, through the class of this package, and on HDFS."""
 
 from __future__ import annotations
 
@@ -11,26 +11,38 @@ from pathlib import Path
 import pytest
 
 from tests import object_stores
+from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming import checkpoint_races
 from tests.integration.streaming.checkpoint_races import WRITERS
 
 RACES = 30
 
 
-@pytest.mark.parametrize("server", ["moto", pytest.param("seaweedfs", marks=pytest.mark.slow)])
+S3 = "exactlyonce.ExclusiveCheckpointFileManager"
+HDFS = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
+
+
+@pytest.mark.parametrize(
+    ("server", "manager"),
+    [
+        ("moto", S3),
+        pytest.param("seaweedfs", S3, marks=pytest.mark.slow),
+        pytest.param("hadoop", HDFS, marks=pytest.mark.slow),
+    ],
+)
 def test_of_all_who_create_a_file_of_a_checkpoint_one_does(
-    server: str, request: pytest.FixtureRequest, spark_classes: None
+    server: str, manager: str, request: pytest.FixtureRequest, spark_classes: None
 ) -> None:
-    """Spark's own way has several winners in each race on S3."""
-    environment = {
-        **object_stores.environment_of_commands(request.getfixturevalue(server)),
-        "PYTHONPATH": str(Path(__file__).parents[3]),
-    }
-    command = [sys.executable, checkpoint_races.__file__, f"s3://bucket/{uuid.uuid4()}", str(RACES)]
+    """Spark's own way has several winners in each race on S3; on HDFS it is the one that is used."""
+    running = request.getfixturevalue(server)
+    address = {} if isinstance(running, HadoopCluster) else object_stores.environment(running)
+    root = running.hdfs if isinstance(running, HadoopCluster) else "s3://bucket"
+    environment = {**object_stores.environment_of_commands(address), "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, checkpoint_races.__file__, f"{root}/{uuid.uuid4()}", str(RACES)]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr[-6000:]
     assert json.loads(said.stdout.splitlines()[-1]) == {
-        "manager": "exactlyonce.ExclusiveCheckpointFileManager",
+        "manager": manager,
         "left": False,  # of one that was cancelled
         "created": RACES,
         "FileAlreadyExistsException": RACES * (WRITERS - 1),

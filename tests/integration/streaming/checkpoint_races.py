@@ -25,6 +25,7 @@ def main(location: str, races: int) -> None:
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     folder = jvm.org.apache.hadoop.fs.Path(hadoop_url(place))
     manager = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.create(folder, conf)
+    manager.mkdirs(jvm.org.apache.hadoop.fs.Path(folder, "offsets"))  # as Spark does before it writes there
 
     def create(file: Any, writer: int) -> str:
         try:

@@ -92,7 +92,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return set_to
 
 
-def launch(home: Path, **settings: Any) -> Launch:
+def launch(home: Path | str, **settings: Any) -> Launch:
     given = {"application": "hdfs:///jobs/shop.py", "name": "shop.stream", "jars": "hdfs:///a.jar", **settings}
     return build_launch(Home(home), DriverSettings(**given), until="forever", goal=None)
 
@@ -136,6 +136,35 @@ def test_yarn_gets_the_identity_the_environment_and_the_packages(connect: Callab
     cluster = spark_submit.cluster_of("spark_default")
     assert cluster is not None
     assert cluster.name == "yarn"
+
+
+def test_a_driver_on_yarn_whose_home_is_on_hdfs_gets_its_passwords_as_files(
+    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    launched = launch("hdfs://namenode:8020/homes/shop", conf={"spark.files": "mine.csv"})
+    conf = settings_of(launched)
+    mine, kafka = conf["spark.files"].split(",")
+    file = Path(urlsplit(kafka).path)
+    assert mine == "mine.csv"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert PASSWORD in file.read_text()
+    assert conf["spark.yarn.appMasterEnv.EXACTLYONCE_KAFKA"] == f"@{file.name}"
+    assert PASSWORD not in " ".join(launched.command)
+
+
+@pytest.mark.parametrize(
+    ("master", "home"),
+    [("yarn", "s3://bucket/homes/shop"), ("k8s://https://api:6443", "hdfs://namenode:8020/homes/shop")],
+)
+@pytest.mark.usefixtures("provider")
+def test_a_home_that_a_driver_in_a_cluster_can_not_open_is_refused(
+    connect: Callable[..., None], master: str, home: str
+) -> None:
+    connect(master, yarn_resourcemanager_webapp_address="rm:8088")
+    with pytest.raises(RefusedError, match=f"{home} is not mounted: the driver would find neither"):
+        launch(home)
 
 
 def test_the_kafka_configuration_goes_by_a_file_of_the_home_that_only_its_owner_can_read(

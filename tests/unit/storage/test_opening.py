@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage import s3_environment
-from airflow_provider_exactlyonce.storage.opening import hadoop_url, names_in, place_of
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, location_of, names_in, place_of
 
 VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
 
@@ -35,12 +37,30 @@ def test_a_place_in_a_bucket_is_the_same_with_and_without_a_connection(location:
     assert place_of(place) is place
 
 
+@pytest.mark.parametrize("location", ["hdfs://namenode:8020/pipelines/shop", "hdfs://nameservice/pipelines/shop"])
+def test_a_place_on_hdfs_keeps_its_name_node(location: str) -> None:
+    place = place_of(location)
+    assert location_of(place) == hadoop_url(place) == str(Home(location)) == location
+    assert location_of(place / "control" / "lease.json") == f"{location}/control/lease.json"
+    assert location_of(place_of(location_of(place)).parent) == location.removesuffix("/shop")
+
+
+@pytest.mark.parametrize(
+    ("location", "package"), [("s3://bucket/home", "s3fs"), ("hdfs://namenode:8020/home", "hdfs-native")]
+)
+def test_a_client_that_is_not_installed_is_named(location: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RefusedError, match=f"{package}, which .* is not installed: install airflow-provider-exactly"):
+        place_of(location)
+
+
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("gs://bucket/home", r"'gs://bucket/home': a home is a local path.*s3://; gs: is not read"),
+        ("gs://bucket/home", r"'gs://bucket/home': a home is a local path.*s3://, hdfs://; gs: is not read"),
         ("s3://bucket", "names no directory"),
         ("s3:///home", "names no directory"),
+        ("hdfs:///home", "names no directory: give hdfs://host:port/directory"),
     ],
 )
 def test_what_no_home_can_be_on_is_refused_by_name(location: str, message: str) -> None:

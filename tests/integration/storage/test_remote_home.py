@@ -1,4 +1,4 @@
-"""A pipeline whose whole home is on an S3 server: it runs exactly once, and each command works on it."""
+"""A pipeline whose whole home is on an S3 server or on HDFS: it runs exactly once, and each command works on it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from airflow_provider_exactlyonce.storage.opening import names_in, place_of, sto
 from airflow_provider_exactlyonce.storage.s3 import S3Store
 from airflow_provider_exactlyonce.storage.store import HeldError
 from tests import object_stores
+from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming.harness import CONF, JOBS, Driver, World, check_counts
 from tests.waiting import eventually
 
@@ -33,18 +35,30 @@ def source_records(commit: CommitRecord) -> int:
     return sum(end - start for ranges in commit.source.values() for start, end in ranges.values())
 
 
-class Bucket:
-    """A pipeline that has never run, with its home in a bucket.
+@dataclass(frozen=True)
+class Server:
+    """A server for homes.
+
+    :param root: location of the directory that they are in
+    :param environment: by which it is reached
+    """
+
+    root: str
+    environment: Mapping[str, str]
+
+
+class Pipeline:
+    """A pipeline that has never run, with its home on a server.
 
     :ivar folder: where drivers leave their event logs
     """
 
-    def __init__(self, world: World, address: str, folder: Path) -> None:
+    def __init__(self, world: World, server: Server, folder: Path) -> None:
         self.world = world
-        self.url = f"s3://a_connection@bucket/pipelines/{uuid.uuid4()}"
+        self.url = f"{server.root}/{uuid.uuid4()}"
         self.folder = folder
         self._environment = {
-            **object_stores.environment_of_commands(address),
+            **object_stores.environment_of_commands(server.environment),
             "TEST_PIPELINE": world.pipeline,
             "TEST_SOURCE": world.source,
             "TEST_SINK": world.sink,
@@ -89,34 +103,42 @@ class Bucket:
     def check(self) -> None:
         """Judge what was written, record by record, and look for the secret."""
         check_counts(self.world)
+        _, claims = self.world.ledger()
+        assert {claim.home_path for claim in claims} == {str(self.home)} == {self.url.replace("a_connection@", "")}
+        if not self.url.startswith("s3:"):
+            return
         events = b"".join(file.read_bytes() for file in self.folder.rglob("*") if file.is_file())
         assert b'"fs.s3a.secret.key":"*********(redacted)"' in events, "Spark hides what it has copied there"
         for read in (events, *(driver.log.read_bytes() for driver in self.world.drivers)):
             assert object_stores.SECRET.encode() not in read
 
 
-@pytest.fixture(params=["moto", pytest.param("seaweedfs", marks=pytest.mark.slow)])
-def server(request: pytest.FixtureRequest) -> str:
-    address: str = request.getfixturevalue(request.param)
-    return address
+@pytest.fixture(
+    params=["moto", pytest.param("seaweedfs", marks=pytest.mark.slow), pytest.param("hadoop", marks=pytest.mark.slow)]
+)
+def server(request: pytest.FixtureRequest) -> Server:
+    running = request.getfixturevalue(request.param)
+    if isinstance(running, HadoopCluster):
+        return Server(f"{running.hdfs}/pipelines", {})
+    return Server("s3://a_connection@bucket/pipelines", object_stores.environment(running))
 
 
 @pytest.fixture
-def bucket(
-    server: str,
+def pipeline(
+    server: Server,
     tmp_path: Path,
     kafka_config: Mapping[str, str],
     make_topic: Callable[..., str],
     spark_classes: None,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Bucket]:
-    for name, value in object_stores.environment(server).items():
+) -> Iterator[Pipeline]:
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     source, sink = make_topic(partitions=3), make_topic(partitions=4)
     world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
     events = tmp_path / "events"
     events.mkdir()
-    yield Bucket(world, server, events)
+    yield Pipeline(world, server, events)
     world.end()
 
 
@@ -163,82 +185,82 @@ def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(moto: str, monke
     assert list(names_in(folder)) == list(names_in(folder.parent)) == []
 
 
-def test_a_driver_that_is_killed_and_started_again_writes_each_row_once(bucket: Bucket) -> None:
-    world = bucket.world
+def test_a_driver_that_is_killed_and_started_again_writes_each_row_once(pipeline: Pipeline) -> None:
+    world = pipeline.world
     world.send(1500)
-    killed = bucket.start(failpoints="after-end-transaction:run=1:batch=1")
+    killed = pipeline.start(failpoints="after-end-transaction:run=1:batch=1")
     assert killed.wait() == -signal.SIGKILL, killed.output()[-6000:]
-    again = bucket.start(until="forever")
+    again = pipeline.start(until="forever")
     eventually(lambda: world.commits() >= 4, lambda: again.output()[-6000:])
-    taken = bucket.command("savepoint", world.pipeline, "--label", "while it runs")
+    taken = pipeline.command("savepoint", world.pipeline, "--label", "while it runs")
     assert taken["label"] == "while it runs"
     world.send(700)
     eventually(lambda: sum(map(source_records, world.ledger()[0])) == world.sent, lambda: again.output()[-6000:])
-    stopped = bucket.command("savepoint", world.pipeline, "--stop")
-    bucket.finish(again)
+    stopped = pipeline.command("savepoint", world.pipeline, "--stop")
+    pipeline.finish(again)
     assert stopped["commit"] > taken["commit"]
-    bucket.check()
+    pipeline.check()
 
 
 @pytest.mark.slow
-def test_a_savepoint_is_restored_exactly_and_every_command_works(bucket: Bucket) -> None:
-    world = bucket.world
+def test_a_savepoint_is_restored_exactly_and_every_command_works(pipeline: Pipeline) -> None:
+    world = pipeline.world
     world.send(1500)
-    bucket.finish(bucket.start())
-    taken = bucket.command("savepoint", world.pipeline)
-    assert bucket.command("savepoint", "verify", world.pipeline, taken["id"])["whole"]
-    assert [saved["id"] for saved in bucket.command("savepoint", "list", world.pipeline)] == [taken["id"]]
+    pipeline.finish(pipeline.start())
+    taken = pipeline.command("savepoint", world.pipeline)
+    assert pipeline.command("savepoint", "verify", world.pipeline, taken["id"])["whole"]
+    assert [saved["id"] for saved in pipeline.command("savepoint", "list", world.pipeline)] == [taken["id"]]
     world.send(900)
-    bucket.finish(bucket.start())
-    before = bucket.home.current()
+    pipeline.finish(pipeline.start())
+    before = pipeline.home.current()
     assert before is not None
 
-    restored = bucket.command("restore", world.pipeline, "--savepoint", taken["id"])
+    restored = pipeline.command("restore", world.pipeline, "--savepoint", taken["id"])
     assert restored["lineage"] != before.id
     world.send(300)
-    bucket.finish(bucket.start())
-    bucket.check()
+    pipeline.finish(pipeline.start())
+    pipeline.check()
 
     job = str(JOBS / world.job)
-    refused = bucket.command("upgrade", world.pipeline, job, code=RefusedError.exit_code)
+    refused = pipeline.command("upgrade", world.pipeline, job, code=RefusedError.exit_code)
     assert "its file system has no locks that end with their process" in refused
 
     conf = [part for name, value in CONF.items() for part in ("--conf", f"{name}={value}")]
-    compared = bucket.command("backfill", world.pipeline, "--commits", "2..3", "--master", "local[2]", *conf)
+    compared = pipeline.command("backfill", world.pipeline, "--commits", "2..3", "--master", "local[2]", *conf)
     assert compared["clean"], compared
 
-    shown = bucket.command("state", "show", world.pipeline, "--limit", "50")
+    shown = pipeline.command("state", "show", world.pipeline, "--limit", "50")
     assert sum(len(store["rows"]) for store in shown["stores"]) == 37
-    assert bucket.command("state", "show", world.pipeline, "--savepoint", taken["id"])["commit"] == taken["commit"]
-    bucket.command("status", world.pipeline)
-    found = bucket.command("doctor", world.pipeline)
+    assert pipeline.command("state", "show", world.pipeline, "--savepoint", taken["id"])["commit"] == taken["commit"]
+    pipeline.command("status", world.pipeline)
+    found = pipeline.command("doctor", world.pipeline)
     assert not [finding for finding in found["findings"] if finding["severity"] == "error"], found
-    rescaled = bucket.command("rescale", world.pipeline, "--state-partitions", "3")
+    rescaled = pipeline.command("rescale", world.pipeline, "--state-partitions", "3")
     assert (rescaled["state_partitions_before"], rescaled["state_partitions"]) == (2, 3)
     world.send(300)
-    bucket.finish(bucket.start())
-    bucket.check()
-    assert lineages.unfinished(bucket.home.lineages) == []
+    pipeline.finish(pipeline.start())
+    pipeline.check()
+    assert lineages.unfinished(pipeline.home.lineages) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["restore-copied", "restore-renamed", "restore-switching", "restore-switched"])
 def test_a_restore_that_is_killed_is_repeated_and_exact(
-    bucket: Bucket, step: str, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = bucket.world
+    world = pipeline.world
     world.send(900)
-    bucket.finish(bucket.start())
-    taken = bucket.command("savepoint", world.pipeline)
+    pipeline.finish(pipeline.start())
+    taken = pipeline.command("savepoint", world.pipeline)
     world.send(400)
-    bucket.finish(bucket.start())
-    bucket._environment["EXACTLYONCE_FAILPOINTS"] = step
-    bucket.command("restore", world.pipeline, "--savepoint", taken["id"], code=-signal.SIGKILL)
-    del bucket._environment["EXACTLYONCE_FAILPOINTS"]
-    bucket.command("restore", world.pipeline, "--savepoint", taken["id"])
+    pipeline.finish(pipeline.start())
+    pipeline._environment["EXACTLYONCE_FAILPOINTS"] = step
+    pipeline.command("restore", world.pipeline, "--savepoint", taken["id"], code=-signal.SIGKILL)
+    del pipeline._environment["EXACTLYONCE_FAILPOINTS"]
+    pipeline.command("restore", world.pipeline, "--savepoint", taken["id"])
     world.send(200)
-    bucket.finish(bucket.start())
-    bucket.check()
-    current = bucket.home.current()
+    pipeline.finish(pipeline.start())
+    pipeline.check()
+    current = pipeline.home.current()
     assert current is not None
-    assert lineages.unfinished(bucket.home.lineages) == []
+    assert lineages.unfinished(pipeline.home.lineages) == []

@@ -39,6 +39,7 @@ _HIDDEN: Final = ".exactlyonce-"
 #: How often a file is read, as the blocks of one that is replaced meanwhile may be gone; and one is taken back.
 _ATTEMPTS: Final = 3
 _LOCK_POLL_SECONDS: Final = 0.02
+_BELOW_A_FILE: Final = "(is not a directory)"
 
 
 #: The process that uses HDFS.
@@ -246,8 +247,12 @@ class HdfsStore(RemoteStore):
 
 
 def _asked(question: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Return an answer; what the client has no error for is a :class:`OSError`, too."""
+    """Return an answer; what the client has no error for is a :class:`OSError`, too.
+
+    :raises FileNotFoundError: also below a file, where the name node speaks of access
+    """
     try:
         return question(*arguments, **named)
     except RuntimeError as error:
-        raise OSError(str(error).partition("\\n\\t")[0]) from error
+        text = str(error).partition("\\n\\t")[0]
+        raise (FileNotFoundError if _BELOW_A_FILE in text else OSError)(text) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage import remote
+from airflow_provider_exactlyonce.storage import hdfs_clients, remote
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.remote import identity_of
 from airflow_provider_exactlyonce.storage.s3_environment import options_of_environment
@@ -21,19 +20,10 @@ if TYPE_CHECKING:
 
 LOCAL: Final = LocalStore()
 
-
-def _options_of_hdfs() -> Mapping[str, Any]:
-    if importlib.util.find_spec("hdfs_native") is None:
-        raise RefusedError(
-            "hdfs-native, which reads and writes hdfs:, is not installed: install airflow-provider-exactlyonce[hdfs]"
-        )
-    return {}
-
-
 #: What fsspec is given for a location of each scheme: credentials are the environment's.
 SCHEMES: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
     "s3": options_of_environment,
-    "hdfs": _options_of_hdfs,
+    "hdfs": hdfs_clients.options,
 }
 _FORMS: Final[Mapping[str, str]] = {"s3": "s3://bucket/directory", "hdfs": "hdfs://host:port/directory"}
 _HADOOP_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a"}

@@ -69,6 +69,13 @@ def test_what_was_written_is_read_and_listed_and_what_was_deleted_is_not(folder:
     assert store.names(folder / "control") in ([], (), ["b"])  # a directory in which nothing is may be named yet
 
 
+def test_nothing_is_below_a_file(folder: Path) -> None:
+    store, place = store_of(folder), folder / "a"
+    store.create(place, b"")
+    assert store.read(place / "lineage.json") is None
+    assert store.facts(place / "lineage.json") is None
+
+
 def test_a_file_is_created_once(folder: Path) -> None:
     store, place = store_of(folder), folder / "a"
     store.create(place, b"first")

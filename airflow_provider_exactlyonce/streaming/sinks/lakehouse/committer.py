@@ -352,9 +352,10 @@ class TableCommitter(SinkCommitter):
                 self._table.refresh()
                 self._check_claim()
                 compaction = self._compaction()
-                self._is_compaction_due = compaction.plan()
+                is_more_left = compaction.plan()
                 if compaction.removed:
                     self._write_compaction(compaction, newest)
+                self._is_compaction_due = is_more_left
         except FencedError:
             raise
         except ExactlyOnceError as error:

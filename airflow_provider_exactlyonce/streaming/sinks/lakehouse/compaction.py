@@ -85,7 +85,6 @@ class Compaction(ABC):
 
     :param open_writer: opens what writes rows as the tasks do
     :param target_bytes: as :func:`choose` has it
-    :ivar removed: the files whose rows are written anew, once it was planned
     :ivar added: what is known of the files that have them, once they are written
     """
 
@@ -97,7 +96,7 @@ class Compaction(ABC):
 
     @property
     def removed(self) -> list[OwnFile]:
-        """The files whose rows are written anew."""
+        """The files whose rows are written anew, once it was planned."""
         return [file for group in self._groups for file in group]
 
     def plan(self) -> bool:

@@ -81,6 +81,18 @@ def test_a_commit_is_followed_by_one_compaction_and_a_claim_by_none(lake: Lake, 
     assert lake.files() == before
 
 
+def test_what_one_compaction_leaves_the_next_commits_go_on_with(lake: Lake, tmp_path: Path) -> None:
+    columns = T.StructType().add("id", T.LongType()).add("b", T.BinaryType())
+    live = Live(lake.sink(compact_every=8, max_file_bytes=2**20), tmp_path, columns=columns)
+    given = [{"id": number, "b": os.urandom(300_000)} for number in range(11)]
+    counts = []
+    for row in given:
+        live.commit([row])
+        counts.append(len(lake.current_files()))
+    assert counts == [1, 2, 3, 4, 5, 6, 7, 6, 5, 4, 5], "three files make one, and none is left after the tenth commit"
+    assert lake.rows() == given
+
+
 def test_every_type_comes_back_as_it_was(lake: Lake, tmp_path: Path) -> None:
     live = Live(lake.sink(compact_every=len(VALUES)), tmp_path, columns=EVERY_TYPE)
     for value in VALUES:

@@ -31,6 +31,12 @@ def rows_of(sink: DeltaSink) -> list[dict[str, Any]]:
     return DeltaTable(sink.path).to_pyarrow_table().to_pylist()  # type: ignore[no-any-return]
 
 
+def named_files(sink: DeltaSink) -> set[str]:
+    """Return the files that a version of the table names."""
+    newest = DeltaTable(sink.path).version()
+    return {uri for version in range(newest + 1) for uri in DeltaTable(sink.path, version=version).file_uris()}
+
+
 def unreferenced(sink: DeltaSink) -> list[str]:
     """Return all data files below a table's path that its newest version does not name."""
     known = set(DeltaTable(sink.path).file_uris()) if DeltaTable.is_deltatable(sink.path) else set()
@@ -69,6 +75,17 @@ class TestDeltaSink(SinkConformance):
         return put_back
 
 
+@pytest.mark.slow
+class TestDeltaCompactions(TestDeltaSink):
+    """After each commit its files are written together with those that are there."""
+
+    mode: Mapping[str, Any] = {"compact_every": 1}
+
+    def staged(self, sink: Any) -> Iterable[str]:
+        named = named_files(sink)
+        return [name for name in super().staged(sink) if name not in named and "/compaction-" not in name]
+
+
 class OverOthers(TestDeltaSink):
     """Each commit comes in the place of rows that the table has before: files are taken out, some are copied."""
 
@@ -101,8 +118,7 @@ class OverOthers(TestDeltaSink):
         return new
 
     def staged(self, sink: Any) -> Iterable[str]:
-        newest = DeltaTable(sink.path).version()
-        named = {uri for version in range(newest + 1) for uri in DeltaTable(sink.path, version=version).file_uris()}
+        named = named_files(sink)
         return [name for name in super().staged(sink) if name not in named]
 
 

@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.testing import sink_conformance
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import object_stores
 from tests.clean_forks import Forks, clean_forks
+from tests.integration.streaming.sinks.lake import Live, rows
 
 pytest.importorskip("moto.server")
 
@@ -99,3 +100,16 @@ def test_of_many_who_write_the_next_version_one_succeeds(options: dict[str, str]
         for thread in threads:
             thread.join()
         assert sorted(outcomes) == [*["taken"] * 5, "won"]
+
+
+def test_small_files_are_written_together(options: dict[str, str], tmp_path: Path) -> None:
+    sink = DeltaSink(
+        name="lake", path=f"s3://bucket{tmp_path}", storage_options=options, partition_by=["k"], compact_every=3
+    )
+    live = Live(sink, tmp_path)
+    entries = [live.commit(rows(6 * number, 6)) for number in range(3)]
+    table = DeltaTable(sink.path, storage_options=options)
+    assert len(table.file_uris()) == 3
+    assert sorted(table.to_pyarrow_table()["id"].to_pylist()) == list(range(18))
+    assert live.audit(entries) == []
+    assert Live(sink, tmp_path, run=2).number == 3

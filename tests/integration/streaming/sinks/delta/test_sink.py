@@ -116,18 +116,6 @@ def test_whatever_others_write_meanwhile_a_commit_follows_it(lake: DeltaLake, tm
     assert Live(lake.sink(), tmp_path, run=2).number == 9
 
 
-def test_small_files_are_written_together_after_so_many_commits(lake: DeltaLake, tmp_path: Path) -> None:
-    live = Live(lake.sink(compact_every=3), tmp_path)
-    entries = [live.commit(rows(number * 2, 2)) for number in range(5)]
-    assert len(lake.table.file_uris()) == 3, "one of three commits, and two"
-    live.committer.settled(3)
-    assert len(lake.table.file_uris()) == 3
-    assert lake.ids() == list(range(10))
-    assert live.audit(entries) == []
-    assert len(lake.files()) == 5, "older versions have them"
-    assert Live(live.sink, tmp_path, run=2).number == 5
-
-
 def test_a_table_that_is_changed_so_that_the_rows_do_not_fit_stops_the_pipeline(
     lake: DeltaLake, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ class TestIcebergSink(SinkConformance):
     faults = 3
     secrets = ("hunter2",)
     refused_columns = (StructType().add("id", LongType()).add("k", VariantType()), "'k'")
+    mode: Mapping[str, Any] = {"partition_by": ["k"]}
 
     @pytest.fixture(autouse=True)
     def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch, forks: Forks) -> None:
@@ -61,7 +62,7 @@ class TestIcebergSink(SinkConformance):
 
     def make_sink(self, folder: Path) -> IcebergSink:
         properties = {**catalog_in(folder), "s3.secret-access-key": "hunter2"}
-        return IcebergSink("lake.shop.events", name="lake", catalog_properties=properties, partition_by=["k"])
+        return IcebergSink("lake.shop.events", name="lake", catalog_properties=properties, **self.mode)
 
     def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
         return rows_of(sink)
@@ -84,3 +85,22 @@ class TestIcebergSink(SinkConformance):
                 shutil.move(backup / name, place)
 
         return put_back
+
+
+@pytest.mark.slow
+class TestIcebergCompactions(TestIcebergSink):
+    """After each commit its files are written together with those that are there."""
+
+    mode: Mapping[str, Any] = {"compact_every": 1}
+
+    def staged(self, sink: Any) -> Iterable[str]:
+        table = table_of(sink)
+        snapshots = table.snapshots() if table is not None else []
+        entries = (
+            entry
+            for snapshot in snapshots
+            for manifest in snapshot.manifests(table.io)  # type: ignore[union-attr]
+            for entry in manifest.fetch_manifest_entry(table.io)  # type: ignore[union-attr]
+        )
+        named = {entry.data_file.file_path.removeprefix("file://") for entry in entries}
+        return [name for name in super().staged(sink) if name not in named and "/compaction-" not in name]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow.fs as pafs
 import pytest
+from pyiceberg.table.snapshots import Operation
 
 from airflow_provider_exactlyonce.streaming import IcebergSink
 from airflow_provider_exactlyonce.testing import sink_conformance
@@ -15,6 +16,7 @@ from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformanc
 from tests import object_stores
 from tests.clean_forks import Forks, clean_forks
 from tests.integration.streaming.sinks.iceberg.test_conformance import rows_of, table_of
+from tests.integration.streaming.sinks.lake import Live, rows
 
 BUCKET: Final = "lake"
 
@@ -72,3 +74,16 @@ class TestIcebergInARestCatalog(SinkConformance):
         listed = system.get_file_info(pafs.FileSelector(root, allow_not_found=True, recursive=True))
         files = [f"s3://{info.path}" for info in listed if info.type == pafs.FileType.File]
         return [file for file in files if file not in known]
+
+
+def test_small_files_are_written_together(properties: dict[str, str], tmp_path: Path) -> None:
+    sink = IcebergSink("lake.shop.compacted", name="lake", catalog_properties=properties, compact_every=3)
+    live = Live(sink, tmp_path)
+    entries = [live.commit(rows(5 * number, 5)) for number in range(3)]
+    table = table_of(sink)
+    snapshot = table.current_snapshot() if table is not None else None
+    assert snapshot is not None and snapshot.summary is not None and snapshot.summary.operation == Operation.REPLACE
+    assert snapshot.summary.additional_properties["total-data-files"] == "1"
+    assert sorted(row["id"] for row in rows_of(sink)) == list(range(15))
+    assert live.audit(entries) == []
+    assert Live(sink, tmp_path, run=2).number == 3

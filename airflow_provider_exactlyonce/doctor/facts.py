@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, MissingInput
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
-from airflow_provider_exactlyonce.streaming.commit.start_checks import HomeMismatch, misfit
+from airflow_provider_exactlyonce.checkpoint.home_match import HomeMismatch, is_moved, misfit
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.audit.topics import SinkTopic
@@ -204,7 +204,7 @@ class Facts:
             home_pipeline=self.home.pipeline,
             lineage=lineage,
             tail=self.tail,
-            accept_home=False,
+            accept_home=is_moved(self.home.home, self.tail),
         )
 
     def named_lineage(self) -> Lineage | None:

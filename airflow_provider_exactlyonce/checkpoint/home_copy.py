@@ -1,0 +1,311 @@
+"""Moves the home of a stopped pipeline to another place, on any file system.
+
+1. The lease of the old home is taken, and the turn of its backfills: nobody writes there meanwhile.
+2. The new place gets its ``home.json``, which says whose copy it is, and that it is not finished: it is no home.
+3. Each file is copied, read again and compared; those that make something count come last. All of it is flushed.
+4. ``current`` of the old home is replaced by a seal, unless somebody has written it since step 1. This decides.
+5. ``home.json`` of the new one is replaced by one that says that it is finished: a start accepts it.
+
+Before step 4 the old home is the home, after step 5 the new one is, and in between neither. Whatever is killed is
+called again, and does all of it again; what is copied and equal is not copied twice.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint import lineages
+from airflow_provider_exactlyonce.checkpoint.home_match import check_start
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import moving, upgrade_plan
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.lease import Hold
+from airflow_provider_exactlyonce.control.moving import HomeDocument, Move
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, required
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.storage.opening import holds_files, is_local, store_of
+from airflow_provider_exactlyonce.storage.store import HeldError
+from airflow_provider_exactlyonce.storage.trees import (
+    Content,
+    check_content,
+    content_of,
+    content_of_bytes,
+    copy_file,
+    files_below,
+)
+
+#: What means something only where it is: who holds what, what is asked of a driver, what it has printed; and home.json,
+#: which each home has of its own. The same of each backfill's home.
+_LEFT_OUT: Final = re.compile(
+    r"home\.json|(backfills/[^/]+/)?control/(lease\.json|intent\.json|commands/.+|logs/.+)|backfills/turn\.lease\.json"
+    r"|(.+/)?[^/]+\.lock"
+)
+#: What is written last wherever it is: before it a directory counts as nothing.
+_MAKING: Final = re.compile(r"current|(.+/)?(lineage|manifest)\.json|backfills/[^/]+/(home\.json|current)")
+#: Spark's metadata of a lineage's state has absolute paths, and Hadoop may have left checksums of it.
+_NAMING: Final = re.compile(r"((?:backfills/[^/]+/)?lineages/[^/]+/checkpoint)/state/[^/]+/_metadata/v2/([^/]+)")
+_THREADS: Final = 8  # each keeps pieces of up to 50 MB of a file in a bucket
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyPlan:
+    """The files of a home that are copied.
+
+    :param files: relative to it
+    :param last: those that are copied when the others are
+    """
+
+    files: tuple[str, ...]
+    last: tuple[str, ...]
+
+    @classmethod
+    def of(cls, paths: Iterable[str]) -> CopyPlan:
+        """Return the plan for what is in a home.
+
+        :param paths: relative to it
+        """
+        kept = [path for path in paths if not _LEFT_OUT.fullmatch(path) and not _is_checksum_of_paths(path)]
+        return cls(
+            files=tuple(path for path in kept if not _MAKING.fullmatch(path)),
+            last=tuple(path for path in kept if _MAKING.fullmatch(path)),
+        )
+
+
+def _is_checksum_of_paths(path: str) -> bool:
+    match = _NAMING.fullmatch(path)
+    return match is not None and match[2].startswith(".")
+
+
+@dataclass(kw_only=True)
+class HomeCopied:
+    """What a call has done.
+
+    :param run: the newest run of the pipeline, which is the last of the old home; 0 for none
+    :ivar changed: whether there was anything left to do
+    :ivar files: how many the new home has of the old one
+    :ivar size: their bytes
+    :ivar copied: how many of them this call has copied; the others were there
+    """
+
+    pipeline: str
+    run: int
+    changed: bool = True
+    files: int = field(init=False, default=0)
+    size: int = field(init=False, default=0)
+    copied: int = field(init=False, default=0)
+
+    def add(self, content: Content, *, copied: bool) -> None:
+        """Count a file."""
+        self.files += 1
+        self.size += content.size
+        self.copied += copied
+
+
+def copy_home(source: Home, target: Home, config: Mapping[str, Any]) -> HomeCopied:
+    """Move a home. May be repeated after it was killed, and does nothing when all is done.
+
+    :param config: client configuration in librdkafka's names
+    :raises RefusedError: when the source is not the home of its pipeline, or the target is not empty; nothing is moved
+    :raises AlreadyRunningError: when a driver or a backfill of the pipeline lives, or somebody has gone on meanwhile
+    :raises HomeMovedError: when the source was moved elsewhere
+    """
+    document, begun = _read(source, target)
+    if (finished := _finished(source, document, begun)) is not None:
+        return finished
+    left = leases.check_stopped(source.lease, document.pipeline)
+    with (
+        leases.holding(source.lease, document.pipeline, f"copy-{uuid.uuid4()}", left) as hold,
+        _without_backfills(source, document.pipeline),
+        LedgerReader(config, document.pipeline) as reader,
+    ):
+        document, begun = _read(source, target)  # another call may have ended meanwhile
+        finished = _finished(source, document, begun)
+        return finished or _move(source, target, document, begun, hold, reader.tail())
+
+
+def _finished(source: Home, document: HomeDocument, begun: HomeDocument | None) -> HomeCopied | None:
+    """Return the answer of a call that has nothing to do, None when there is something."""
+    move = moving.sealed(source.path)
+    if move is None or begun is None or not begun.is_whole:
+        return None
+    return HomeCopied(pipeline=document.pipeline, run=move.run, changed=False)
+
+
+def _move(
+    source: Home,
+    target: Home,
+    document: HomeDocument,
+    begun: HomeDocument | None,
+    hold: Hold,
+    tail: LedgerTail | None,
+) -> HomeCopied:
+    done = moving.sealed(source.path)
+    move = done or _decide(source, target, document.pipeline, tail)
+    _check_not_gone_on(move, tail)
+    if begun is None:
+        _begin(target, document, move)
+    elif begun.is_whole:
+        raise RefusedError(f"{target.path} is a home already: {source.path} can't be copied there")
+    failpoints.reach("copy-begun")
+    copied = HomeCopied(pipeline=document.pipeline, run=move.run)
+    _copy(source, target, hold, copied)
+    failpoints.reach("copy-compared")
+    if done is None:
+        lineage = required(source.current(), "a home that a driver could start with has a lineage")
+        with hold.sure():
+            moving.seal(source.path, lineage.id, move, hold.pointer)
+    failpoints.reach("copy-sealed")
+    moving.finish(target.path, document, move)
+    failpoints.reach("copy-finished")
+    return copied
+
+
+def _read(source: Home, target: Home) -> tuple[HomeDocument, HomeDocument | None]:
+    """Return what both say that they are, None for a target that has nothing.
+
+    :raises RefusedError: when one of them can't be copied to the other
+    """
+    places = str(source.path), str(target.path)
+    if any(f"{one}/".startswith(f"{other}/") for one, other in (places, places[::-1])):
+        raise RefusedError(
+            f"{source.path} and {target.path} are one place, or one is in the other; name another target"
+        )
+    document = moving.document(source.path)
+    if document is None or not document.is_whole:
+        source.identity()  # which says why
+        raise RefusedError(f"{source.path} is no home of a pipeline: there is nothing to copy")
+    move = moving.sealed(source.path)
+    if move is not None and move.places != places:
+        raise moving.moved(move)
+    begun = moving.document(target.path)
+    is_ours = begun is not None and begun.move is not None and (begun.id, begun.move.places) == (document.id, places)
+    if begun is not None and not is_ours:
+        raise RefusedError(f"{target.path} is a home of pipeline {begun.pipeline}: name a target that is empty")
+    if begun is None and files_below(target.path):
+        raise RefusedError(f"{target.path} is not empty, and no copy of {source.path}: name a target that is")
+    return document, begun
+
+
+def _decide(source: Home, target: Home, pipeline: str, tail: LedgerTail | None) -> Move:
+    """Return the move of a home that is not sealed yet.
+
+    :raises RefusedError: when a driver could not start with it, or not with its copy
+    """
+    check_start(source, pipeline, tail)
+    if source.current() is None:
+        raise RefusedError(f"{source.path} has no lineage: there is nothing to copy. Start the pipeline elsewhere")
+    plan = upgrade_plan.read(source)
+    if plan is not None and not plan.is_over:
+        raise RefusedError(f"{plan.sentence}: end it, or go back by exactlyonce rollback {pipeline}, and copy then")
+    if not is_local(target.path) and holds_files(source.path / "sinks"):
+        raise RefusedError(
+            f"a sink of {pipeline} stages rows in {source.path}/sinks, which it can only on a mounted file system: "
+            f"{target.path} is on none"
+        )
+    run = tail.claim.run if tail is not None and tail.claim is not None else 0
+    return Move(source=str(source.path), target=str(target.path), run=run)
+
+
+def _check_not_gone_on(move: Move, tail: LedgerTail | None) -> None:
+    """Check that no run has begun since a home was sealed, at the target or wherever a copy was put."""
+    claim = tail.claim if tail is not None else None
+    if claim is not None and claim.run != move.run:
+        raise RefusedError(
+            f"{move.source} was sealed after run {move.run}, and run {claim.run} has begun since from "
+            f"{claim.home_path}: what {move.source} has is no longer where the pipeline is"
+        )
+
+
+@contextmanager
+def _without_backfills(home: Home, pipeline: str) -> Iterator[None]:
+    """Keep backfills from running: whoever waits for its turn finds the home sealed when it comes.
+
+    :raises AlreadyRunningError: when one runs
+    """
+    try:
+        with leases.alone(home.backfills / "turn", pipeline, note=f"a copy of {home.path}"):
+            yield
+    except HeldError as error:
+        raise AlreadyRunningError(f"a backfill of {pipeline} runs: {error.note or error}. Stop it first") from error
+
+
+def _begin(target: Home, document: HomeDocument, move: Move) -> None:
+    target.check_can_be_made()
+    store_of(target.path).check(target.path)
+    try:
+        moving.begin(target.path, document, move)
+    except FileExistsError as error:
+        raise RefusedError(f"somebody else has made a home in {target.path} meanwhile: name another one") from error
+
+
+def _copy(source: Home, target: Home, hold: Hold, copied: HomeCopied) -> None:
+    """Copy all files, and remove what an earlier call has copied and is gone since."""
+    plan, check_alone = CopyPlan.of(files_below(source.path)), _looking_at(source, target, hold)
+    store, planned = store_of(target.path), {*plan.files, *plan.last, "home.json"}
+
+    def copy(path: str) -> tuple[Content, bool]:
+        check_alone()
+        match = _NAMING.fullmatch(path)
+        place = source.path / path, target.path / path
+        done = copy_file(*place) if match is None else _rename(*place, target.path / match[1])
+        failpoints.reach("copy-during")
+        return done
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for files in (plan.files, plan.last):
+            for content, is_new in threads.map(copy, files):
+                copied.add(content, copied=is_new)
+            store.flush([target.path / path for path in files])
+    for path in files_below(target.path):
+        if path not in planned:
+            check_alone()
+            store.delete(target.path / path)
+    store.flush(_directories(target.path, planned) if is_local(target.path) else [])
+
+
+def _looking_at(source: Home, target: Home, hold: Hold) -> Callable[[], None]:
+    """Return a check that nobody has gone on since: who was frozen must not write into a home that is in use.
+
+    :returns: it looks as often as the hold is renewed
+    """
+    looked, current = time.monotonic(), source.path / "current"
+
+    def check() -> None:
+        nonlocal looked
+        if time.monotonic() - looked <= leases.HEARTBEAT_SECONDS:
+            return
+        looked = time.monotonic()
+        with hold.sure():
+            begun = moving.document(target.path)
+        if begun is None or begun.is_whole or store_of(current).read(current) != hold.pointer:
+            raise AlreadyRunningError(f"somebody has gone on with {source.path} or {target.path} meanwhile; look there")
+
+    return check
+
+
+def _rename(source: Path, target: Path, checkpoint: Path) -> tuple[Content, bool]:
+    """Copy a file of a state's metadata, and let it name the checkpoint that it is in."""
+    text = lineages.naming(checkpoint, source.read_text()).encode()
+    wanted = content_of_bytes(text)
+    if content_of(target) == wanted:
+        return wanted, False
+    store_of(target).replace(target, text)
+    check_content(target, wanted)
+    return wanted, True
+
+
+def _directories(top: Path, paths: Iterable[str]) -> list[Path]:
+    """Return the directories whose names were added, from the parent down."""
+    return [
+        top.parent,
+        *{parent for path in paths for parent in (top / path).parents if top in (parent, *parent.parents)},
+    ]

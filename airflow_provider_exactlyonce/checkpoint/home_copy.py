@@ -176,9 +176,7 @@ def _read(source: Home, target: Home) -> tuple[HomeDocument, HomeDocument | None
     """
     places = str(source.path), str(target.path)
     if any(f"{one}/".startswith(f"{other}/") for one, other in (places, places[::-1])):
-        raise RefusedError(
-            f"{source.path} and {target.path} are one place, or one is in the other; name another target"
-        )
+        raise RefusedError(f"{source.path} and {target.path} are one place, or one is in the other: name another")
     document = moving.document(source.path)
     if document is None or not document.is_whole:
         source.identity()  # which says why
@@ -305,7 +303,5 @@ def _rename(source: Path, target: Path, checkpoint: Path) -> tuple[Content, bool
 
 def _directories(top: Path, paths: Iterable[str]) -> list[Path]:
     """Return the directories whose names were added, from the parent down."""
-    return [
-        top.parent,
-        *{parent for path in paths for parent in (top / path).parents if top in (parent, *parent.parents)},
-    ]
+    below = {parent for path in paths for parent in (top / path).parents if top in (parent, *parent.parents)}
+    return [top.parent, *below]

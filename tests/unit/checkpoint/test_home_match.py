@@ -66,6 +66,14 @@ def test_a_moved_home_may_start_when_that_is_said() -> None:
     assert why_not(home_path="/moved", accept_home=True) is None
 
 
+def test_a_restored_lineage_starts_once_and_the_one_it_replaced_never_again() -> None:
+    restored = replace(LINEAGE, id="M", parent="L", parent_run=3, parent_commit=5)
+    assert why_not(lineage=restored) is None
+    for since in (replace(restored, parent_run=2), replace(restored, parent_commit=4)):
+        assert "went on in lineage L" in str(why_not(lineage=since))
+    assert "abandoned for M" in str(why_not(lineage=replace(LINEAGE, abandoned_for="M")))
+
+
 def test_a_home_that_was_moved_goes_on_after_the_run_that_it_was_moved_after(tmp_path: Path) -> None:
     home, document = Home(tmp_path / "new"), HomeDocument(id="H", pipeline="p")
     moving.finish(home.path, document, Move(source="/homes/p", target=str(home.path), run=3))

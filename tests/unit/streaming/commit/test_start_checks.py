@@ -159,14 +159,6 @@ def test_a_restored_lineage_that_is_one_behind_is_brought_up_by_a_replay(tmp_pat
     assert reconcile(checkpoint, replace(LINEAGE, id="M", base_batch=3, base_commit=4), TAIL)
 
 
-def test_a_restored_lineage_starts_once_and_the_one_it_replaced_never_again() -> None:
-    restored = replace(LINEAGE, id="M", parent="L", parent_run=3, parent_commit=5)
-    assert why_not(lineage=restored) is None
-    for since in (replace(restored, parent_run=2), replace(restored, parent_commit=4)):
-        assert "went on in lineage L" in str(why_not(lineage=since))
-    assert "abandoned for M" in str(why_not(lineage=replace(LINEAGE, abandoned_for="M")))
-
-
 def test_the_first_batch_of_a_pipeline_may_be_lost_too(tmp_path: Path) -> None:
     tail = replace(TAIL, commit=commit(0))
     checkpoint = checkpoint_at(tmp_path, offsets=-1, commits=-1)

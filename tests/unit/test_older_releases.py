@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import json_store, moving, releases, requests, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.moving import Move
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.requests import TaskRequest
 from airflow_provider_exactlyonce.control.status import ReplayReport
@@ -49,6 +50,7 @@ RELEASES = sorted((Path(__file__).parents[1] / "releases").iterdir())
 TOKEN = "5b1e0c2a-8d2f-4f0e-9a35-0d6c1f7e2b10"
 LINEAGE = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 VERSION = "5ad1e2f3a4b5"
+MOVE = Move(source="/var/exactlyonce/shop-totals", target="s3://bucket/pipelines/shop-totals", run=4)
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ KINDS: dict[str, Kind] = {
     ),
     "home/current": Kind(lambda of: home(of).current().id, LINEAGE),  # type: ignore[union-attr]
     "moved/home.json": Kind(lambda of: moving.document(of / "moved"), codec.dump),
-    "moved/current": Kind(lambda of: moving.sealed(of / "moved"), lambda move: {"move": codec.dump(move)}),
+    "moved/current": Kind(lambda of: moving.sealed(of / "moved"), MOVE),
     f"home/lineages/{LINEAGE}/lineage.json": Kind(lineage, lambda stored: {**stored.document(), "last_commit": 17}),
     f"home/lineages/{LINEAGE}/progress.json": Kind(lambda of: lineage(of).last_commit, 21),
     f"home/lineages/{LINEAGE}/replay.json": Kind(

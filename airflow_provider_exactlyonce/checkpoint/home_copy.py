@@ -233,7 +233,9 @@ def _without_backfills(home: Home, pipeline: str) -> Iterator[None]:
         with leases.alone(home.backfills / "turn", pipeline, note=f"a copy of {home.path}"):
             yield
     except HeldError as error:
-        raise AlreadyRunningError(f"a backfill of {pipeline} runs: {error.note or error}. Stop it first") from error
+        raise AlreadyRunningError(
+            f"somebody has the turn of the backfills of {pipeline}: {error.note or error}. End that first"
+        ) from error
 
 
 def _begin(target: Home, document: HomeDocument, move: Move) -> None:

@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.moving import Move
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, HomeMovedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import HomeMovedError, RefusedError
 
 KEPT = (
     "applications/v1/job.py",
@@ -131,12 +131,3 @@ def test_a_home_that_was_moved_elsewhere_names_where(source: Home, tmp_path: Pat
         moving.seal(source.path, current.id, move, hold.pointer)
     with pytest.raises(HomeMovedError, match="was moved to s3://bucket/shop"):
         copy(source, tmp_path / "new")
-
-
-def test_a_pipeline_that_runs_is_not_copied(source: Home, tmp_path: Path) -> None:
-    with (
-        leases.holding(source.lease, "shop", "driver"),
-        pytest.raises(AlreadyRunningError, match="pipeline shop runs: pid"),
-    ):
-        copy(source, tmp_path / "new")
-    assert not (tmp_path / "new").exists()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.checkpoint import home_copy
 from airflow_provider_exactlyonce.checkpoint.home_copy import HomeCopied, copy_home
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
@@ -33,6 +32,7 @@ from airflow_provider_exactlyonce.storage.opening import hadoop_url, store_of
 from airflow_provider_exactlyonce.storage.trees import files_below
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests import object_stores
+from tests.integration.streaming.harness import World, check_counts
 from tests.unit.checkpoint import crafted
 from tests.waiting import HANG_SECONDS, eventually
 
@@ -303,9 +303,7 @@ def test_a_copy_that_was_frozen_writes_nothing_into_the_home_that_another_call_h
     assert contents(new) == after
 
 
-def test_what_speaks_against_a_copy_leaves_both_as_they_are(
-    pipeline: Pipeline, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_speaks_against_a_copy_leaves_both_as_they_are(pipeline: Pipeline, tmp_path: Path, bucket: str) -> None:
     old, new = Home(tmp_path / "old"), Home(bucket)
     filled(pipeline, old)
     with leases.holding(old.lease, pipeline.name, "driver"), pytest.raises(AlreadyRunningError, match="runs: pid"):
@@ -333,15 +331,6 @@ def test_what_speaks_against_a_copy_leaves_both_as_they_are(
     assert files_below(new.path) == []
     assert moving.sealed(old.path) is None
 
-    def start_meanwhile(*_: Any) -> None:
-        with pipeline.run(old):
-            pass
-
-    monkeypatch.setattr(home_copy.moving, "finish", start_meanwhile)
-    with pytest.raises(HomeMovedError):
-        pipeline.copy(old, new)
-    monkeypatch.undo()
-
 
 def test_a_home_that_was_sealed_is_no_source_once_its_pipeline_has_gone_on(pipeline: Pipeline, tmp_path: Path) -> None:
     old, new = Home(tmp_path / "old"), Home(tmp_path / "new")
@@ -354,3 +343,48 @@ def test_a_home_that_was_sealed_is_no_source_once_its_pipeline_has_gone_on(pipel
         pipeline.copy(old, new)
     assert files_below(new.path) == []
     assert Checkpoint(old.checkpoint(next(iter(store_of(old.lineages).names(old.lineages))))).newest_commit() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_pipeline_is_moved_to_a_bucket_and_back_and_writes_each_row_once(
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    bucket: str,
+    spark_classes: None,
+) -> None:
+    """It is killed at each home; what it has left behind is taken away, so that nothing is read from there."""
+    source, sink = make_topic(partitions=3), make_topic(partitions=4)
+    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "old")
+    pipeline, back = Pipeline(kafka_config, world.pipeline), str(tmp_path / "back")
+
+    def drive(home: str, code: int = 0, failpoints: str | None = None) -> None:
+        driver = world.start(home=home, failpoints=failpoints, own_jvm=True)
+        assert driver.wait() == code, driver.output()[-6000:]
+
+    try:
+        world.send(1500)
+        drive(str(world.home), -signal.SIGKILL, "after-commit:run=1:batch=1")
+        saved = pipeline.command("savepoint", world.pipeline)
+        drive(str(world.home), -signal.SIGKILL, "after-end-transaction:run=2:batch=2")
+        for old, new in ((str(world.home), bucket), (bucket, back)):
+            moved = pipeline.command("home", "copy", old, new)
+            assert (moved["changed"], moved["copied_files"]) == (True, moved["files"])
+            drive(old, HomeMovedError.exit_code)
+            for folder in ("lineages", "savepoints"):
+                store_of(Home(old).path).remove(Home(old).path / folder)
+            world.send(400)
+            drive(new, -signal.SIGKILL, f"after-end-transaction:run={moved['last_run'] + 1}")
+            check_counts(world, complete=False)
+            drive(new)
+            check_counts(world)
+        restored = pipeline.command("restore", world.pipeline, "--savepoint", saved["id"])
+        assert restored["savepoint_commit"] == 2
+        world.send(300)
+        drive(back)
+        check_counts(world)
+        doctor = pipeline.command("doctor", world.pipeline)
+        assert not [finding for finding in doctor["findings"] if finding["severity"] == "error"], doctor
+    finally:
+        world.end()

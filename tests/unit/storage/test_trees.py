@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ import pytest
 from upath import UPath
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.storage import trees
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.trees import content_of, content_of_bytes, copy_file, files_below
 
@@ -32,14 +32,14 @@ def test_a_directory_that_can_not_be_read_is_not_taken_for_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").mkdir()
-    scan = trees.os.scandir
+    scan = os.scandir
 
     def refuse(place: Any) -> Any:
         if str(place).endswith("/a"):
             raise PermissionError(13, "no", str(place))
         return scan(place)
 
-    monkeypatch.setattr(trees.os, "scandir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(PermissionError):
         files_below(tmp_path)
 

@@ -113,12 +113,12 @@ def filled(pipeline: Pipeline, home: Home) -> str:
     place = home.checkpoint(lineage)
     shutil.rmtree(place)
     checkpoint = crafted.checkpoint(place)
+    savepoint = Savepoints(home.savepoints).take(checkpoint, 2, crafted.record(2), None)
     (place / METADATA).parent.mkdir(parents=True)
     (place / METADATA).write_text(
         f'v2\n{{"stateStoreInfo":[{{"stateSchemaFilePaths":["{hadoop_url(place)}{SCHEMAS}"]}}]}}'
     )
     (place / METADATA).with_name(".0.crc").write_bytes(b"crc\x00\xff")
-    savepoint = Savepoints(home.savepoints).take(checkpoint, 2, crafted.record(2), None)
     json_store.write(home.commands / "stop.json", {"token": "t", "reason": "asked"})
     json_store.write(home.path / "release.json", {"schema": 1, "version": "v", "since": 1})
     return savepoint.id

@@ -30,7 +30,7 @@ from airflow_provider_exactlyonce.control import moving, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.control.moving import HomeDocument, Move
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, required
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.storage.opening import holds_files, is_local, store_of
 from airflow_provider_exactlyonce.storage.store import HeldError
@@ -43,14 +43,14 @@ from airflow_provider_exactlyonce.storage.trees import (
     files_below,
 )
 
-#: What means something only where it is: who holds what, what is asked of a driver, what it has printed; and home.json,
-#: which each home has of its own. The same of each backfill's home.
+#: What means something only where it is: who holds what, what is asked of a driver, what it has printed; and the two
+#: documents that say of a home whether it is one. The same of each backfill's home, but for those documents.
 _LEFT_OUT: Final = re.compile(
-    r"home\.json|(backfills/[^/]+/)?control/(lease\.json|intent\.json|commands/.+|logs/.+)|backfills/turn\.lease\.json"
+    r"home\.json|current|(backfills/[^/]+/)?control/(lease\.json|intent\.json|commands/.+|logs/.+)|backfills/turn\.lease\.json"
     r"|(.+/)?[^/]+\.lock"
 )
 #: What is written last wherever it is: before it a directory counts as nothing.
-_MAKING: Final = re.compile(r"current|(.+/)?(lineage|manifest)\.json|backfills/[^/]+/(home\.json|current)")
+_MAKING: Final = re.compile(r"(.+/)?(lineage|manifest)\.json|backfills/[^/]+/(home\.json|current)")
 #: Spark's metadata of a lineage's state has absolute paths, and Hadoop may have left checksums of it.
 _NAMING: Final = re.compile(r"((?:backfills/[^/]+/)?lineages/[^/]+/checkpoint)/state/[^/]+/_metadata/v2/([^/]+)")
 _THREADS: Final = 8  # each keeps pieces of up to 50 MB of a file in a bucket
@@ -158,11 +158,11 @@ def _move(
     failpoints.reach("copy-begun")
     copied = HomeCopied(pipeline=document.pipeline, run=move.run)
     _copy(source, target, hold, copied)
+    target.use(move.lineage)
     failpoints.reach("copy-compared")
     if done is None:
-        lineage = required(source.current(), "a home that a driver could start with has a lineage")
         with hold.sure():
-            moving.seal(source.path, lineage.id, move, hold.pointer)
+            moving.seal(source.path, move, hold.pointer)
     failpoints.reach("copy-sealed")
     moving.finish(target.path, document, move)
     failpoints.reach("copy-finished")
@@ -199,7 +199,8 @@ def _decide(source: Home, target: Home, pipeline: str, tail: LedgerTail | None) 
     :raises RefusedError: when a driver could not start with it, or not with its copy
     """
     check_start(source, pipeline, tail)
-    if source.current() is None:
+    lineage = source.current()
+    if lineage is None:
         raise RefusedError(f"{source.path} has no lineage: there is nothing to copy. Start the pipeline elsewhere")
     plan = upgrade_plan.read(source)
     if plan is not None and not plan.is_over:
@@ -210,7 +211,7 @@ def _decide(source: Home, target: Home, pipeline: str, tail: LedgerTail | None) 
             f"{target.path} is on none"
         )
     run = tail.claim.run if tail is not None and tail.claim is not None else 0
-    return Move(source=str(source.path), target=str(target.path), run=run)
+    return Move(source=str(source.path), target=str(target.path), lineage=lineage.id, run=run)
 
 
 def _check_not_gone_on(move: Move, tail: LedgerTail | None) -> None:
@@ -250,7 +251,7 @@ def _begin(target: Home, document: HomeDocument, move: Move) -> None:
 def _copy(source: Home, target: Home, hold: Hold, copied: HomeCopied) -> None:
     """Copy all files, and remove what an earlier call has copied and is gone since."""
     plan, check_alone = CopyPlan.of(files_below(source.path)), _looking_at(source, target, hold)
-    store, planned = store_of(target.path), {*plan.files, *plan.last, "home.json"}
+    store, planned = store_of(target.path), {*plan.files, *plan.last, "home.json", "current"}
 
     def copy(path: str) -> tuple[Content, bool]:
         check_alone()

@@ -36,11 +36,13 @@ class Move(Rewritten):
 
     :param source: where it was
     :param target: where it is going to be
+    :param lineage: the one in use
     :param run: the newest run of its pipeline then, 0 for none
     """
 
     source: str
     target: str
+    lineage: str
     run: int
 
     @property
@@ -70,13 +72,9 @@ class HomeDocument(Rewritten):
 
 @dataclass(frozen=True, kw_only=True)
 class _Seal:
-    """The body of ``current`` in a home that was moved.
-
-    :param lineage: the one that was in use
-    """
+    """The body of ``current`` in a home that was moved."""
 
     schema: int = _CLOSED
-    lineage: str
     move: Move
     change: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -133,14 +131,13 @@ def begin(place: Path, home: HomeDocument, move: Move) -> None:
     json_store.write(place / "home.json", body, exclusive=True)
 
 
-def seal(place: Path, lineage: str, move: Move, pointer: Stored | None) -> None:
+def seal(place: Path, move: Move, pointer: Stored | None) -> None:
     """Seal a home whose copy is whole.
 
-    :param lineage: the one in use
     :param pointer: ``current``, as of when the hold on the pipeline began
     :raises ChangedError: when somebody has written it since
     """
-    json_store.swap(place / "current", pointer, _Seal(lineage=lineage, move=move))
+    json_store.swap(place / "current", pointer, _Seal(move=move))
 
 
 def finish(place: Path, home: HomeDocument, move: Move) -> None:

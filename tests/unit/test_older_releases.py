@@ -50,7 +50,7 @@ RELEASES = sorted((Path(__file__).parents[1] / "releases").iterdir())
 TOKEN = "5b1e0c2a-8d2f-4f0e-9a35-0d6c1f7e2b10"
 LINEAGE = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 VERSION = "5ad1e2f3a4b5"
-MOVE = Move(source="/var/exactlyonce/shop-totals", target="s3://bucket/pipelines/shop-totals", run=4)
+MOVE = Move(source="/var/exactlyonce/shop-totals", target="s3://bucket/pipelines/shop-totals", lineage=LINEAGE, run=4)
 
 
 @dataclass(frozen=True)

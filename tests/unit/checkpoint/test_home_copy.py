@@ -42,7 +42,6 @@ LAST = (
     "backfills/r/current",
     "backfills/r/home.json",
     "backfills/r/lineages/b/lineage.json",
-    "current",
     "lineages/a/lineage.json",
     "savepoints/5-ab/manifest.json",
 )
@@ -57,6 +56,7 @@ LEFT_OUT = (
     "control/lease.json",
     "control/lease.lock",
     "control/logs/driver.log",
+    "current",
     "current.lock",
     "home.json",
     "lineages/a/checkpoint/state/0/_metadata/v2/.0.crc",
@@ -76,7 +76,7 @@ def test_what_a_release_has_written_belongs_to_a_home_but_for_what_is_of_one_pla
     left_out = {path for path in paths if path not in (*plan.files, *plan.last)}
     commands = {path for path in paths if path.startswith("control/commands/")}
     assert commands
-    assert left_out == {"home.json", "control/lease.json", "control/intent.json", *commands}
+    assert left_out == {"home.json", "current", "control/lease.json", "control/intent.json", *commands}
 
 
 @pytest.fixture
@@ -106,7 +106,9 @@ def test_a_target_that_holds_anything_is_refused_and_stays(source: Home, tmp_pat
         copy(source, tmp_path / "other")
     document = moving.document(source.path)
     assert document is not None
-    moving.begin(tmp_path / "third", document, Move(source="/elsewhere", target=f"{tmp_path}/third", run=0))
+    moving.begin(
+        tmp_path / "third", document, Move(source="/elsewhere", target=f"{tmp_path}/third", lineage="l", run=0)
+    )
     with pytest.raises(RefusedError, match=f"{tmp_path}/third is a home of pipeline shop"):
         copy(source, tmp_path / "third")
     assert (tmp_path / "new/notes.txt").read_text() == "mine"
@@ -117,7 +119,9 @@ def test_only_a_home_is_copied(tmp_path: Path, source: Home) -> None:
         copy(Home(tmp_path / "nothing"), tmp_path / "new")
     document = moving.document(source.path)
     assert document is not None
-    moving.begin(tmp_path / "half", document, Move(source=str(source.path), target=f"{tmp_path}/half", run=0))
+    moving.begin(
+        tmp_path / "half", document, Move(source=str(source.path), target=f"{tmp_path}/half", lineage="l", run=0)
+    )
     with pytest.raises(HomeMovedError, match="is not finished"):
         copy(Home(tmp_path / "half"), tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -126,8 +130,8 @@ def test_only_a_home_is_copied(tmp_path: Path, source: Home) -> None:
 def test_a_home_that_was_moved_elsewhere_names_where(source: Home, tmp_path: Path) -> None:
     current = source.current()
     assert current is not None
-    move = Move(source=str(source.path), target="s3://bucket/shop", run=1)
+    move = Move(source=str(source.path), target="s3://bucket/shop", lineage=current.id, run=1)
     with leases.holding(source.lease, "shop", "copy") as hold, hold.sure():
-        moving.seal(source.path, current.id, move, hold.pointer)
+        moving.seal(source.path, move, hold.pointer)
     with pytest.raises(HomeMovedError, match="was moved to s3://bucket/shop"):
         copy(source, tmp_path / "new")

@@ -76,7 +76,7 @@ def test_a_restored_lineage_starts_once_and_the_one_it_replaced_never_again() ->
 
 def test_a_home_that_was_moved_goes_on_after_the_run_that_it_was_moved_after(tmp_path: Path) -> None:
     home, document = Home(tmp_path / "new"), HomeDocument(id="H", pipeline="p")
-    moving.finish(home.path, document, Move(source="/homes/p", target=str(home.path), run=3))
+    moving.finish(home.path, document, Move(source="/homes/p", target=str(home.path), lineage="L", run=3))
     assert is_moved(home, TAIL)
     assert not is_moved(home, replace(TAIL, claim=replace(RUN, run=4))), "the pipeline has gone on elsewhere"
     assert not is_moved(home, replace(TAIL, claim=None))

@@ -18,14 +18,12 @@ def homes(folder: Path) -> tuple[Home, Home, HomeDocument, Move]:
     old.create("shop")
     document = moving.document(old.path)
     assert document is not None
-    return old, new, document, Move(source=str(old.path), target=str(new.path), run=3)
+    return old, new, document, Move(source=str(old.path), target=str(new.path), lineage="l", run=3)
 
 
 def seal(home: Home, move: Move) -> None:
-    current = home.current()
-    assert current is not None
     with leases.holding(home.lease, "shop", "copy") as hold, hold.sure():
-        moving.seal(home.path, current.id, move, hold.pointer)
+        moving.seal(home.path, move, hold.pointer)
 
 
 def test_a_home_that_was_made_where_it_is_can_be_used(tmp_path: Path) -> None:
@@ -75,7 +73,7 @@ def test_a_driver_that_has_claimed_the_pipeline_keeps_it(tmp_path: Path) -> None
         with leases.holding(old.lease, "shop", "copy") as hold:
             old.use(lineage.id)
             with hold.sure():
-                moving.seal(old.path, lineage.id, move, hold.pointer)
+                moving.seal(old.path, move, hold.pointer)
 
     with pytest.raises(AlreadyRunningError, match="somebody has taken pipeline shop over meanwhile"):
         seal_late()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -157,8 +157,7 @@ def _move(
         raise RefusedError(f"{target.path} is a home already: {source.path} can't be copied there")
     failpoints.reach("copy-begun")
     copied = HomeCopied(pipeline=document.pipeline, run=move.run)
-    _copy(source, target, hold, copied)
-    target.use(move.lineage)
+    _copy(source, target, hold, move.lineage, copied)
     failpoints.reach("copy-compared")
     if done is None:
         with hold.sure():
@@ -248,13 +247,42 @@ def _begin(target: Home, document: HomeDocument, move: Move) -> None:
         raise RefusedError(f"somebody else has made a home in {target.path} meanwhile: name another one") from error
 
 
-def _copy(source: Home, target: Home, hold: Hold, copied: HomeCopied) -> None:
-    """Copy all files, and remove what an earlier call has copied and is gone since."""
-    plan, check_alone = CopyPlan.of(files_below(source.path)), _looking_at(source, target, hold)
+class _OnlyCopy:
+    """Whether this call is the only one that goes on: who was frozen must not write into a home that is in use.
+
+    :param hold: of the source
+    """
+
+    def __init__(self, source: Home, target: Home, hold: Hold) -> None:
+        self._current: Final = source.path / "current"
+        self._target: Final = target.path
+        self._hold: Final = hold
+        self._checked = time.monotonic()
+
+    def check(self) -> None:
+        """Check it.
+
+        :raises AlreadyRunningError: when a driver or another call has gone on
+        """
+        self._checked = time.monotonic()
+        with self._hold.sure():
+            begun = moving.document(self._target)
+        if begun is None or begun.is_whole or store_of(self._current).read(self._current) != self._hold.pointer:
+            raise AlreadyRunningError(f"somebody has gone on with {self._current.parent} or {self._target} meanwhile")
+
+    def check_often(self) -> None:
+        """Check it as often as the hold is renewed."""
+        if time.monotonic() - self._checked > leases.HEARTBEAT_SECONDS:
+            self.check()
+
+
+def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopied) -> None:
+    """Copy all files, remove what an earlier call has copied and is gone since, and name the lineage in use."""
+    plan, only_copy = CopyPlan.of(files_below(source.path)), _OnlyCopy(source, target, hold)
     store, planned = store_of(target.path), {*plan.files, *plan.last, "home.json", "current"}
 
     def copy(path: str) -> tuple[Content, bool]:
-        check_alone()
+        only_copy.check_often()
         match = _NAMING.fullmatch(path)
         place = source.path / path, target.path / path
         done = copy_file(*place) if match is None else _rename(*place, target.path / match[1])
@@ -266,31 +294,12 @@ def _copy(source: Home, target: Home, hold: Hold, copied: HomeCopied) -> None:
             for content, is_new in threads.map(copy, files):
                 copied.add(content, copied=is_new)
             store.flush([target.path / path for path in files])
+    only_copy.check()
     for path in files_below(target.path):
         if path not in planned:
-            check_alone()
             store.delete(target.path / path)
     store.flush(_directories(target.path, planned) if is_local(target.path) else [])
-
-
-def _looking_at(source: Home, target: Home, hold: Hold) -> Callable[[], None]:
-    """Return a check that nobody has gone on since: who was frozen must not write into a home that is in use.
-
-    :returns: it looks as often as the hold is renewed
-    """
-    looked, current = time.monotonic(), source.path / "current"
-
-    def check() -> None:
-        nonlocal looked
-        if time.monotonic() - looked <= leases.HEARTBEAT_SECONDS:
-            return
-        looked = time.monotonic()
-        with hold.sure():
-            begun = moving.document(target.path)
-        if begun is None or begun.is_whole or store_of(current).read(current) != hold.pointer:
-            raise AlreadyRunningError(f"somebody has gone on with {source.path} or {target.path} meanwhile; look there")
-
-    return check
+    target.use(lineage)
 
 
 def _rename(source: Path, target: Path, checkpoint: Path) -> tuple[Content, bool]:

@@ -194,7 +194,10 @@ def test_a_home_that_is_moved_twice_before_a_start_is_accepted_and_a_copy_by_han
         assert run.number == 2
 
 
-def test_each_command_on_a_home_that_was_moved_names_the_new_one(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_each_command_on_a_home_that_was_moved_names_the_new_one(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EXACTLYONCE_KAFKA", json.dumps(dict(pipeline.config)))
     old, new = Home(tmp_path / "old"), Home(tmp_path / "new")
     saved = filled(pipeline, old)
     pipeline.copy(old, new)
@@ -205,14 +208,18 @@ def test_each_command_on_a_home_that_was_moved_names_the_new_one(pipeline: Pipel
         ("restore", name, *at),
         ("rescale", name, "--state-partitions", "3"),
         ("stop", name),
+        ("backfill", name, "--commits", "1..2", "--application", "job.py"),
     ):
-        said = pipeline.command(*words, code=HomeMovedError.exit_code)
-        assert f"HomeMovedError: {old.path} was moved to {new.path}: name that home" in said
-    assert f"was moved to {new.path}" in pipeline.command("status", name)["next"]
+        assert cli.main(words) == HomeMovedError.exit_code
+        assert f"HomeMovedError: {old.path} was moved to {new.path}: name that home" in capsys.readouterr().err
+    assert cli.main(["status", name, "--json"]) == 0
+    assert f"was moved to {new.path}" in json.loads(capsys.readouterr().out)["next"]
     before = contents(old)
-    with pytest.raises(AssertionError, match="home-moved"):
-        pipeline.command("doctor", name, "--fix", *at)
+    assert cli.main(["doctor", name, "--fix", "--json", *at]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert "home-moved" in {finding["name"] for finding in found["findings"]}
     assert contents(old) == before, "nothing is repaired in a home that was moved"
+    assert moving.sealed(old.path) is not None
 
 
 def test_a_copy_that_is_killed_at_each_step_is_repeated_and_ends_the_same(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -68,6 +68,10 @@ class UnknownPipelineError(RefusedError):
     """No driver of the pipeline has ever started here."""
 
 
+class HomeMovedError(RefusedError):
+    """A home was moved to another place, or is a copy of one that is not finished."""
+
+
 class DivergedError(RefusedError):
     """A batch that is committed gives other rows when it is run again."""
 

@@ -65,6 +65,15 @@ RESCALE_NAMES: Final = (
     "rescale-repartitioned",
     "rescale-verified",
 )
+#: The durable steps of the copy of a home: it is begun, a first file is copied, all are compared and flushed, the old
+#: home is sealed, the new one can be used.
+HOME_COPY_NAMES: Final = (
+    "copy-begun",
+    "copy-during",
+    "copy-compared",
+    "copy-sealed",
+    "copy-finished",
+)
 #: The steps of an upgrade and of its way back: each when it is on disk and not taken, and when it is taken.
 UPGRADE_NAMES: Final = tuple(
     f"upgrade-{step}{when}"
@@ -94,7 +103,7 @@ COMPACTION_NAMES: Final = (
 )
 _KNOWN: Final = (
     *(*NAMES, *SINK_NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES, *UPGRADE_NAMES, *BACKFILL_NAMES),
-    *(*CONVERSION_NAMES, *COMPACTION_NAMES),
+    *(*CONVERSION_NAMES, *COMPACTION_NAMES, *HOME_COPY_NAMES),
 )
 
 _POLL_SECONDS: Final = 0.01

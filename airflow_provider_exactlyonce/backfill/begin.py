@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.backfill.resolve import Resolver
 from airflow_provider_exactlyonce.backfill.workspace import Begun, SavedRequest
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
@@ -47,8 +48,10 @@ def begin(home: Home, config: Mapping[str, Any], version: str, topics: Sequence[
     :param version: of the job
     :param topics: the pipeline's sources
     :raises RefusedError: when it can't be run, or it can't be told what is written
+    :raises HomeMovedError: when the pipeline's home was moved
     """
     asked, begun = workspace.asked_of(home), workspace.begun(home)
+    moving.check_here(Home(asked.home).path)
     _check_ledger(home, asked, config)
     resolver = Resolver(config, asked.pipeline, topics, Savepoints(Home(asked.home).savepoints))
     if begun is not None and begun.version == version:

@@ -27,7 +27,8 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.home import SCHEMA, Home
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.moving import SCHEMA
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
@@ -36,7 +37,6 @@ from airflow_provider_exactlyonce.storage.store import HeldError
 
 log = logging.getLogger("exactlyonce")
 
-_DIRECTORY: Final = "backfills"
 _POLL_SECONDS: Final = 0.2
 _REMIND_SECONDS: Final = 60.0
 
@@ -87,7 +87,7 @@ def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
     """
     if home.pipeline() not in (None, pipeline):
         raise RefusedError(f"{home} is the home of pipeline {home.pipeline()}, not of {pipeline}")
-    directory = home.path / _DIRECTORY
+    directory = home.backfills
     with contextlib.suppress(FileExistsError):
         json_store.write(directory / "identity.json", {"schema": SCHEMA, "id": str(uuid.uuid4())}, exclusive=True)
     identity = json_store.read(directory / "identity.json")
@@ -159,7 +159,8 @@ def asked_of(home: Home) -> SavedRequest:
     if body is None:
         raise RefusedError(f"{home} is no home of a backfill; exactlyonce backfill and the operator make one")
     request = BackfillRequest.from_json(body["request"])
-    return codec.load(SavedRequest, {**body, "request": request}, f"{home}/request.json")
+    owner = str(Home(home.path.parent.parent))  # which may have been moved since
+    return codec.load(SavedRequest, {**body, "home": owner, "request": request}, f"{home}/request.json")
 
 
 def begun(home: Home) -> Begun | None:
@@ -199,7 +200,7 @@ def oldest_needed(home: Home) -> int | None:
 
     :param home: the pipeline's own
     """
-    directory, store = home.path / _DIRECTORY, store_of(home.path)
+    directory, store = home.backfills, store_of(home.path)
     needed = [
         what.resolved.base_commit + 1
         for name in store.names(directory)

@@ -160,8 +160,15 @@ def remove(directory: Path) -> None:
 def _rewrite_paths(checkpoint: Path) -> None:
     """Make the state's metadata name the schema files of this copy: Spark has written absolute paths into it."""
     for file in checkpoint.glob("state/*/_metadata/v2/*"):
-        text = _SCHEMA_FILE.sub(lambda match: f"{hadoop_url(checkpoint)}{match[1]}", file.read_text())
-        store_of(file).replace(file, text.encode())
+        store_of(file).replace(file, naming(checkpoint, file.read_text()).encode())
+
+
+def naming(checkpoint: Path, text: str) -> str:
+    """Return the text of a file below ``_metadata/v2`` of a checkpoint as that of another one, which has a copy of it.
+
+    :param checkpoint: that one
+    """
+    return _SCHEMA_FILE.sub(lambda match: f"{hadoop_url(checkpoint)}{match[1]}", text)
 
 
 def _is_shared(place: Path) -> bool:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
+from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import reach
@@ -61,4 +62,6 @@ def home_of(given: argparse.Namespace) -> Home:
             owner = home.pipeline() or "no pipeline"
             raise RefusedError(f"{home} is the home of {owner}, not of {given.pipeline}")
         return home
-    return Home(home_path(reach.reached(given.bootstrap_servers), given.pipeline))
+    home = Home(home_path(reach.reached(given.bootstrap_servers), given.pipeline))
+    moving.check_here(home.path)
+    return home

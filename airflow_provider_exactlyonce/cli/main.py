@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.cli import (
     doctor,
     explain,
     help,
+    home,
     list_pipelines,
     prepare,
     rescale,
@@ -37,7 +38,7 @@ from airflow_provider_exactlyonce.ledger import listing
 #: In the order in which ``exactlyonce --help`` has them.
 _COMMANDS: Final = (
     *(run, status, list_pipelines, stop, savepoint, state, restore, rescale, check, explain, upgrade, backfill),
-    *(audit, audit_sinks, convert_files, doctor, transactions, prepare, broker, help),
+    *(home, audit, audit_sinks, convert_files, doctor, transactions, prepare, broker, help),
 )
 
 

@@ -3,7 +3,7 @@
 ::
 
     <home>/home.json                      identity of the home
-    <home>/current                        which lineage is in use
+    <home>/current                        which lineage is in use; or where the home was moved to, see control/moving.py
     <home>/lineages/<id>/lineage.json     which ledger the lineage belongs to
     <home>/lineages/<id>/progress.json    the last commit that its driver has seen
     <home>/lineages/<id>/checkpoint/      Spark's checkpoint, Spark's query id is <id>
@@ -29,12 +29,11 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
-from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.control import json_store, moving
+from airflow_provider_exactlyonce.control.moving import SCHEMA, HomeDocument
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.storage.opening import is_local, location_of, place_of, store_of
 from airflow_provider_exactlyonce.storage.store import Stored
-
-SCHEMA: Final = 1
 
 #: What a directory can't be made for, however often it is tried. A full disk may be emptied.
 _FOR_GOOD: Final = frozenset(
@@ -133,6 +132,7 @@ class Home:
         self.here: Final = self.control if is_local(self.path) else _kept_here(str(self))
         self.logs: Final = self.here / "logs"
         self.savepoints: Final = self.path / "savepoints"
+        self.backfills: Final = self.path / "backfills"
 
     def __str__(self) -> str:
         """Return where it is, without a connection: what opens it again where the environment has the credentials."""
@@ -177,19 +177,27 @@ class Home:
         return kind(f"home {self} can't be {what}: {error.strerror or error}; name another directory, or allow it")
 
     def identity(self) -> str | None:
-        """Return the home's id, None when the directory is no home (yet)."""
-        body = _whole(self.path / "home.json")
+        """Return the home's id, None when the directory is no home (yet).
+
+        :raises HomeMovedError: when it was moved, or is a copy that is not finished
+        """
+        body = self._document()
         return str(body["id"]) if body else None
 
     def pipeline(self) -> str | None:
-        """Return the name of the pipeline whose home this is."""
-        body = _whole(self.path / "home.json")
+        """Return the name of the pipeline whose home this is; raises as :meth:`identity` does."""
+        body = self._document()
         return str(body["pipeline"]) if body else None
+
+    def _document(self) -> dict[str, Any] | None:
+        moving.check_here(self.path)
+        return _whole(self.path / "home.json")
 
     def current(self) -> Lineage | None:
         """Return the lineage in use, None when there is none yet.
 
         :raises RefusedError: when the pointer is there and its lineage isn't
+        :raises HomeMovedError: when the home was moved
         """
         pointer = _whole(self.path / "current")
         if pointer is None:
@@ -207,9 +215,9 @@ class Home:
         return read_lineage(self.lineages / lineage_id)
 
     def uses(self, lineage_id: str) -> bool:
-        """Whether ``current`` points to a lineage."""
-        pointer = json_store.read(self.path / "current")
-        return pointer is not None and pointer["lineage"] == lineage_id
+        """Whether ``current`` points to a lineage; in a home that was moved it points to none."""
+        pointer = json_store.read(self.path / "current", moving.READABLE)
+        return pointer is not None and "move" not in pointer and pointer["lineage"] == lineage_id
 
     def use(self, lineage_id: str) -> None:
         """Point ``current`` to a lineage that is whole; whoever has read it before can't :meth:`switch` any more."""
@@ -237,9 +245,9 @@ class Home:
         """
         if self.identity() is None:
             store_of(self.path).check(self.path)
-            body = {"schema": SCHEMA, "id": str(uuid.uuid4()), "pipeline": pipeline}
+            made = HomeDocument(id=str(uuid.uuid4()), pipeline=pipeline)
             with contextlib.suppress(FileExistsError):
-                json_store.write(self.path / "home.json", body, exclusive=True)
+                json_store.write(self.path / "home.json", codec.dump(made), exclusive=True)
         lineage = Lineage(id=str(uuid.uuid4()))
         self.begin_checkpoint(lineage)
         self.remember(lineage)
@@ -278,9 +286,11 @@ def read_lineage(directory: Path) -> Lineage | None:
 
 def _whole(path: Path) -> dict[str, Any] | None:
     """Read a document that a home can't do without; None when it was never written."""
-    body = json_store.read(path)
+    body = json_store.read(path, moving.READABLE)
     if body is None and store_of(path).facts(path) is not None:
         raise RefusedError(f"{path} is torn or was changed by hand; put it back from a copy of the home")
+    if body is not None:
+        moving.check_open(body, path)
     return body
 
 

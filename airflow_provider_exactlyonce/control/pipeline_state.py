@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from airflow_provider_exactlyonce.control import drivers, requests, restarts, upgrade_plan
+from airflow_provider_exactlyonce.control import drivers, moving, requests, restarts, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
@@ -58,6 +58,8 @@ def outlook(home: Home) -> str | None:
 
     None while a driver runs or starts, after an end in order, and before the first start.
     """
+    if (move := moving.sealed(home.path)) is not None:
+        return f"the home was moved to {move.target}, from where the next one is to be started"
     state, status = state_of(home)
     if state not in _ENDS:
         return None

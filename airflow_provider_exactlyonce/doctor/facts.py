@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_exactlyonce.checkpoint.home_match import HomeMismatch, is_moved, misfit
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.restart import RestartDecision
@@ -18,7 +19,6 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, MissingInput
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
-from airflow_provider_exactlyonce.streaming.commit.start_checks import HomeMismatch, misfit
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.audit.topics import SinkTopic
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 class HomeFacts:
     """The home as it was found.
 
+    :ivar moved: what names the other home when this one was moved, or is a copy that is not finished
     :ivar torn: what home.json's reader says when it isn't whole
     :ivar lost: what the reader of ``current`` says when it, or its lineage, isn't whole
     :param successors: the lineage of the newest run, and those that have replaced it
@@ -39,6 +40,7 @@ class HomeFacts:
     exists: bool
     identity: str | None = None
     pipeline: str | None = None
+    moved: str | None = field(init=False, default=None)
     torn: str | None = field(init=False, default=None)
     lineage: Lineage | None = None
     lost: str | None = field(init=False, default=None)
@@ -204,7 +206,7 @@ class Facts:
             home_pipeline=self.home.pipeline,
             lineage=lineage,
             tail=self.tail,
-            accept_home=False,
+            accept_home=is_moved(self.home.home, self.tail),
         )
 
     def named_lineage(self) -> Lineage | None:

@@ -51,6 +51,7 @@ KINDS: Final[Mapping[str, Severity]] = {
     "ledger-unreadable": _ERROR,
     "not-looked-at": _ERROR,
     # home and lineage
+    "home-moved": _ERROR,
     "home-torn": _ERROR,
     "home-of-another-pipeline": _ERROR,
     "home-empty": _ERROR,

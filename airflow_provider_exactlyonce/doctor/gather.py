@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts, HistoryFacts, HomeFacts, SavepointFacts
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.doctor.probes import driver, topics, transactions
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, HomeMovedError, RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.ledger import listing
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
@@ -155,6 +155,9 @@ def _probe_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]])
         return
     try:
         home_facts.identity, home_facts.pipeline = home.identity(), home.pipeline()
+    except HomeMovedError as error:
+        home_facts.moved = str(error)
+        return
     except RefusedError as error:
         home_facts.torn = str(error)
     try:

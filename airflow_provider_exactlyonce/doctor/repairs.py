@@ -8,16 +8,16 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce import process_identity
+from airflow_provider_exactlyonce import codec, process_identity
 from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.rebuild import keep_copy, rebuild, set_aside
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import home as homes
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.moving import HomeDocument
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import MAKING, WHILE_RUNNING, Finding, Remedy
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
@@ -120,8 +120,7 @@ def _identity(facts: Facts, home: Home, finding: Finding) -> str:
     if claim is None:
         raise RefusedError("the ledger has no claim that tells the home's identity")
     kept = keep_copy(home, home.path / "home.json")
-    body = {"schema": homes.SCHEMA, "id": claim.home, "pipeline": facts.pipeline}
-    json_store.write(home.path / "home.json", body)
+    json_store.write(home.path / "home.json", codec.dump(HomeDocument(id=claim.home, pipeline=facts.pipeline)))
     torn = f"; the torn one is kept as {kept}" if kept else ""
     return f"wrote home.json again, with the identity that run {claim.run} claimed{torn}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import TaskRequest
 from airflow_provider_exactlyonce.exceptions import RefusedError, UnknownPipelineError
@@ -55,6 +56,7 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
     :param checkpoint: its home, as :func:`home_at` takes it
     :raises UnknownPipelineError: when there is no such home
     :raises RefusedError: when it is another pipeline's
+    :raises HomeMovedError: when it was moved
     :raises ExactlyOnceError: when the cluster does not answer
     """
     if checkpoint is None:
@@ -63,7 +65,9 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
 
         if pipeline is None:
             raise RefusedError("neither pipeline nor checkpoint is given")
-        return Home(home_path(client_config(kafka_conn_id), pipeline)), pipeline
+        home = Home(home_path(client_config(kafka_conn_id), pipeline))
+        moving.check_here(home.path)
+        return home, pipeline
     home = home_at(checkpoint)
     owner = home.pipeline()
     if owner is None:

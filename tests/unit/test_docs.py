@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.failpoints import (
     BACKFILL_NAMES,
     COMPACTION_NAMES,
     CONVERSION_NAMES,
+    HOME_COPY_NAMES,
     NAMES,
     RESCALE_NAMES,
     RESTORE_NAMES,
@@ -87,6 +88,7 @@ def test_the_steps_of_an_upgrade_are_drawn_from_their_table() -> None:
         ("backfill", (*RESTORE_NAMES[:2], *BACKFILL_NAMES)),
         ("file-sink", CONVERSION_NAMES),
         ("compaction", COMPACTION_NAMES),
+        ("homes", HOME_COPY_NAMES),
     ],
 )
 def test_every_fail_point_is_in_its_documents_table(document: str, names: tuple[str, ...]) -> None:

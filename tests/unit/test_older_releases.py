@@ -25,9 +25,10 @@ from airflow_provider_exactlyonce.checkpoint import manifest
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import json_store, releases, requests, restarts, status, upgrade_plan
+from airflow_provider_exactlyonce.control import json_store, moving, releases, requests, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.moving import Move
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.requests import TaskRequest
 from airflow_provider_exactlyonce.control.status import ReplayReport
@@ -49,6 +50,7 @@ RELEASES = sorted((Path(__file__).parents[1] / "releases").iterdir())
 TOKEN = "5b1e0c2a-8d2f-4f0e-9a35-0d6c1f7e2b10"
 LINEAGE = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 VERSION = "5ad1e2f3a4b5"
+MOVE = Move(source="/var/exactlyonce/shop-totals", target="s3://bucket/pipelines/shop-totals", lineage=LINEAGE, run=4)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def record(name: str) -> Kind:
 def request(name: str) -> Kind:
     return Kind(
         lambda of: workspace.asked_of(Home(str(of / "home/backfills" / name))),
-        lambda asked: {**asdict(asked), "request": asked.request.to_json()},
+        # The home is the one that it is in, wherever that was when it was asked for.
+        lambda asked: {**asdict(asked), "home": "/var/exactlyonce/shop-totals", "request": asked.request.to_json()},
     )
 
 
@@ -136,6 +139,8 @@ KINDS: dict[str, Kind] = {
         lambda of: (home(of).identity(), home(of).pipeline()), ("3f333df6-90a4-4fda-8dd3-9485d27cee36", "shop-totals")
     ),
     "home/current": Kind(lambda of: home(of).current().id, LINEAGE),  # type: ignore[union-attr]
+    "moved/home.json": Kind(lambda of: moving.document(of / "moved"), codec.dump),
+    "moved/current": Kind(lambda of: moving.sealed(of / "moved"), MOVE),
     f"home/lineages/{LINEAGE}/lineage.json": Kind(lineage, lambda stored: {**stored.document(), "last_commit": 17}),
     f"home/lineages/{LINEAGE}/progress.json": Kind(lambda of: lineage(of).last_commit, 21),
     f"home/lineages/{LINEAGE}/replay.json": Kind(
@@ -407,6 +412,8 @@ WRITTEN: Mapping[str, str | None] = {
     "control.home.create": "home.json",
     "control.home.remember": "lineage.json",
     "control.home.note_commit": "progress.json",
+    "control.moving.begin": "moved/home.json",
+    "control.moving.finish": "moved/home.json",
     "control.requests.request_stop": "stop.json",
     "control.requests.note_killed": "killed-",
     "control.requests.request_savepoint": "savepoint-0f1e2d3c.json",
@@ -447,6 +454,8 @@ LOADED: Mapping[str, str | None] = {
     "CommitRecord": "ledger/commit.json",
     "Cut": "cut.json",
     "Lineage": "lineage.json",
+    "HomeDocument": "home.json",
+    "Move": "moved/current",
     "SavepointRequest": "savepoint-0f1e2d3c.json",
     "SavepointAnswer": ".done.json",
     "Status": "status.json",

@@ -29,6 +29,8 @@ def fits(facts: Facts) -> Iterator[Finding]:
         return
     if not home.exists:
         yield _not_here(facts, home)
+    elif home.moved is not None:
+        yield Finding("home-moved", home.moved, "pass the home that it names with --home")
     elif home.torn is not None or (home.identity is None and home.lineage is not None):
         yield _torn(facts, home)
     elif home.lost is not None or (home.lineage is None and home.identity is not None and _is_ours(facts, home)):

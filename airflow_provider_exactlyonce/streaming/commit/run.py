@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce import failpoints, process_identity
 from airflow_provider_exactlyonce.backfill import workspace as backfills
+from airflow_provider_exactlyonce.checkpoint.home_match import check_start
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
@@ -42,7 +43,6 @@ from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecord, CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Expired, History, LedgerRetention
-from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint import integrity, lineages
 from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.checkpoint.home_match import check_start
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import backend_of
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
@@ -31,7 +32,6 @@ from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, Exactly
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.storage.opening import store_of
-from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start
 from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition, Sums
 
 if TYPE_CHECKING:

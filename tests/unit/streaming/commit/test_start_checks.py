@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
-from airflow_provider_exactlyonce.streaming.commit.start_checks import check_sources_go_on, misfit, reconcile
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_sources_go_on, reconcile
 from tests.ledger_records import claim_record, commit_record
 
 RUN = claim_record(3, lineage="L", home="H", home_path="/homes/p")
@@ -39,52 +38,6 @@ TAIL = LedgerTail(
     cluster_id="C", topic_id="T", end_offset=9, claim=RUN, claim_offset=1, commit=commit(4), commit_offset=7
 )
 LINEAGE = Lineage(id="L", cluster_id="C", ledger_topic_id="T", last_commit=5)
-FITTING: dict[str, Any] = {
-    "pipeline": "p", "home_path": "/homes/p", "home_id": "H", "home_pipeline": "p", "lineage": LINEAGE, "tail": TAIL,
-    "accept_home": False,
-}  # fmt: skip
-
-
-def why_not(**changes: Any) -> str | None:
-    """Return why a start is refused when something does not fit, None when it is not."""
-    mismatch = misfit(**{**FITTING, **changes})
-    return None if mismatch is None else mismatch.message
-
-
-def test_a_home_that_fits_its_ledger_may_start() -> None:
-    assert why_not() is None
-
-
-def test_a_new_pipeline_may_start() -> None:
-    for tail in (None, LedgerTail(cluster_id="C", topic_id="T", end_offset=0)):
-        assert why_not(home_id=None, home_pipeline=None, lineage=None, tail=tail) is None
-
-
-def test_a_home_whose_first_start_was_killed_before_its_claim_may_start() -> None:
-    assert why_not(lineage=Lineage(id="L"), tail=replace(TAIL, claim=None, commit=None)) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"home_pipeline": "q"}, "home of pipeline q"),
-        ({"home_id": None, "home_pipeline": None, "lineage": None}, "is empty, but pipeline p has a home: /homes/p"),
-        ({"home_id": "other"}, "is not the home of pipeline p"),
-        ({"home_path": "/tmp/copy"}, "/tmp/copy is a copy"),
-        ({"lineage": replace(LINEAGE, id="M")}, "points to lineage M; run 3 of pipeline p went on in lineage L"),
-        ({"tail": None}, "was deleted"),
-        ({"tail": replace(TAIL, topic_id="U")}, "was recreated: its topic has id U"),
-        ({"tail": replace(TAIL, cluster_id="D")}, "this is Kafka cluster D"),
-        ({"lineage": replace(LINEAGE, last_commit=6)}, "ends at commit 5; /homes/p has seen commit 6"),
-        ({"lineage": Lineage(id="L", cluster_id="C", ledger_topic_id="T"), "tail": None}, "was deleted"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
-    assert reason in str(why_not(**changes))
-
-
-def test_a_moved_home_may_start_when_that_is_said() -> None:
-    assert why_not(home_path="/moved", accept_home=True) is None
 
 
 def checkpoint_at(path: Path, *, offsets: int, commits: int) -> Checkpoint:
@@ -204,14 +157,6 @@ def test_a_checkpoint_that_was_rolled_back_over_state_of_format_1_is_refused(tmp
 def test_a_restored_lineage_that_is_one_behind_is_brought_up_by_a_replay(tmp_path: Path) -> None:
     checkpoint = checkpoint_at(tmp_path, offsets=3, commits=3)
     assert reconcile(checkpoint, replace(LINEAGE, id="M", base_batch=3, base_commit=4), TAIL)
-
-
-def test_a_restored_lineage_starts_once_and_the_one_it_replaced_never_again() -> None:
-    restored = replace(LINEAGE, id="M", parent="L", parent_run=3, parent_commit=5)
-    assert why_not(lineage=restored) is None
-    for since in (replace(restored, parent_run=2), replace(restored, parent_commit=4)):
-        assert "went on in lineage L" in str(why_not(lineage=since))
-    assert "abandoned for M" in str(why_not(lineage=replace(LINEAGE, abandoned_for="M")))
 
 
 def test_the_first_batch_of_a_pipeline_may_be_lost_too(tmp_path: Path) -> None:

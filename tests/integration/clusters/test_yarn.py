@@ -57,7 +57,11 @@ def world(kafka_config: dict[str, str], make_topic: MakeTopic, tmp_path: Path) -
 
 @pytest.fixture
 def deploy_mode(
-    request: pytest.FixtureRequest, hadoop: HadoopCluster, world: World, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    hadoop: HadoopCluster,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> str:
     """Make the connections of one deploy mode."""
     mode = str(getattr(request, "param", "cluster"))
@@ -68,6 +72,7 @@ def deploy_mode(
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps(kafka))
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hadoop.configuration))
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return mode
 
 

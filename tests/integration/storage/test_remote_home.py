@@ -134,6 +134,7 @@ def pipeline(
 ) -> Iterator[Pipeline]:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     source, sink = make_topic(partitions=3), make_topic(partitions=4)
     world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
     events = tmp_path / "events"

@@ -348,6 +348,8 @@ class GateWorld:
             "the partition is there",
         )
         self.partitions[topic] = count
+        for producer in (self.own, self.plain, *self.foreign):  # each refuses a partition of which it has not heard yet
+            producer.list_topics(topic, timeout=30)
         return f"partition {topic}-{count - 1}"
 
     def _write_again(self) -> str:

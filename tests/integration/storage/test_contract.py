@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError, Stored
+from tests.clean_forks import Forks, clean_forks
 
 # The clients of object stores have deprecations of their own.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -188,14 +190,20 @@ def test_the_contract_is_tried_out_and_nothing_is_left(folder: Path) -> None:
     assert not any(store.names(folder / name) for name in left)  # an empty directory may be named yet
 
 
-def created_in_process(folder: Path, race: int, start: object, outcomes: object) -> None:
-    start.wait()  # type: ignore[attr-defined]
+def created_in_process(folder: Path, race: int, links: bool) -> None:
+    def none(*_: object) -> None:
+        raise PermissionError("a file system without hard links")
+
+    if not links:
+        os.link = none  # type: ignore[assignment]
+    while not (folder / f"start-{race}").exists():
+        pass
     try:
         store_of(folder).create(folder / f"race-{race}", b"x")
     except FileExistsError:
-        outcomes.put("refused")  # type: ignore[attr-defined]
+        (folder / f"refused-{race}-{os.getpid()}").touch()
     else:
-        outcomes.put("won")  # type: ignore[attr-defined]
+        (folder / f"won-{race}-{os.getpid()}").touch()
 
 
 def counted_in_process(folder: Path, times: int) -> None:
@@ -210,41 +218,29 @@ def counted_in_process(folder: Path, times: int) -> None:
         times -= 1
 
 
-def finished(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * len(processes)
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Give what forks a process without threads: this one has those of many clients."""
+    with clean_forks(__name__) as made:
+        yield made
 
 
 @pytest.mark.parametrize("links", [True, False])
 def test_of_many_processes_one_creates_a_local_file_with_hard_links_and_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+    tmp_path: Path, forks: Forks, links: bool
 ) -> None:
-    def none(*_: object) -> None:
-        raise PermissionError("a file system without hard links")
-
-    if not links:
-        monkeypatch.setattr("os.link", none)
-    context = multiprocessing.get_context("fork")
-    for race in range(4 * RACES):
-        start, outcomes = context.Event(), context.Queue()
-        processes = [
-            context.Process(target=created_in_process, args=(tmp_path, race, start, outcomes)) for _ in range(4)
-        ]
-        for process in processes:
-            process.start()
-        start.set()
-        finished(processes)
-        assert sorted(outcomes.get() for _ in processes) == ["refused"] * 3 + ["won"]
+    for race in range(2 * RACES):
+        children = [forks(partial(created_in_process, tmp_path, race, links), tmp_path) for _ in range(4)]
+        (tmp_path / f"start-{race}").touch()
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+        assert len(list(tmp_path.glob(f"won-{race}-*"))) == 1
+        assert len(list(tmp_path.glob(f"refused-{race}-*"))) == 3
 
 
-def test_many_processes_count_in_one_local_file(tmp_path: Path) -> None:
+def test_many_processes_count_in_one_local_file(tmp_path: Path, forks: Forks) -> None:
     store_of(tmp_path).create(tmp_path / "count", b"0")
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=counted_in_process, args=(tmp_path, 50)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    finished(processes)
+    children = [forks(partial(counted_in_process, tmp_path, 50), tmp_path) for _ in range(4)]
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
     assert (tmp_path / "count").read_bytes() == b"200"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests import durations
 
-if TYPE_CHECKING:
-    import pytest
+SLOW_SECONDS = 60.0
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist says no types
@@ -26,15 +26,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
     return GroupScheduling(config, log)
 
 
+@pytest.hookimpl(trylast=True)  # what is deselected is gone by then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that the processes end at about the same time; folders stay together.
 
     A folder's files may share what one process makes once, such as a JVM.
     """
-    recorded = durations.read()
+    recorded = durations.read()  # not of the slow ones
     seconds: dict[str, float] = defaultdict(float)
     for item in items:
-        seconds[group_of(item.nodeid)] += recorded.get(item.nodeid, 0.0)
+        unknown = SLOW_SECONDS if item.get_closest_marker("slow") else 0.0
+        seconds[group_of(item.nodeid)] += recorded.get(item.nodeid, unknown)
     longest: dict[Path, float] = defaultdict(float)
     for item in items:
         folder = item.path.parent
@@ -48,6 +50,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def group_of(nodeid: str) -> str:
-    """Return what a test belongs to, by its id."""
-    file, _, _ = nodeid.partition("::")
-    return "airflow" if Path(file).parent.name == "airflow" else file
+    """Return what a test belongs to, by its id: its file, or its class."""
+    group = nodeid.partition("[")[0].rpartition("::")[0]
+    return "airflow" if Path(group).parent.name == "airflow" else group

@@ -1,4 +1,4 @@
-"""Each file's tests run in one process, so that what they share is made once."""
+"""Each file's or class's tests run in one process, so that what they share is made once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.scheduling import group_of
+
 ROOT = Path(__file__).parents[2]
 TESTS = """
 import pytest
@@ -16,6 +18,12 @@ import pytest
 def test_one(number):
     pass
 """
+
+
+def test_a_class_may_run_elsewhere_than_the_rest_of_its_file_and_airflows_tests_stay_together() -> None:
+    assert group_of("tests/a/test_b.py::test_c[d::e]") == "tests/a/test_b.py"
+    assert group_of("tests/a/test_b.py::TestC::test_d[e::f]") == "tests/a/test_b.py::TestC"
+    assert group_of("tests/integration/airflow/test_dag.py::test_c") == "airflow"
 
 
 def test_a_file_stays_with_one_process(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -467,7 +467,8 @@ class Rehearsal:
                 lineage=record.lineage,
                 batch=record.batch,
                 source=record.source,
-                **asdict(record.others[self._sink.name]),
+                rows=record.others[self._sink.name].rows,
+                digest=record.others[self._sink.name].digest,
             )
             for record in self.world.commits
         ]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce.backfill import workspace as backfills
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.checkpoint.home_copy import HomeCopied, copy_home
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
@@ -33,7 +36,7 @@ from airflow_provider_exactlyonce.storage.trees import files_below
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests import object_stores
 from tests.hadoop_cluster import HadoopCluster
-from tests.integration.streaming.harness import World, check_counts
+from tests.integration.streaming.harness import World, check_counts, read_committed
 from tests.unit.checkpoint import crafted
 from tests.waiting import HANG_SECONDS, eventually
 
@@ -403,5 +406,52 @@ def test_a_pipeline_is_moved_to_another_file_system_and_back_and_writes_each_row
         check_counts(world)
         doctor = pipeline.command("doctor", world.pipeline)
         assert not [finding for finding in doctor["findings"] if finding["severity"] == "error"], doctor
+    finally:
+        world.end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_backfill_that_was_killed_goes_on_where_its_pipeline_was_moved_to(
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    bucket: str,
+    spark_classes: None,
+) -> None:
+    source, sink, output = make_topic(partitions=3), make_topic(partitions=4), make_topic(partitions=2)
+    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "old")
+    pipeline, old, new = Pipeline(kafka_config, world.pipeline), Home(world.home), Home(bucket)
+
+    def drive(home: Home, *arguments: str, code: int = 0, failpoints: str | None = None) -> None:
+        driver = world.start(*arguments, home=str(home), failpoints=failpoints, own_jvm=True)
+        assert driver.wait() == code, driver.output()[-6000:]
+
+    try:
+        world.send(2000)
+        drive(old)
+        request = BackfillRequest(commits=(2, 4), output=f"topic={output}")
+        begun = backfills.make(old, world.pipeline, request)
+        drive(begun, "--backfill", code=-signal.SIGKILL, failpoints="backfill-step:batch=2")
+        pipeline.copy(old, new)
+        drive(begun, "--backfill", code=HomeMovedError.exit_code)
+        store_of(old.path).remove(old.lineages)
+        store_of(begun.path).remove(begun.lineages)
+        moved = Home(new.backfills / request.name)
+        assert backfills.result_of(moved) is None
+        drive(moved, "--backfill")
+        result = backfills.result_of(moved)
+        assert result is not None
+        of_range = [record for record in world.ledger()[0] if 2 <= record.commit <= 4]
+        places = {
+            (partition, offset)
+            for record in of_range
+            for partition, span in record.sink[sink].items()
+            for offset in range(span.first, span.last + 1)
+        }
+        delivered = (record for record in read_committed(world.config, sink))
+        expected = Counter(record.value for record in delivered if (record.partition, record.offset) in places)
+        assert Counter(record.value for record in read_committed(world.config, output)) == expected
+        assert result["rows"] == expected.total() > 0
     finally:
         world.end()

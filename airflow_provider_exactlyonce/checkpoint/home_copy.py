@@ -53,6 +53,8 @@ _LEFT_OUT: Final = re.compile(
 _MAKING: Final = re.compile(r"(.+/)?(lineage|manifest)\.json|backfills/[^/]+/(home\.json|current)")
 #: Spark's metadata of a lineage's state has absolute paths, and Hadoop may have left checksums of it.
 _NAMING: Final = re.compile(r"((?:backfills/[^/]+/)?lineages/[^/]+/checkpoint)/state/[^/]+/_metadata/v2/([^/]+)")
+#: What a call has left that was killed while it began.
+_BEGINNING: Final = re.compile(r"\.home\.json\.[^/]+")
 _THREADS: Final = 8  # each keeps pieces of up to 50 MB of a file in a bucket
 
 
@@ -187,7 +189,7 @@ def _read(source: Home, target: Home) -> tuple[HomeDocument, HomeDocument | None
     is_ours = begun is not None and begun.move is not None and (begun.id, begun.move.places) == (document.id, places)
     if begun is not None and not is_ours:
         raise RefusedError(f"{target} is a home of pipeline {begun.pipeline}: name a target that is empty")
-    if begun is None and files_below(target.path):
+    if begun is None and not all(_BEGINNING.fullmatch(path) for path in files_below(target.path)):
         raise RefusedError(f"{target} is not empty, and no copy of {source}: name a target that is")
     return document, begun
 

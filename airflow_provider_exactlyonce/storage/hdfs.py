@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage.remote import COPIED_BYTES, RemoteStore, identity_of, path_of
-from airflow_provider_exactlyonce.storage.store import Facts, OutcomeUnknownError, Stored, version_of
+from airflow_provider_exactlyonce.storage.store import HIDDEN, Facts, OutcomeUnknownError, Stored, version_of
 
 if TYPE_CHECKING:
     from hdfs_native.fsspec import HdfsFileSystem
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: What begins so is nobody's file: what is being written, and locks.
-_HIDDEN: Final = ".exactlyonce-"
 #: How often a file is read, as the blocks of one that is replaced meanwhile may be gone; and one is taken back.
 _ATTEMPTS: Final = 3
 _LOCK_POLL_SECONDS: Final = 0.02
@@ -134,7 +132,7 @@ class HdfsStore(RemoteStore):
 
     @override
     def names(self, directory: Path) -> Sequence[str]:
-        return [name for name in _asked(super().names, directory) if not name.startswith(_HIDDEN)]
+        return [name for name in _asked(super().names, directory) if not name.startswith(HIDDEN)]
 
     @override
     def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
@@ -164,7 +162,7 @@ class HdfsStore(RemoteStore):
         """Give a directory's path in which there is only ``file``, with a content; it goes at the end."""
         parent = path_of(place).rpartition("/")[0]
         name = uuid.uuid4().hex
-        outer = f"{parent}/{_HIDDEN}{name}"
+        outer = f"{parent}/{HIDDEN}{name}"
         _asked(self._client.mkdirs, f"{outer}/{name}", 0o700, True)
         try:
             with self._new_file(f"{outer}/{name}/file", durable=durable) as file:
@@ -198,7 +196,7 @@ class HdfsStore(RemoteStore):
         """Hold a place's lock with a directory of :meth:`_written`; gives the directory's path meanwhile."""
         parent, _, name = path_of(place).rpartition("/")
         outer, _, holder = folder.rpartition("/")
-        lock = f"{parent}/{_HIDDEN}lock-{name}"
+        lock = f"{parent}/{HIDDEN}lock-{name}"
         other, since = "", 0.0
         while not self._locked(outer, lock, holder):
             names = [str(inside).rpartition("/")[2] for inside in self._listed(lock)]

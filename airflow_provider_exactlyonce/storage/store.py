@@ -40,6 +40,9 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 #: What no repetition changes, or no file system says. A full disk may be emptied, and a lost server be found.
 _FOR_GOOD: Final = frozenset((errno.E2BIG, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOMEM, errno.EROFS))
 
+#: What begins so is nobody's file: what is being written or tried out, and locks.
+HIDDEN: Final = ".exactlyonce-"
+
 
 class ChangedError(ExactlyOnceError):
     """What was to be changed is not what it was when it was read: somebody was faster, and nothing was written."""
@@ -193,7 +196,7 @@ class Store(ABC):
         :raises RefusedError: when it is not
         :raises OSError: when the file system does not answer
         """
-        tried = directory / f".exactlyonce-{uuid.uuid4().hex}"
+        tried = directory / f"{HIDDEN}{uuid.uuid4().hex}"
         try:
             broken = self._broken_promise(tried / "probe")
         finally:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.remote import path_of
+from airflow_provider_exactlyonce.storage.store import HIDDEN
 
 _READ_BYTES: Final = 1024 * 1024
 
@@ -31,16 +32,21 @@ class Content:
 def files_below(directory: Any) -> Sequence[str]:
     """Return the files in a directory and below it, relative to it, sorted; none when it is not there.
 
+    What is nobody's file is none of them: :data:`~airflow_provider_exactlyonce.storage.store.HIDDEN`.
+
     :raises OSError: when the file system does not tell
     """
-    if isinstance(directory, Path):
-        return sorted(_local_files(directory))
+    paths = _local_files(directory) if isinstance(directory, Path) else _remote_files(directory)
+    return sorted(path for path in paths if not any(part.startswith(HIDDEN) for part in path.split("/")))
+
+
+def _remote_files(directory: Any) -> list[str]:
     top = f"{path_of(directory).rstrip('/')}/"
     try:
-        found = directory.fs.find(top)
+        paths = directory.fs.find(top)
     except FileNotFoundError:
         return []
-    return sorted(str(name).removeprefix(top) for name in found if name.startswith(top) and not name.endswith("/"))
+    return [str(path).removeprefix(top) for path in paths if path.startswith(top) and not path.endswith("/")]
 
 
 def _local_files(directory: Path) -> list[str]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce.backfill import workspace as backfills
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.checkpoint.home_copy import HomeCopied, copy_home
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
@@ -32,7 +35,8 @@ from airflow_provider_exactlyonce.storage.opening import hadoop_url, store_of
 from airflow_provider_exactlyonce.storage.trees import files_below
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests import object_stores
-from tests.integration.streaming.harness import World, check_counts
+from tests.hadoop_cluster import HadoopCluster
+from tests.integration.streaming.harness import World, check_counts, read_committed
 from tests.unit.checkpoint import crafted
 from tests.waiting import HANG_SECONDS, eventually
 
@@ -97,6 +101,14 @@ def bucket(moto: str, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in object_stores.environment(moto).items():
         monkeypatch.setenv(name, value)
     return f"s3://bucket/{uuid.uuid4()}"
+
+
+@pytest.fixture(params=["bucket", "hadoop"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return where a home can be that is on no file system of this machine; it is reached by the environment."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place = request.getfixturevalue(request.param)
+    return f"{place.hdfs}/{uuid.uuid4()}" if isinstance(place, HadoopCluster) else str(place)
 
 
 def lineage_of(home: Home) -> str:
@@ -254,16 +266,16 @@ def test_a_copy_that_is_killed_at_each_step_is_repeated_and_ends_the_same(pipeli
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", HOME_COPY_NAMES)
-@pytest.mark.parametrize("way", ["to the bucket", "from the bucket"])
-def test_a_copy_to_or_from_a_bucket_that_is_killed_is_repeated_and_ends_the_same(
-    pipeline: Pipeline, tmp_path: Path, bucket: str, way: str, step: str
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_a_copy_to_or_from_another_file_system_that_is_killed_is_repeated_and_ends_the_same(
+    pipeline: Pipeline, tmp_path: Path, remote: str, way: str, step: str
 ) -> None:
-    old, new = Home(tmp_path / "old"), Home(bucket)
+    old, new = Home(tmp_path / "old"), Home(remote)
     filled(pipeline, old)
-    if way == "from the bucket":
+    if way == "back":
         pipeline.copy(old, new)
         old, new = new, Home(tmp_path / "new")
-    words = ("home", "copy", str(old.path), str(new.path))
+    words = ("home", "copy", str(old), str(new))
     pipeline.command(*words, failpoints=step, code=-signal.SIGKILL)
     answer = pipeline.command(*words)
     assert answer["changed"] is (step != "copy-finished")
@@ -276,14 +288,14 @@ def test_a_copy_to_or_from_a_bucket_that_is_killed_is_repeated_and_ends_the_same
 
 @pytest.mark.slow
 def test_a_copy_that_was_frozen_writes_nothing_into_the_home_that_another_call_has_made(
-    pipeline: Pipeline, tmp_path: Path, bucket: str
+    pipeline: Pipeline, tmp_path: Path, remote: str
 ) -> None:
-    """In a bucket nothing tells it that it has lost its hold, and another call has ended and let go since."""
-    old, new = Home(bucket), Home(tmp_path / "new")
+    """There nothing tells it that it has lost its hold, and another call has ended and let go since."""
+    old, new = Home(remote), Home(tmp_path / "new")
     filled(pipeline, Home(tmp_path / "first"))
     pipeline.copy(Home(tmp_path / "first"), old)
     frozen = subprocess.Popen(
-        [sys.executable, "-m", cli.__name__, "home", "copy", bucket, str(new.path)],
+        [sys.executable, "-m", cli.__name__, "home", "copy", remote, str(new.path)],
         env={
             **os.environ,
             "EXACTLYONCE_KAFKA": json.dumps(dict(pipeline.config)),
@@ -354,11 +366,11 @@ def test_a_home_that_was_sealed_is_no_source_once_its_pipeline_has_gone_on(pipel
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_pipeline_is_moved_to_a_bucket_and_back_and_writes_each_row_once(
+def test_a_pipeline_is_moved_to_another_file_system_and_back_and_writes_each_row_once(
     kafka_config: Mapping[str, str],
     make_topic: Callable[..., str],
     tmp_path: Path,
-    bucket: str,
+    remote: str,
     spark_classes: None,
 ) -> None:
     """It is killed at each home; what it has left behind is taken away, so that nothing is read from there."""
@@ -375,7 +387,7 @@ def test_a_pipeline_is_moved_to_a_bucket_and_back_and_writes_each_row_once(
         drive(str(world.home), -signal.SIGKILL, "after-commit:run=1:batch=1")
         saved = pipeline.command("savepoint", world.pipeline)
         drive(str(world.home), -signal.SIGKILL, "after-end-transaction:run=2:batch=2")
-        for old, new in ((str(world.home), bucket), (bucket, back)):
+        for old, new in ((str(world.home), remote), (remote, back)):
             moved = pipeline.command("home", "copy", old, new)
             assert (moved["changed"], moved["copied_files"]) == (True, moved["files"])
             drive(old, HomeMovedError.exit_code)
@@ -387,11 +399,59 @@ def test_a_pipeline_is_moved_to_a_bucket_and_back_and_writes_each_row_once(
             drive(new)
             check_counts(world)
         restored = pipeline.command("restore", world.pipeline, "--savepoint", saved["id"])
-        assert restored["savepoint_commit"] == 2
+        assert restored["savepoint_commit"] == saved["commit"]
+        assert restored["replayed_commits"] == [saved["commit"] + 1, world.commits()]
         world.send(300)
         drive(back)
         check_counts(world)
         doctor = pipeline.command("doctor", world.pipeline)
         assert not [finding for finding in doctor["findings"] if finding["severity"] == "error"], doctor
+    finally:
+        world.end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_backfill_that_was_killed_goes_on_where_its_pipeline_was_moved_to(
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    bucket: str,
+    spark_classes: None,
+) -> None:
+    source, sink, output = make_topic(partitions=3), make_topic(partitions=4), make_topic(partitions=2)
+    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "old")
+    pipeline, old, new = Pipeline(kafka_config, world.pipeline), Home(world.home), Home(bucket)
+
+    def drive(home: Home, *arguments: str, code: int = 0, failpoints: str | None = None) -> None:
+        driver = world.start(*arguments, home=str(home), failpoints=failpoints, own_jvm=True)
+        assert driver.wait() == code, driver.output()[-6000:]
+
+    try:
+        world.send(2000)
+        drive(old)
+        request = BackfillRequest(commits=(2, 4), output=f"topic={output}")
+        begun = backfills.make(old, world.pipeline, request)
+        drive(begun, "--backfill", code=-signal.SIGKILL, failpoints="backfill-step:batch=2")
+        pipeline.copy(old, new)
+        drive(begun, "--backfill", code=HomeMovedError.exit_code)
+        store_of(old.path).remove(old.lineages)
+        store_of(begun.path).remove(begun.lineages)
+        moved = Home(new.backfills / request.name)
+        assert backfills.result_of(moved) is None
+        drive(moved, "--backfill")
+        result = backfills.result_of(moved)
+        assert result is not None
+        of_range = [record for record in world.ledger()[0] if 2 <= record.commit <= 4]
+        places = {
+            (partition, offset)
+            for record in of_range
+            for partition, span in record.sink[sink].items()
+            for offset in range(span.first, span.last + 1)
+        }
+        delivered = (record for record in read_committed(world.config, sink))
+        expected = Counter(record.value for record in delivered if (record.partition, record.offset) in places)
+        assert Counter(record.value for record in read_committed(world.config, output)) == expected
+        assert result["rows"] == expected.total() > 0
     finally:
         world.end()

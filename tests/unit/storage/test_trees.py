@@ -22,7 +22,7 @@ def in_memory() -> Path:
 def test_all_files_are_listed_hidden_and_empty_ones_too(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "home" if kind == "local" else in_memory()
     assert files_below(folder) == []
-    for name in ("b", "a/2", "a/.2.crc", "a/c/1"):
+    for name in ("b", "a/2", "a/.2.crc", "a/c/1", ".exactlyonce-1/probe", "a/.exactlyonce-lock-2/file"):
         store_of(folder).replace(folder / name, b"" if name == "b" else b"x")
     assert files_below(folder) == ["a/.2.crc", "a/2", "a/c/1", "b"]
     assert files_below(folder / "a") == [".2.crc", "2", "c/1"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,9 +16,7 @@ from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.home import never_started
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.ledger.records import CommitRecord
     from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
-    from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
 _SHOWN: Final = 100
 
@@ -39,7 +37,7 @@ def add_to(program: Command) -> None:
 
 def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, list[str]]:
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-    from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
+    from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 
     sinks = [share.sink for share in job.routes.others]
     if not sinks:
@@ -53,25 +51,9 @@ def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, l
     findings: dict[str, list[str]] = {}
     for sink in sinks:
         with closing(sink.open(context)) as committer:
-            findings[sink.name] = list(committer.audit(_entries(commits, sink.name)))
+            entries = (SinkEntry.of(commit, sink.name) for commit in commits if sink.name in commit.others)
+            findings[sink.name] = list(committer.audit(entries))
     return findings
-
-
-def _entries(commits: list[CommitRecord], sink: str) -> Iterator[SinkEntry]:
-    """Yield what the pipeline's ledger has for a sink."""
-    from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
-
-    for commit in commits:
-        if (given := commit.others.get(sink)) is not None:
-            yield SinkEntry(
-                commit=commit.commit,
-                run=commit.run,
-                lineage=commit.lineage,
-                batch=commit.batch,
-                source=commit.source,
-                rows=given.rows,
-                digest=given.digest,
-            )
 
 
 def _audit(given: argparse.Namespace) -> int:

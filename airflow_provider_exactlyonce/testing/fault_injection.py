@@ -460,18 +460,7 @@ class Rehearsal:
 
     def entries(self) -> list[SinkEntry]:
         """Return what the pipeline's ledger has for the sink."""
-        return [
-            SinkEntry(
-                commit=record.commit,
-                run=record.run,
-                lineage=record.lineage,
-                batch=record.batch,
-                source=record.source,
-                rows=record.others[self._sink.name].rows,
-                digest=record.others[self._sink.name].digest,
-            )
-            for record in self.world.commits
-        ]
+        return [SinkEntry.of(record, self._sink.name) for record in self.world.commits]
 
     def _succeed(self, batches: int) -> None:
         """Let a successor claim, and finish so many batches, while another run is frozen."""

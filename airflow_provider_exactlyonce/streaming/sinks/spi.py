@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce import codec
-from airflow_provider_exactlyonce.ledger.records import SourceRanges
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,6 +73,20 @@ class SinkEntry:
     digest: int
     watermark: int | None = None
     batch_timestamp: int | None = None
+
+    @classmethod
+    def of(cls, record: CommitRecord, sink: str) -> SinkEntry:
+        """Return what the pipeline's ledger has for a sink that got rows of a commit."""
+        given = record.others[sink]
+        return cls(
+            commit=record.commit,
+            run=record.run,
+            lineage=record.lineage,
+            batch=record.batch,
+            source=record.source,
+            rows=given.rows,
+            digest=given.digest,
+        )
 
     def is_same_output(self, other: SinkEntry) -> bool:
         """Tell whether both say the same of a commit, whichever run wrote it and in whichever lineage."""

@@ -58,6 +58,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/own-sink",
     ),
     "Reference": (
+        "docs/options",
         "docs/checkpoints",
         "docs/late-rows",
         "docs/compatibility",

@@ -68,6 +68,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Operation": (
         "docs/operating",
+        "docs/delete",
         "docs/deploy",
         "docs/homes",
         "docs/metrics",

@@ -482,7 +482,7 @@ class Rehearsal:
                 first_pause_seconds=0,
             )
             try:
-                sinks.check(run.tail.commit, first + 1)
+                sinks.check(run.tail.commit, world.run, first + 1)
                 run.start()
                 sinks.claim(run.number, run.tail.commit, first + 1)
                 while world.done < batches and not (run.is_superseded and seam.met):

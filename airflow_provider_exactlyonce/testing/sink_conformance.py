@@ -244,6 +244,17 @@ class SinkConformance:
             _same(new.tail(), None, "the newest entry after a superseded run's batch of no tasks")
         self._next_run(sink, tmp_path, run=3, has=0)
 
+    def test_what_a_deleted_pipeline_has_left_is_refused_to_a_new_one_of_its_name(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        Rehearsal(sink, tmp_path, self.make_rows).run(until=1)
+        try:
+            Rehearsal(sink, tmp_path, self.make_rows).run()
+        except RefusedError as error:
+            if "ends at run 0" not in str(error):
+                raise AssertionError(f"the refusal does not name the run: {error}") from error
+        else:
+            raise AssertionError("the commit of a deleted pipeline was taken for the first of a new one")
+
     def test_pipelines_that_share_a_target_do_not_meet(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         other = replace(context_in(tmp_path), pipeline="conformance-other", home=tmp_path / "other")

@@ -33,7 +33,7 @@ LINK: Final = re.compile(r"\[([^][]+)\]\(([^()\s#]+)\)")
 ROOMS: Final = ("streaming", "state", "testing", "operators", "policies", "sensors", "triggers", "assets", "hooks")
 
 NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
-    "Start": ("docs/tutorial", "docs/concepts", "docs/guarantees"),
+    "Start": ("docs/tutorial", "docs/concepts", "docs/guarantees", "docs/migrate"),
     "How to, in Airflow": ("docs/supervise", "docs/gates", "docs/airflow", "docs/upgrades", "docs/backfill"),
     "How to, with state": (
         "docs/savepoints",
@@ -58,6 +58,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/own-sink",
     ),
     "Reference": (
+        "docs/options",
         "docs/checkpoints",
         "docs/late-rows",
         "docs/compatibility",
@@ -67,6 +68,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Operation": (
         "docs/operating",
+        "docs/delete",
         "docs/deploy",
         "docs/homes",
         "docs/metrics",

@@ -26,6 +26,7 @@ PROJECT_WIDE: Final = {
     "test_layout.py",
     "test_moved_names.py",
     "test_older_releases.py",
+    "test_options.py",
     "test_provider_info.py",
     "test_site.py",
 }

@@ -80,10 +80,11 @@ class SinkGroup:
             for position, (name, committer) in enumerate(self._committers.items())
         ]
 
-    def check(self, newest: CommitRecord | None, first_repeated: int) -> None:
+    def check(self, newest: CommitRecord | None, newest_run: int, first_repeated: int) -> None:
         """Check that the sinks fit the pipeline's ledger. Changes nothing.
 
         :param newest: the ledger's newest commit
+        :param newest_run: the newest run that has claimed the ledger, 0 when there is none
         :param first_repeated: the first commit that the checkpoint can run again
         :raises RefusedError: when a sink was set back too far, or is ahead of the ledger, or two write to one place
         """
@@ -91,7 +92,15 @@ class SinkGroup:
         entries: dict[str, SinkEntry | None] = {}
         for name, committer in self._committers.items():
             with answering(f"sink {name}, reading its ledger"):
-                entries[name] = committer.tail()
+                entries[name] = entry = committer.tail()
+            # A run claims the ledger first. Without this, a pipeline that takes over a deleted one's name would take
+            # that one's only commit for its own.
+            if entry is not None and entry.run > newest_run:
+                raise RefusedError(
+                    f"sink {name} has commit {entry.commit} of run {entry.run} of pipeline {self._pipeline}, and the "
+                    f"pipeline's ledger ends at run {newest_run}: another pipeline of this name has written to the "
+                    "sink, or the ledger was set back. Give this one another name, or put the ledger back"
+                )
             self._fits(name, entries[name], newest, first_repeated)
         _owed(entries, newest)
 

@@ -130,7 +130,7 @@ def test_a_table_is_one_place_whatever_it_is_called_and_whoever_writes_to_it(
     assert UpsertSink(name="u", url=url, table="Rows", key="id").open(CONTEXT).place == places[4]
     again = [case.connected(PostgresSink(name="s", table=table)) for table in ("rows", "public.rows")]
     with pytest.raises(RefusedError, match="sinks one and other of pipeline shop write to one table"):
-        SinkGroup(PIPELINE, dict(zip(("one", "other"), again, strict=True))).check(None, 1)
+        SinkGroup(PIPELINE, dict(zip(("one", "other"), again, strict=True))).check(None, 0, 1)
 
 
 def test_a_commit_column_that_rows_are_counted_by_has_the_commits_of_one_pipeline(case: Case) -> None:

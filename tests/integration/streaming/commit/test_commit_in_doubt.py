@@ -87,7 +87,7 @@ def test_an_error_that_is_none_of_the_projects_counts_as_no_answer(tmp_path: Pat
                     {
                         "begin": lambda: sinks.begin(BATCH, 1),
                         "claim": lambda: sinks.claim(1, None, 1),
-                        "tail": lambda: sinks.check(None, 1),
+                        "tail": lambda: sinks.check(None, 1, 1),
                     }[step]()
         sinks.claim(1, None, 1)
         sinks.begin(BATCH, 1)

@@ -12,6 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -31,6 +32,11 @@ from tests.shared_jvm import SharedJvm
 _AIRFLOW_HOME = tempfile.mkdtemp(prefix="exactlyonce-airflow-")
 os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
 os.environ.setdefault("KAFKA_OPTS", class_archives.BROKER_OPTIONS)
+
+# What tests write is in memory where that has room: homes, databases and tables wait for a disk all the time.
+_MEMORY = Path("/dev/shm")
+if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 __all__ = ["database", "hadoop", "mariadb", "postgres", "registry_server"]  # fixtures
 __all__ += ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]  # hooks

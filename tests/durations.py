@@ -28,8 +28,14 @@ def record(report: Path) -> None:
     for case in ElementTree.parse(report).iter("testcase"):
         time = round(float(case.attrib["time"]), 1)
         if time >= LEAST_SECONDS:
-            seconds[f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"] = time
+            seconds[_nodeid(case.attrib["classname"], case.attrib["name"])] = time
     FILE.write_text(json.dumps(dict(sorted(seconds.items())), indent=0) + "\n")
+
+
+def _nodeid(classname: str, name: str) -> str:
+    """Return pytest's id of a test; a report has its file and its class in one, with points."""
+    file, point, of_file = classname.partition(".Test")
+    return "::".join([f"{file.replace('.', '/')}.py", *(["Test" + of_file] if point else []), name])
 
 
 def table(report: Path) -> str:

@@ -186,6 +186,7 @@ def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(moto: str, monke
     assert list(names_in(folder)) == list(names_in(folder.parent)) == []
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_and_started_again_writes_each_row_once(pipeline: Pipeline) -> None:
     world = pipeline.world
     world.send(1500)

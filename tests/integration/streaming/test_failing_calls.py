@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,15 +38,6 @@ forks = of_delta.forks  # a fixture of its sink's tests, and of the Iceberg sink
 
 SEED = int(os.environ.get("EXACTLYONCE_FAULT_SEED", "1"))
 COMBINATIONS = 300  # of two faults, and of three
-
-MEMORY = Path("/dev/shm")
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """Thousands of small tables, in memory where that is a file system: no machine dies here, only calls do."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 class EveryFault(SinkConformance):

@@ -56,16 +56,16 @@ def due(lake: Lake, home: Path) -> tuple[Live, list[SinkEntry]]:
 
 def test_many_small_batches_leave_few_files_and_each_row(lake: Lake, tmp_path: Path) -> None:
     live = Live(lake.sink(compact_every=10, partition_by="k"), tmp_path)
-    entries = [live.commit(rows(number * 6, 6)) for number in range(60)]
-    assert lake.rows() == lake.library_rows() == rows(0, 360)
+    entries = [live.commit(rows(number * 6, 6)) for number in range(20)]
+    assert lake.rows() == lake.library_rows() == rows(0, 120)
     assert live.audit(entries) == []
     assert len(lake.current_files()) == 3, "one of each partition"
-    entries += [live.commit(rows(360 + number * 6, 6)) for number in range(9)]
+    entries += [live.commit(rows(120 + number * 6, 6)) for number in range(9)]
     assert len(lake.current_files()) == 3 + 9 * 3
-    assert lake.rows() == rows(0, 414)
+    assert lake.rows() == rows(0, 174)
     assert live.audit(entries) == []
     assert set(lake.files()) == lake.named_files()
-    assert Live(live.sink, tmp_path, run=2).number == 69
+    assert Live(live.sink, tmp_path, run=2).number == 29
 
 
 def test_a_commit_is_followed_by_one_compaction_and_a_claim_by_none(lake: Lake, tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_deletions_of_others_beside_compactions_are_neither_lost_nor_undone(lake
     live = Live(lake.sink(compact_every=2), tmp_path)
 
     def run() -> None:
-        for number in range(10):
+        for number in range(6):
             with suppress(BatchFailedError):
                 live.commit(rows(5 * number, 5))
 
@@ -364,12 +364,12 @@ def test_deletions_of_others_beside_compactions_are_neither_lost_nor_undone(lake
 
     with ThreadPoolExecutor() as threads:
         running = threads.submit(run)
-        for number in range(0, 50, 5):
+        for number in range(0, 30, 5):
             eventually(partial(_is_there, lake, number, running), f"row {number} is there")
             eventually(partial(is_deleted, number), f"row {number} is deleted")
         running.result()
-    assert lake.rows() == [row for row in rows(0, 50) if row["id"] % 5]
-    assert live.number == 10
+    assert lake.rows() == [row for row in rows(0, 30) if row["id"] % 5]
+    assert live.number == 6
 
 
 def _is_there(lake: Lake, number: int, running: Future[None]) -> bool:

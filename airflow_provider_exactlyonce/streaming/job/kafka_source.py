@@ -80,7 +80,7 @@ class KafkaSource:
 
     topic: str | Sequence[str] | TopicPattern
     schema: str | None = None
-    starting_offsets: str | datetime | Mapping[str, Mapping[int | str, int]] = "earliest"
+    starting_offsets: str | datetime | Mapping[str, Mapping[int, int] | Mapping[str, int]] = "earliest"
     max_offsets_per_trigger: int | None = None
     offset_column: str | None = field(default=None, repr=False)  # the version of a pipeline without it stays
     options: Mapping[str, str] = field(default_factory=dict)
@@ -286,8 +286,8 @@ class KafkaSource:
     def _declared(self) -> dict[str, str]:
         topics = self.topics
         declared = {"subscribePattern": topics.pattern.guarded} if topics.pattern else {"subscribe": str(topics)}
-        if self.first_offsets:
-            declared["startingOffsets"] = json.dumps(self.first_offsets)
+        if isinstance(self.starting_offsets, Mapping):
+            declared["startingOffsets"] = json.dumps(self.starting_offsets)
         elif self.starting_offsets in _STARTS:
             declared["startingOffsets"] = str(self.starting_offsets)
         else:

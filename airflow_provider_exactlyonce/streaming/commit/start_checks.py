@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets, whole_offsets
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets, by_place
 from airflow_provider_exactlyonce.ledger import topic_identity
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -45,6 +46,31 @@ def check_sources_go_on(tail: LedgerTail | None, declared: Sequence[SourceTopics
                 f"commit {commit.commit} has read topic {topic}, and the sources now read "
                 f"{' and '.join(map(str, declared))}: what the topic has since would be lost. Let a source read it, or "
                 "start a new pipeline, with a name and a home of its own"
+            )
+
+
+def check_first_offsets(cluster: StableOffsets, first: Mapping[str, Mapping[int, int]], topics: Sequence[str]) -> None:
+    """Check that a new pipeline can begin at the offsets that a source names.
+
+    :param cluster: tells which partitions and offsets there are
+    :param first: {topic: {partition: offset}}
+    :param topics: those that the source reads now
+    :raises RefusedError: naming the first partition that is not named, or not there, or has no such offset
+    """
+    named, existing = by_place(first), set(cluster.partitions(topics))
+    for topic, partition in sorted(named.keys() ^ existing):
+        what = "is not in" if (topic, partition) in existing else "does not exist, and is in"
+        raise RefusedError(
+            f"partition {partition} of topic {topic} {what} the source's starting_offsets: a new pipeline that begins "
+            "at offsets needs that of each partition"
+        )
+    starts, ends = cluster.starts(named), cluster.last_stable(named)
+    for (topic, partition), offset in sorted(named.items()):
+        start, end = starts[topic, partition], ends[topic, partition]
+        if not start <= offset <= end:
+            raise RefusedError(
+                f"starting_offsets of the source: partition {partition} of topic {topic} has the offsets {start} to "
+                f"{end} (behind it transactions may be undecided), and the pipeline can't begin at {offset}"
             )
 
 

@@ -32,6 +32,7 @@ from airflow_provider_exactlyonce.streaming.commit.exactly_once import Transacti
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.commit.start_checks import (
+    check_first_offsets,
     check_sources_go_on,
     check_topic_ids,
     first_repeated,
@@ -102,6 +103,11 @@ class Driver:
             source.topics for source in self._pipeline.sources.values() if source.topics.pattern and not source.may_lose
         ]
         check_sources_are_there(topics, known_sources(tail.commit if tail else None), patterns)
+        if tail is None or tail.commit is None:
+            for source in self._pipeline.sources.values():
+                if source.first_offsets:
+                    read = [topic for topic in topics if topic in source.topics]
+                    check_first_offsets(run.client.offsets, source.first_offsets, read)
         recover(
             run.home,
             run.pipeline,

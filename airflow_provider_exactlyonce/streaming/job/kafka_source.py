@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.registry.encoded_values import EncodedValues
 
 _STARTS: Final = ("earliest", "latest")
+#: {topic: {partition: offset}}
+_Offsets = Mapping[str, Mapping[int, int]]
 _HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 #: What Spark's source gives.
 _KAFKA_COLUMNS: Final = (
@@ -64,9 +66,10 @@ class KafkaSource:
 
     :param topic: the topic; or a list of topics; or a :class:`TopicPattern`
     :param schema: columns in Spark's DDL, for example ``"id STRING NOT NULL, price DECIMAL(12,2)"``
-    :param starting_offsets: where a new pipeline begins: ``"earliest"``, ``"latest"``, or a time, from which on records
-        are read, by the timestamps that Kafka has of them; a partition without later ones is read from its end. A
-        ``datetime``, or text in ISO 8601; without a zone it is UTC
+    :param starting_offsets: where a new pipeline begins: ``"earliest"``, ``"latest"``, a time, or
+        {topic: {partition: first offset}} with all partitions of all topics. From a time on records are read by the
+        timestamps that Kafka has of them; a partition without later ones is read from its end. It is a ``datetime``, or
+        text in ISO 8601; without a zone it is UTC
     :param max_offsets_per_trigger: at most so many records a batch, None for no limit
     :param offset_column: beside the schema's columns, one of this name with the record's offset: the order of records
         that have one key, which are in one partition
@@ -77,7 +80,7 @@ class KafkaSource:
 
     topic: str | Sequence[str] | TopicPattern
     schema: str | None = None
-    starting_offsets: str | datetime = "earliest"
+    starting_offsets: str | datetime | Mapping[str, Mapping[int, int] | Mapping[str, int]] = "earliest"
     max_offsets_per_trigger: int | None = None
     offset_column: str | None = field(default=None, repr=False)  # the version of a pipeline without it stays
     options: Mapping[str, str] = field(default_factory=dict)
@@ -96,11 +99,8 @@ class KafkaSource:
         if self.value_format is not None:
             object.__setattr__(self, "schema", self._encoded_columns(self.value_format))
         if self.starting_offsets not in _STARTS:
-            try:
-                start = moments.text(moments.milliseconds(self.starting_offsets))
-            except (ValueError, AttributeError):
-                raise self._refused("starting_offsets", f"{', '.join(_STARTS)}, or a time in ISO 8601") from None
-            object.__setattr__(self, "starting_offsets", start)  # one text for a time, in a pipeline's version, too
+            # One form for equal ones, in a pipeline's version, too.
+            object.__setattr__(self, "starting_offsets", self._start())
         if self.max_offsets_per_trigger is not None and (
             not isinstance(self.max_offsets_per_trigger, int) or self.max_offsets_per_trigger < 1
         ):
@@ -122,6 +122,32 @@ class KafkaSource:
     def topics(self) -> SourceTopics:
         """The topics that it reads."""
         return SourceTopics.of(self.topic)
+
+    @property
+    def first_offsets(self) -> _Offsets:
+        """The offsets at which a new pipeline begins, {topic: {partition: offset}}; empty when it names none."""
+        return self.starting_offsets if isinstance(self.starting_offsets, Mapping) else {}  # type: ignore[return-value]
+
+    def _start(self) -> str | _Offsets:
+        given = self.starting_offsets
+        try:
+            if not isinstance(given, Mapping):
+                return moments.text(moments.milliseconds(given))
+            offsets = {
+                topic: dict(sorted((int(str(partition)), int(str(offset))) for partition, offset in of.items()))
+                for topic, of in sorted(given.items())
+            }
+        except (ValueError, TypeError, AttributeError):
+            raise self._refused(
+                "starting_offsets",
+                f"{', '.join(_STARTS)}, a time in ISO 8601, or {{topic: {{partition: offset}}}}",
+            ) from None
+        topics = self.topics
+        if not all(topic in topics for topic in offsets) or set(topics.names) - offsets.keys():
+            raise self._refused("starting_offsets", f"the offsets of {topics}, and of no other topic")
+        if any(number < 0 for of in offsets.values() for pair in of.items() for number in pair):
+            raise self._refused("starting_offsets", "partitions and offsets from 0")
+        return offsets
 
     def _encoded_columns(self, value_format: AvroFormat) -> str:
         if not isinstance(value_format, AvroFormat) or value_format.schema_id is not None:
@@ -260,7 +286,9 @@ class KafkaSource:
     def _declared(self) -> dict[str, str]:
         topics = self.topics
         declared = {"subscribePattern": topics.pattern.guarded} if topics.pattern else {"subscribe": str(topics)}
-        if self.starting_offsets in _STARTS:
+        if isinstance(self.starting_offsets, Mapping):
+            declared["startingOffsets"] = json.dumps(self.starting_offsets)
+        elif self.starting_offsets in _STARTS:
             declared["startingOffsets"] = str(self.starting_offsets)
         else:
             declared["startingTimestamp"] = str(moments.milliseconds(self.starting_offsets))

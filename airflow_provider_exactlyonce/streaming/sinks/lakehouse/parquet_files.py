@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 #: Hive's and Spark's name for the directory of nulls.
 NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ROW_GROUP_BYTES: Final = 32 * 2**20  # of Arrow's memory
+_TASK_BYTES: Final = 128 * 2**20  # that wait in all files of a task
 _OPEN_FILES: Final = 64
 _NAME_BYTES: Final = 255
 
@@ -33,6 +34,7 @@ class ParquetFile(ABC):
 
     :param partition: the values that its rows have in the columns of the partition, as text
     :ivar unordered: columns with a NaN, which some readers take for greater than all, and others for nothing
+    :ivar waiting_bytes: of rows that are not in a row group yet
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class ParquetFile(ABC):
         self._parquet: Final = pq.ParquetWriter(self._file, schema, compression=compression)
         self.unordered: Final[set[str]] = set()
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
 
     @property
     def size(self) -> int:
@@ -59,13 +61,19 @@ class ParquetFile(ABC):
             if pa.types.is_floating(column.type) and pc.any(pc.is_nan(rows[column.name])).as_py():
                 self.unordered.add(column.name)
         self._waiting.append(rows)
-        self._waiting_bytes += rows.nbytes
-        if self._waiting_bytes >= _ROW_GROUP_BYTES:
-            self._write_group()
+        self.waiting_bytes += rows.nbytes
+        if self.waiting_bytes >= _ROW_GROUP_BYTES:
+            self.write_group()
+
+    def write_group(self) -> None:
+        """Write the rows that wait, as a row group."""
+        if self._waiting:
+            self._parquet.write_table(pa.Table.from_batches(self._waiting))
+            self._waiting, self.waiting_bytes = [], 0
 
     def finish(self) -> dict[str, Any]:
         """Make it durable; returns what the driver has to know of it, as JSON can have it."""
-        self._write_group()
+        self.write_group()
         self._parquet.close()
         size, footer = self.size, self._parquet.writer.metadata
         self._file.close()
@@ -89,11 +97,6 @@ class ParquetFile(ABC):
     @abstractmethod
     def _statistics(self, footer: pq.FileMetaData) -> Any:
         """Return what the table says of the values in the file."""
-
-    def _write_group(self) -> None:
-        if self._waiting:
-            self._parquet.write_table(pa.Table.from_batches(self._waiting))
-            self._waiting, self._waiting_bytes = [], 0
 
 
 class PartitionedFiles(ABC):
@@ -123,6 +126,8 @@ class PartitionedFiles(ABC):
                     self._finish(next(iter(self._open)))
                 file = self._open[values] = self._begin(values, part.schema)
             file.write(part)
+            if sum(file.waiting_bytes for file in self._open.values()) >= _TASK_BYTES:
+                max(self._open.values(), key=lambda file: file.waiting_bytes).write_group()
             if file.size >= self._max_file_bytes:
                 self._finish(values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import MISSING, fields
 from datetime import datetime
@@ -12,7 +13,7 @@ import pendulum
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, TopicPattern, pipeline
 
 PAGE = (Path(__file__).parents[4] / "docs/kafka-source.md").read_text()
 REFUSED = re.findall(r"^\| `((?:KafkaSource|pipeline)\(.*\))` \| `(.*)` \|$", PAGE, re.MULTILINE)
@@ -89,7 +90,7 @@ def test_what_the_page_says_is_refused_is(declaration: str, message: str) -> Non
 
 
 def test_the_page_lists_refusals() -> None:
-    assert len(REFUSED) == 10
+    assert len(REFUSED) == 11
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,28 @@ def test_sparks_own_ways_to_begin_are_refused_beside_the_parameter(option: str) 
             KafkaSource("in", starting_offsets=start, options={option: "5"}).spark_options(CLUSTER)
 
 
-@pytest.mark.parametrize("start", ["noon", "", 5, None])
-def test_what_is_no_place_to_begin_is_refused(start: Any) -> None:
-    with pytest.raises(RefusedError, match=r"starting_offsets=.*: earliest, latest, or a time in ISO 8601"):
+def test_offsets_to_begin_at_are_one_in_the_version_and_one_option() -> None:
+    source = KafkaSource("in", starting_offsets={"in": {"10": 7, "2": 0}})
+    assert source == KafkaSource("in", starting_offsets={"in": {2: 0, 10: 7}})
+    assert "starting_offsets={'in': {2: 0, 10: 7}}" in repr(source)
+    spark_options = source.spark_options(CLUSTER)
+    assert json.loads(spark_options["startingOffsets"]) == {"in": {"2": 0, "10": 7}}
+    assert "startingTimestamp" not in spark_options
+    pattern = TopicPattern("in.*")
+    assert KafkaSource(pattern, starting_offsets={"in1": {0: 5}}).first_offsets == {"in1": {0: 5}}
+
+
+@pytest.mark.parametrize(
+    ("start", "accepted"),
+    [
+        *((start, "earliest, latest, a time in ISO 8601, or {") for start in ("noon", "", 5, None, {"in": 5})),
+        *(({"in": {0: offset}}, "earliest, latest, a time") for offset in (0.5, True, None, "x")),
+        ({"in": {0: -1}}, "partitions and offsets from 0"),
+        ({"in": {-1: 0}}, "partitions and offsets from 0"),
+        ({}, "the offsets of in, and of no other topic"),
+        ({"in": {0: 0}, "of": {0: 0}}, "the offsets of in, and of no other topic"),
+    ],
+)
+def test_what_is_no_place_to_begin_is_refused(start: Any, accepted: str) -> None:
+    with pytest.raises(RefusedError, match=f"starting_offsets=.*: {accepted}"):
         KafkaSource("in", starting_offsets=start)

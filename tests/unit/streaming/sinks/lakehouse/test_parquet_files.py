@@ -1,0 +1,72 @@
+"""How many bytes of a task wait in memory, whatever its rows are partitioned by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse import parquet_files
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import ParquetFile, PartitionedFiles
+
+
+class Local(TableFiles):
+    def local(self, name: str) -> Path:
+        return Path(name)
+
+    def remote(self, name: str) -> Any:
+        raise NotImplementedError
+
+
+class File(ParquetFile):
+    def _statistics(self, footer: pq.FileMetaData) -> Any:
+        return footer.num_row_groups
+
+
+class Files(PartitionedFiles):
+    def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile:
+        return File(Local(), name, schema, "none", partition)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(file.waiting_bytes for file in self._open.values())
+
+
+def test_a_task_with_many_partitions_keeps_as_much_in_memory_as_one_with_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_files, "_ROW_GROUP_BYTES", 4_000)
+    monkeypatch.setattr(parquet_files, "_TASK_BYTES", 16_000)
+    files = Files(str(tmp_path), 0, ["p"], 2**30)
+    most = 0
+    for number in range(40):
+        rows = pa.RecordBatch.from_pydict(
+            {"p": [f"p{n % 20}" for n in range(400)], "v": [number * 400 + n for n in range(400)]}
+        )
+        files.write(rows, rows.select(["v"]))
+        most = max(most, files.waiting_bytes)
+    assert 12_000 < most < 16_000
+    written = files.finish()
+    assert len(written) == 20
+    assert sum(file["rows"] for file in written) == 16_000
+    assert sorted(v for file in written for v in pq.ParquetFile(file["path"]).read()["v"].to_pylist()) == list(
+        range(16_000)
+    )
+
+
+def test_a_task_with_few_partitions_writes_row_groups_of_their_full_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_files, "_ROW_GROUP_BYTES", 4_000)
+    monkeypatch.setattr(parquet_files, "_TASK_BYTES", 16_000)
+    files = Files(str(tmp_path), 0, [], 2**30)
+    for number in range(10):
+        rows = pa.RecordBatch.from_pydict({"v": list(range(number * 100, number * 100 + 100))})
+        files.write(rows, rows)
+    (file,) = files.finish()
+    assert (file["rows"], file["statistics"]) == (1_000, 2)

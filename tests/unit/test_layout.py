@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 import airflow_provider_exactlyonce
+from tests import durations
 
 UNIT: Final = Path(__file__).parent
 REPOSITORY: Final = UNIT.parents[1]
@@ -49,6 +50,11 @@ def test_each_file_of_tests_has_the_name_of_a_module_in_its_room() -> None:
     files = {file.relative_to(UNIT) for file in UNIT.rglob("test_*.py")}
     without = {str(file) for file in files if not has_owner(file)}
     assert without == PROJECT_WIDE | OF_A_ROOM
+
+
+def test_each_recorded_time_is_of_a_test_file() -> None:
+    files = {Path(nodeid.partition("::")[0]) for nodeid in durations.read()}
+    assert {str(file) for file in files if not (REPOSITORY / file).is_file()} == set()
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,7 @@ class Fading(KeyedProcessFunction[Any, Any]):
         yield context.key.k, self.value.value(), self.many.get(), dict(self.named.items()), timestamp
 
 
+@pytest.mark.slow
 def test_spark_and_the_harness_give_the_same_by_processing_time(spark: SparkSession, tmp_path: Path) -> None:
     batches = events(seed=5, batches=5, rows=12)
     expected = KeyedHarness(Fading(), "k")

@@ -106,6 +106,7 @@ def test_a_schema_that_is_registered_in_mid_stream_is_read_without_a_restart(wor
     assert len(world.ledger()[1]) == 1
 
 
+@pytest.mark.slow
 def test_a_schema_that_the_subject_refuses_stops_the_start_with_the_registrys_words(
     world: World, orders: Orders
 ) -> None:

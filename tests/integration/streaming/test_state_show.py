@@ -145,6 +145,7 @@ def test_what_is_not_there_is_refused_by_name(
         shown(spark, checkpoint_of(timed), LAST, **request_)
 
 
+@pytest.mark.slow
 def test_values_with_a_time_to_live_say_when_they_go(spark: SparkSession, tmp_path: Path) -> None:
     ran = run(spark, tmp_path, BATCHES[:2], lambda frame: key_by(frame, "k").process(Fading()), until=2)
     stores = shown(spark, tmp_path / "checkpoint", 0)

@@ -38,7 +38,9 @@ def test_another_choice_is_refused_by_name(cache: Path) -> None:
         packages.settings_for({packages.PACKAGES: "no"}, CLUSTER, cache)
 
 
-def test_executors_of_a_cluster_get_both_archives_and_know_where_they_are(cache: Path) -> None:
+def test_executors_of_a_cluster_get_both_archives_and_know_where_they_are(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     conf = packages.settings_for({}, CLUSTER, cache)
     wheels, package = (archive.split("#") for archive in conf["spark.archives"].split(","))
     assert conf["spark.executorEnv.PYTHONPATH"] == f"./{wheels[1]}:./{package[1]}"
@@ -50,10 +52,9 @@ def test_executors_of_a_cluster_get_both_archives_and_know_where_they_are(cache:
     names = zipfile.ZipFile(package[0]).namelist()
     assert "airflow_provider_exactlyonce/streaming/commit/write_stage.py" in names
     assert not [name for name in names if name.endswith(".pyc")]
-    written = [Path(archive).stat().st_mtime_ns for archive in (wheels[0], package[0])]
-    again = packages.settings_for({}, CLUSTER, cache)
-    assert again == conf
-    assert [Path(archive).stat().st_mtime_ns for archive in (wheels[0], package[0])] == written, "made once"
+    with monkeypatch.context() as patched:
+        patched.setattr(zipfile, "ZipFile", None)  # made once; another process of this user may make its own meanwhile
+        assert packages.settings_for({}, CLUSTER, cache) == conf
 
 
 def test_what_the_user_ships_goes_first(cache: Path) -> None:

@@ -33,9 +33,11 @@ def record(report: Path) -> None:
 
 
 def _nodeid(classname: str, name: str) -> str:
-    """Return pytest's id of a test; a report has its file and its class in one, with points."""
-    file, point, of_file = classname.partition(".Test")
-    return "::".join([f"{file.replace('.', '/')}.py", *(["Test" + of_file] if point else []), name])
+    """Return pytest's id of a test; a report has its file and its classes in one, with points."""
+    parts = classname.split(".")
+    files = (Path(*parts[:length]).with_suffix(".py") for length in range(len(parts), 0, -1))
+    file = next(file for file in files if (FILE.parents[1] / file).is_file())
+    return "::".join([file.as_posix(), *parts[len(file.parts) :], name])
 
 
 def table(report: Path) -> str:

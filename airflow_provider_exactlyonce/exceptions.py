@@ -24,7 +24,7 @@ class Decision(Enum):
 
 
 class ExactlyOnceError(Exception):
-    """Base of the project's errors; raised only as one of its subclasses."""
+    """Base of the project's errors, and one that nobody has to tell from others."""
 
     decision: Decision = Decision.RESTART
     exit_code: int = 1

@@ -30,7 +30,7 @@ from airflow_provider_exactlyonce.control import moving, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.control.moving import HomeDocument, Move
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.storage.opening import holds_files, is_local, store_of
 from airflow_provider_exactlyonce.storage.store import HeldError
@@ -287,7 +287,13 @@ def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopi
         only_copy.check_often()
         match = _NAMING.fullmatch(path)
         place = source.path / path, target.path / path
-        done = copy_file(*place) if match is None else _rename(*place, target.path / match[1])
+        try:
+            done = copy_file(*place) if match is None else _rename(*place, target.path / match[1])
+        except OSError as error:
+            raise ExactlyOnceError(
+                f"{place[0]} could not be copied to {place[1]}: {error}. The old home is in use as before; the same "
+                "call goes on with the copy"
+            ) from error
         failpoints.reach("copy-during")
         return done
 

@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, f". {listing.hint(config, given.pipeline)}")
     except ExactlyOnceError as error:
         return _failed(error)
+    except OSError as error:  # a full disk, a right that is missing
+        return _failed(ExactlyOnceError(f"the system says: {error}. The command may be tried again"))
 
 
 def _failed(error: ExactlyOnceError, hint: str = "") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -76,10 +77,11 @@ class Pipeline:
     def copy(self, source: Home, target: Home) -> HomeCopied:
         return copy_home(source, target, self.config)
 
-    def command(self, *words: str, failpoints: str = "", code: int = 0) -> Any:
+    def command(self, *words: str, failpoints: str = "", largest_file: int | None = None, code: int = 0) -> Any:
         """Run a command in a process of its own; returns its JSON, or what it says when it refuses."""
+        limited = [] if largest_file is None else ["prlimit", f"--fsize={largest_file}"]
         done = subprocess.run(
-            [sys.executable, "-m", cli.__name__, *words, "--json"],
+            [*limited, sys.executable, "-m", cli.__name__, *words, "--json"],
             env={**os.environ, "EXACTLYONCE_KAFKA": json.dumps(dict(self.config)), FAILPOINTS: failpoints},
             capture_output=True,
             text=True,
@@ -262,6 +264,25 @@ def test_a_copy_that_is_killed_at_each_step_is_repeated_and_ends_the_same(pipeli
     assert without_paths(contents(new)) == without_paths(contents(old))
     with pipeline.run(new) as run:
         assert (run.number, run.lineage.id) == (done + 1, lineage)
+
+
+def test_a_copy_for_which_there_is_no_room_names_the_file_and_goes_on_when_there_is(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    old, new = Home(tmp_path / "old"), Home(tmp_path / "new")
+    filled(pipeline, old)
+    lineage = old.current()
+    assert lineage is not None
+    large = old.checkpoint(lineage.id) / "state/0/0/large"
+    large.write_bytes(bytes(100_000))
+    words = ("home", "copy", str(old.path), str(new.path))
+    said = pipeline.command(*words, largest_file=50_000, code=1)
+    (line,) = said.splitlines()
+    copied = new.path / large.relative_to(old.path)
+    assert f"{large} could not be copied to {copied}: [Errno {errno.EFBIG}]" in line
+    assert moving.sealed(old.path) is None
+    assert pipeline.command(*words)["changed"] is True
+    assert without_paths(contents(new)) == without_paths(contents(old))
 
 
 @pytest.mark.slow

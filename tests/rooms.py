@@ -80,8 +80,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "doctor": {"kafka", "control", "ledger", "audit", "transactions", "checkpoint", "streaming.commit"},
     "upgrade": {
-        *("kafka", "control", "ledger", "checkpoint", "streaming.sinks.kafka", "streaming.spark"),
-        *("streaming.job", "streaming.commit", "streaming.replay"),
+        *("storage", "kafka", "control", "ledger", "checkpoint", "streaming.file_systems", "streaming.sinks.kafka"),
+        *("streaming.spark", "streaming.job", "streaming.commit", "streaming.replay"),
     },
     "hooks": {"devkit", "storage", "control", "ledger", "checkpoint", "streaming.settings", "streaming.file_systems"},
     "triggers": {"policies", "control", "ledger", "transactions", "hooks"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.versions import CompatibilityReport, Verdict, VersionChange
@@ -12,6 +11,7 @@ from airflow_provider_exactlyonce.cli.arguments import DECLARATION, HOME, declar
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.opening import place_of
 from airflow_provider_exactlyonce.streaming import settings
 
 
@@ -56,7 +56,7 @@ def _check(given: argparse.Namespace) -> int:
 
 def _find(given: argparse.Namespace, pipeline: str) -> tuple[Savepoints, str]:
     """Return where a savepoint is kept, and its name there."""
-    directory = Path(os.path.abspath(given.against))
+    directory = place_of(given.against)
     if os.sep in given.against or directory.is_dir():
         return Savepoints(directory.parent), directory.name
     given.pipeline = pipeline

@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import LOCAL, is_local, store_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +48,25 @@ class Application:
 
     :param path: where it was started from
     :param kept: this home's copy
+    :param here: where a copy is on this host: the home's, or one of it
     :param job_hash: SHA-256 of it
     """
 
     version: str
     path: str
     kept: Path
+    here: Path
     job_hash: str
 
     @property
     def file(self) -> Path:
         """What to start: where it was while it is still the same there, or else the copy."""
         path = Path(self.path)
-        return path if hash_of(path) == self.job_hash else self.kept
+        if hash_of(path) == self.job_hash:
+            return path
+        if hash_of(self.here) != self.job_hash and (kept := store_of(self.kept).read(self.kept)) is not None:
+            LOCAL.replace(self.here, kept.content)
+        return self.here
 
 
 def read(home: Home) -> Release | None:
@@ -115,7 +121,8 @@ def application(home: Home, version: str) -> Application | None:
     copy = directory / Path(body["path"]).name
     if body["job_hash"] is None or hash_of(copy) != body["job_hash"]:
         return None
-    return Application(version=version, path=body["path"], kept=copy, job_hash=body["job_hash"])
+    here = copy if is_local(copy) else home.here / "applications" / version / copy.name
+    return Application(version=version, path=body["path"], kept=copy, here=here, job_hash=body["job_hash"])
 
 
 def hash_of(file: Path) -> str | None:

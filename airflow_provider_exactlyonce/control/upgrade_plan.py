@@ -18,9 +18,9 @@ from typing import Any, Final
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
-from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import HeldError
 
 
@@ -192,7 +192,7 @@ def is_left(home: Home, plan: Plan, now: float) -> bool:
     if plan.is_over or now - plan.entered <= plan.step_seconds:
         return False
     try:
-        with working_on(home):
+        with working_on(home, plan.pipeline):
             return read(home) == plan  # else somebody has just taken a step
     except AlreadyRunningError:
         return False
@@ -207,7 +207,7 @@ def left_behind(plan: Plan) -> str:
 
 
 @contextmanager
-def working_on(home: Home, *, dry_run: bool = False) -> Iterator[None]:
+def working_on(home: Home, pipeline: str, *, dry_run: bool = False) -> Iterator[None]:
     """Keep everybody else from advancing the plan; a process that dies lets go.
 
     :raises AlreadyRunningError: when somebody does
@@ -215,7 +215,7 @@ def working_on(home: Home, *, dry_run: bool = False) -> Iterator[None]:
     plan = path_of(home, _PLAN, dry_run=dry_run)
     with ExitStack() as held:
         try:
-            held.enter_context(store_of(plan).holding(plan, seconds=0))
+            held.enter_context(leases.alone(plan, pipeline))
         except HeldError as error:
             raise AlreadyRunningError(
                 f"another process works on the upgrade of the pipeline in {home}; it goes on without this one"

@@ -35,10 +35,11 @@ def build_launch(home: Home, settings: DriverSettings, *, until: str, goal: str 
     return launch_of(settings, arguments, home)
 
 
-def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | None = None) -> Launch:
+def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *, anywhere: bool = True) -> Launch:
     """Return how a file is submitted as a driver is, with other arguments than the settings'.
 
-    :param home: of the pipeline that it drives; None for what has to run where the task does
+    :param home: of the pipeline
+    :param anywhere: whether it may run elsewhere than the task does
     :raises RefusedError: when a setting or a connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
     """
@@ -72,10 +73,10 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     remote: dict[str, str] = {}
     local: dict[str, str] = {}
     if cluster is None:
-        reach = object_storage.driver_environment(home.location) if home is not None else {}
+        reach = object_storage.driver_environment(home.location)
         local = {**settings.env_vars, **spark_submit.python_environment(), **secrets, **reach}
         local |= class_archive.environment({**os.environ, **local}, settings.conf)
-    elif home is None:
+    elif not anywhere:
         raise RefusedError(
             f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where "
             "the task does: give it a connection with deploy-mode client"

@@ -63,14 +63,13 @@ class _PlanOperator(DriverOperator):
             the XCom ``plan`` then
         """
         from airflow_provider_exactlyonce.control.requests import WaitCondition
-        from airflow_provider_exactlyonce.hooks.home import check_mounted, find, request_of
+        from airflow_provider_exactlyonce.hooks.home import find, request_of
         from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
         ti = context["ti"]
         home, pipeline = find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
-        check_mounted(home, "an upgrade or rollback")
         request = request_of(home, context)
-        upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools())
+        upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools(home))
         while isinstance(plan := upgrade.advance(), WaitCondition):
             if self.deferrable:
                 self._defer(home, plan)
@@ -92,7 +91,7 @@ class _PlanOperator(DriverOperator):
         deadline = time.time() + wait.seconds
         self.defer(
             trigger=UpgradeTrigger(
-                home=str(home),
+                home=home.location,
                 token=wait.token,
                 request=wait.request,
                 commits=wait.commits,
@@ -103,22 +102,22 @@ class _PlanOperator(DriverOperator):
             timeout=timedelta(seconds=wait.seconds + _BACKSTOP_SECONDS),
         )
 
-    def _tools(self) -> UpgradeEnvironment:
+    def _tools(self, home: Home) -> UpgradeEnvironment:
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
         return UpgradeEnvironment(
             config=lambda: client_config(self.kafka_conn_id),
-            launch=self._launch,
+            launch=partial(self._launch, home),
             driver_arguments=self.application_args or (),
             conf={name: str(value) for name, value in (self.conf or {}).items()},
             tell=lambda text: self.log.info("%s", text),
         )
 
-    def _launch(self, application: str, arguments: Sequence[str]) -> Launch:
+    def _launch(self, home: Home, application: str, arguments: Sequence[str]) -> Launch:
         from airflow_provider_exactlyonce.hooks.launch import launch_of
 
-        return launch_of(self.driver_settings(application), arguments)
+        return launch_of(self.driver_settings(application), arguments, home, anywhere=False)
 
     @abstractmethod
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:

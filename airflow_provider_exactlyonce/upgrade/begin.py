@@ -32,7 +32,7 @@ def begin_upgrade(
     _check(options)
     file = Path(application)
     job_hash = releases.hash_of(file)
-    with upgrade_plan.working_on(home, dry_run=dry_run):
+    with upgrade_plan.working_on(home, pipeline, dry_run=dry_run):
         earlier = upgrade_plan.read(home, dry_run=dry_run)
         if earlier is not None and earlier.id == request:
             return earlier
@@ -75,7 +75,7 @@ def begin_rollback(
         newest
     :raises RefusedError: when there is nothing to go back to, or no way there; nothing was touched
     """
-    with upgrade_plan.working_on(home):
+    with upgrade_plan.working_on(home, pipeline):
         earlier = upgrade_plan.read(home)
         if earlier is not None and earlier.id == request:
             return earlier

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.storage.opening import location_of
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.launching import Launch
@@ -49,7 +50,7 @@ def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, sa
     # Only what changes a plan: the rest may hold passwords, and a command line is seen by all.
     asked = {name: value for name, value in tools.conf.items() if name.startswith("spark.sql.")}
     conf = [part for name, value in asked.items() for part in ("--conf", f"{name}={value}")]
-    arguments = ["check", application, "--against", str(savepoint), "--pipeline", pipeline, "--json", *conf]
+    arguments = ["check", application, "--against", location_of(savepoint), "--pipeline", pipeline, "--json", *conf]
     environment = {**os.environ, **tools.launch(application, []).environment}
     done = subprocess.run(
         [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *arguments],

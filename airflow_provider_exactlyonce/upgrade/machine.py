@@ -94,7 +94,7 @@ class Upgrade:
         :raises AlreadyRunningError: when somebody else works on it, or has replaced it
         :raises ExactlyOnceError: when a step failed and may be taken again
         """
-        with upgrade_plan.working_on(self._home, dry_run=self._dry_run):
+        with upgrade_plan.working_on(self._home, self._pipeline, dry_run=self._dry_run):
             plan = self._read()
             while not plan.is_over:
                 failpoints.reach(f"upgrade-{plan.step}")
@@ -113,7 +113,7 @@ class Upgrade:
         :raises ExactlyOnceError: as :meth:`advance` does
         """
         while isinstance(outcome := self.advance(), WaitCondition):
-            time.sleep(_POLL_SECONDS)
+            time.sleep(self._home.look_every(_POLL_SECONDS))
         return outcome
 
     def _read(self) -> Plan:

@@ -1,7 +1,8 @@
-"""The program of a shadow run: ``spark-submit shadow_main.py REQUEST``. It writes a report and nothing else."""
+"""The program of a shadow run: ``shadow_main.py --home HOME REQUEST``. It writes a report and nothing else."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import logging
 import sys
@@ -14,6 +15,8 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.storage.opening import place_of
+from airflow_provider_exactlyonce.streaming import file_systems
 from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.upgrade import delivered
 from airflow_provider_exactlyonce.upgrade.comparison import Content, compare
@@ -23,30 +26,34 @@ from airflow_provider_exactlyonce.upgrade.shadow_run import ShadowRequest
 Function = Callable[[Content], Content | None]
 
 
-def main(request_file: str) -> None:
-    """Make the shadow run that a file asks for."""
+def main(location: str, request_file: str) -> None:
+    """Make the shadow run that a file asks for.
+
+    :param location: of the pipeline's home
+    """
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    request = json_store.load(Path(request_file), ShadowRequest)
+    request = json_store.load(place_of(request_file), ShadowRequest)
     if request is None:
         raise RefusedError(f"there is no request in {request_file}")
     try:
-        report = make(request)
+        report = make(Home(location), request)
     except RefusedError as error:
         report = {"refused": str(error)}
-    json_store.write(Path(request.report), report)
+    json_store.write(place_of(request.report), report)
 
 
-def make(request: ShadowRequest) -> dict[str, Any]:
+def make(home: Home, request: ShadowRequest) -> dict[str, Any]:
     """Repeat, read what was delivered, and compare; returns the report.
 
+    :param home: of the pipeline
     :raises RefusedError: when that is not possible
     """
     from airflow_provider_exactlyonce.streaming.spark.session import open_session
 
     options = request.options
     function = _function(options.function) if options.function else None
-    home, config = Home(request.home), kafka_config.from_environment(None)
+    config = kafka_config.from_environment(None)
     pipeline = loader.load(request.application, request.pipeline)
     if pipeline.name != request.pipeline:
         raise RefusedError(f"{request.application} is pipeline {pipeline.name}, not {request.pipeline}")
@@ -55,7 +62,8 @@ def make(request: ShadowRequest) -> dict[str, Any]:
     last = tail.place.commit if tail is not None else 0
     base = find_base(home, options.shadow_commits, last)
     with open_session(f"shadow run of {pipeline.name}") as spark:
-        stretch, rows = repeat(spark, pipeline, config, base, last, Path(request.folder, "lineage"))
+        file_systems.prepare(spark, home.path)
+        stretch, rows = repeat(spark, pipeline, config, base, last, place_of(request.folder) / "lineage")
     bad = {pipeline.kafka_sink("a shadow run").bad_topic, pipeline.late_rows.topic} - {None}
     old = delivered.read(config, pipeline.name, stretch.first, stretch.last, leave_out=cast(set[str], bad))
     new = [row for row in rows if row.topic not in bad]
@@ -89,4 +97,8 @@ def _function(place: str) -> Function:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this file's directory: a job's modules must not be taken for ours
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--home", required=True)
+    parser.add_argument("request")
+    given = parser.parse_args()
+    main(given.home, given.request)

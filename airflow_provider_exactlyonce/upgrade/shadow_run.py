@@ -5,7 +5,6 @@ Spark runs in a process of its own, submitted as a driver is: this module starts
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from airflow_provider_exactlyonce.control import json_store, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.storage.opening import location_of, store_of
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment, run_to_end
 
 _PROGRAM: Final = Path(__file__).with_name("shadow_main.py")
@@ -28,14 +28,12 @@ class ShadowRequest:
     """What the shadow run's process is asked for.
 
     :param application: the new version's file
-    :param home: the pipeline's
     :param folder: what it may write to
     :param report: the file for its answer
     """
 
     application: str
     pipeline: str
-    home: str
     folder: str
     report: str
     options: Options
@@ -49,7 +47,8 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
     :raises ExactlyOnceError: when its process failed
     """
     folder, log = upgrade_plan.path_of(home, "shadow", dry_run=dry_run), home.logs / "shadow.log"
-    shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+    store = store_of(folder)
+    store.remove(folder)  # of one that was killed
     request, report = folder / "request.json", folder / "report.json"
     try:
         json_store.write(
@@ -58,18 +57,17 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
                 ShadowRequest(
                     application=application,
                     pipeline=plan.pipeline,
-                    home=str(home),
-                    folder=str(folder),
-                    report=str(report),
+                    folder=location_of(folder),
+                    report=location_of(report),
                     options=plan.options,
                 )
             ),
         )
         tools.tell(f"the shadow run's output is in {log}")
-        code = run_to_end(tools.launch(str(_PROGRAM), [str(request)]), log)
+        code = run_to_end(tools.launch(str(_PROGRAM), ["--home", str(home), location_of(request)]), log)
         answer = json_store.read(report)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        store.remove(folder)
     if answer is None:
         output = log.read_text(errors="replace")[-_SHOWN_CHARACTERS:]
         raise ExactlyOnceError(f"the shadow run ended with exit code {code}; its output in {log} ends with:\n{output}")

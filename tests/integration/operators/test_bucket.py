@@ -23,7 +23,6 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks import object_storage
 from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
-from airflow_provider_exactlyonce.operators.upgrade import UpgradePipelineOperator
 from airflow_provider_exactlyonce.storage import s3
 from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
 from airflow_provider_exactlyonce.triggers.shared_poller import name_of
@@ -298,12 +297,9 @@ def test_a_home_elsewhere_keeps_what_its_processes_write_on_their_host(tmp_path:
     assert home.here == Home(str(home.path)).here, "the driver's half finds the same"
 
 
-def test_what_needs_a_mounted_home_is_refused_by_name(checkpoint: str, tmp_path: Path) -> None:
+def test_what_needs_a_mounted_home_is_refused_by_name(checkpoint: str) -> None:
     home_at(checkpoint).create("shop")
     context: Any = {"ti": TaskInstance()}
     backfill = BackfillPipelineOperator(task_id="again", pipeline="shop", checkpoint=checkpoint, commits="1..2")
     with pytest.raises(RefusedError, match=r"lake@bucket/.* is not mounted, and a backfill in Airflow needs a home on"):
         backfill.home(context)
-    upgrade = UpgradePipelineOperator(task_id="upgrade", checkpoint=checkpoint, application="shop.py")
-    with pytest.raises(RefusedError, match="is not mounted, and an upgrade or rollback in Airflow needs a home on"):
-        upgrade.execute(context)

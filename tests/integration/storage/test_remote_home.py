@@ -10,25 +10,34 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import BaseOperator
 
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
+from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from airflow_provider_exactlyonce.storage.opening import names_in, place_of, store_of
 from airflow_provider_exactlyonce.storage.s3 import S3Store
 from airflow_provider_exactlyonce.storage.store import HeldError
 from tests import object_stores
 from tests.hadoop_cluster import HadoopCluster
+from tests.integration.operators.test_streaming import TaskInstance
 from tests.integration.streaming.harness import CONF, JOBS, Driver, World, check_counts
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("default")]
+
+
+SUBMISSION = ("--master", "local[2]", *(part for pair in CONF.items() for part in ("--conf", "=".join(pair))))
 
 
 def source_records(commit: CommitRecord) -> int:
@@ -84,7 +93,7 @@ class Pipeline:
     def finish(self, driver: Driver) -> None:
         assert driver.wait() == 0, driver.output()[-6000:]
 
-    def command(self, *words: str, code: int = 0) -> Any:
+    def command(self, *words: str, failpoints: str = "", code: int = 0) -> Any:
         """Run a command on the pipeline in a process of its own; returns its JSON, or what it says when it refuses."""
         self._commands += 1
         brokers = self.world.config["bootstrap.servers"]
@@ -94,7 +103,7 @@ class Pipeline:
             capture_output=True,
             text=True,
             check=False,
-            env=self._environment,
+            env={**self._environment, FAILPOINTS: failpoints} if failpoints else self._environment,
             start_new_session=True,  # a fail point kills the group
         )
         assert done.returncode == code, f"{words}: {done.stderr[-4000:]}{done.stdout[-2000:]}"
@@ -124,23 +133,23 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture
-def pipeline(
-    server: Server,
-    tmp_path: Path,
-    kafka_config: Mapping[str, str],
-    make_topic: Callable[..., str],
-    spark_classes: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Pipeline]:
+def world(
+    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], spark_classes: None
+) -> Iterator[World]:
+    source, sink = make_topic(partitions=3), make_topic(partitions=4)
+    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
+    yield world
+    world.end()
+
+
+@pytest.fixture
+def pipeline(world: World, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    source, sink = make_topic(partitions=3), make_topic(partitions=4)
-    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
     events = tmp_path / "events"
     events.mkdir()
-    yield Pipeline(world, server, events)
-    world.end()
+    return Pipeline(world, server, events)
 
 
 def test_a_hold_that_was_lost_after_its_last_look_switches_nothing(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,12 +232,7 @@ def test_a_savepoint_is_restored_exactly_and_every_command_works(pipeline: Pipel
     pipeline.finish(pipeline.start())
     pipeline.check()
 
-    job = str(JOBS / world.job)
-    refused = pipeline.command("upgrade", world.pipeline, job, code=RefusedError.exit_code)
-    assert "its file system has no locks that end with their process" in refused
-
-    conf = [part for name, value in CONF.items() for part in ("--conf", f"{name}={value}")]
-    compared = pipeline.command("backfill", world.pipeline, "--commits", "2..3", "--master", "local[2]", *conf)
+    compared = pipeline.command("backfill", world.pipeline, "--commits", "2..3", *SUBMISSION)
     assert compared["clean"], compared
 
     shown = pipeline.command("state", "show", world.pipeline, "--limit", "50")
@@ -246,6 +250,93 @@ def test_a_savepoint_is_restored_exactly_and_every_command_works(pipeline: Pipel
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("step", ["check", "compare", "stop", "start", "watch", "restore", "start-old", "watch-old"])
+def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once(
+    pipeline: Pipeline, tmp_path: Path, step: str
+) -> None:
+    world, way_back = pipeline.world, ("restore", "start-old", "watch-old")
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    text = (JOBS / world.job).read_text()
+    first.write_text(text)
+    second.write_text(f"{text}# another version\n")
+    upgrade = ("upgrade", world.pipeline, str(second), "--shadow-commits", "2", "--stable-after", "0", *SUBMISSION)
+    rollback = ("rollback", world.pipeline, *SUBMISSION)
+
+    world.job = str(first)
+    world.send(1500)
+    pipeline.finish(pipeline.start())
+    if step not in way_back:
+        pipeline.command(*upgrade, failpoints=f"upgrade-{step}-taken", code=-signal.SIGKILL)
+    done = pipeline.command(*upgrade)
+    assert (done["outcome"], done["shadow"]["unintended"]) == ("done", [])
+    world.send(900)
+    refused = pipeline.start()
+    assert refused.wait() == RefusedError.exit_code, refused.output()[-6000:]
+    assert "VersionRefusedError" in refused.output()
+    world.job = str(second)
+    pipeline.finish(pipeline.start())
+
+    first.unlink()  # the home has it
+    if step in way_back:
+        pipeline.command(*rollback, failpoints=f"upgrade-{step}-taken", code=-signal.SIGKILL)
+    assert pipeline.command(*rollback)["outcome"] == "rolled-back"
+    world.send(300)
+    first.write_text(text)
+    world.job = str(first)
+    pipeline.finish(pipeline.start())
+    pipeline.check()
+    assert not names_in(pipeline.home.control / "shadow")
+
+
+@pytest.mark.slow
+def test_the_operators_upgrade_a_pipeline_in_a_bucket_and_take_it_back(
+    moto: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = {"conn_type": "aws", "login": object_stores.KEY, "password": object_stores.SECRET}
+    lake |= {"extra": {"endpoint_url": moto, "region_name": "us-east-1"}}  # type: ignore[dict-item]
+    for name, connection in (
+        ("LAKE", lake),
+        ("KAFKA_DEFAULT", {"conn_type": "kafka", "extra": dict(world.config)}),
+        ("SPARK_DEFAULT", {"conn_type": "spark", "host": "local[2]"}),
+    ):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text((JOBS / world.job).read_text())
+    second.write_text(f"{first.read_text()}# another version\n")
+    driver: dict[str, Any] = {
+        "checkpoint": f"s3://lake@bucket/{uuid.uuid4()}",
+        "conf": CONF,
+        "env_vars": {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink},
+    }
+
+    def execute(operator: BaseOperator) -> dict[str, Any]:
+        ti = TaskInstance()
+        ti.task_id = operator.task_id
+        context: Any = {"ti": ti, "dag_run": SimpleNamespace(clear_number=0)}
+        return operator.execute(context)  # type: ignore[no-any-return]
+
+    def run() -> None:
+        execute(StreamingPipelineOperator(task_id="stream", application=str(first), **driver))
+
+    world.send(1500)
+    run()
+    upgrade = UpgradePipelineOperator(
+        task_id="upgrade", application=str(second), shadow_commits=2, stable_after=0, **driver
+    )
+    assert execute(upgrade)["outcome"] == "done"
+    world.send(900)
+    run()  # of the version in use, whatever the task's own file is
+    assert execute(RollbackPipelineOperator(task_id="back", **driver))["outcome"] == "rolled-back"
+    world.send(300)
+    run()
+    check_counts(world)
+    _, claims = world.ledger()
+    assert len({claim.version for claim in claims}) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["restore-copied", "restore-renamed", "restore-switching", "restore-switched"])
 def test_a_restore_that_is_killed_is_repeated_and_exact(
     pipeline: Pipeline, step: str, monkeypatch: pytest.MonkeyPatch
@@ -256,9 +347,7 @@ def test_a_restore_that_is_killed_is_repeated_and_exact(
     taken = pipeline.command("savepoint", world.pipeline)
     world.send(400)
     pipeline.finish(pipeline.start())
-    pipeline._environment["EXACTLYONCE_FAILPOINTS"] = step
-    pipeline.command("restore", world.pipeline, "--savepoint", taken["id"], code=-signal.SIGKILL)
-    del pipeline._environment["EXACTLYONCE_FAILPOINTS"]
+    pipeline.command("restore", world.pipeline, "--savepoint", taken["id"], failpoints=step, code=-signal.SIGKILL)
     pipeline.command("restore", world.pipeline, "--savepoint", taken["id"])
     world.send(200)
     pipeline.finish(pipeline.start())

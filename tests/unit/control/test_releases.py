@@ -122,7 +122,7 @@ def test_an_upgrade_is_not_given_up_while_somebody_works_on_it_or_its_step_may_t
     upgrade_plan.write(home, plan)
     assert not upgrade_plan.is_left(home, plan, over)
     assert upgrade_plan.is_left(home, plan, over + 1)
-    with upgrade_plan.working_on(home):
+    with upgrade_plan.working_on(home, "p"):
         assert not upgrade_plan.is_left(home, plan, over + 1)
     upgrade_plan.write(home, replace(plan, entered=over))
     assert not upgrade_plan.is_left(home, plan, over + 1), "it has just gone on"

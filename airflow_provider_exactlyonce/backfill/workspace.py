@@ -93,7 +93,7 @@ def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
     identity = json_store.read(directory / "identity.json")
     if identity is None:
         raise RefusedError(f"{directory}/identity.json is torn; put it back from a copy of the home")
-    made = Home(directory / request.name)
+    made = Home(f"{home.location}/backfills/{request.name}", directory / request.name)
     body = {"schema": SCHEMA, "id": identity["id"], "pipeline": backfill_pipeline(pipeline)}
     asked = {"pipeline": pipeline, "home": str(home), "request": request.to_json()}
     json_store.write(made.path / "request.json", asked)

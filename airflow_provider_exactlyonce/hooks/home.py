@@ -9,7 +9,6 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import TaskRequest
 from airflow_provider_exactlyonce.exceptions import RefusedError, UnknownPipelineError
 from airflow_provider_exactlyonce.hooks import object_storage
-from airflow_provider_exactlyonce.storage.opening import is_local
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -34,18 +33,6 @@ def check(checkpoint: str) -> None:
     :raises RefusedError: when it is no name of one
     """
     Home(object_storage.split(checkpoint)[1])
-
-
-def check_mounted(home: Home, what: str) -> None:
-    """Check that a task of this kind can work on a home.
-
-    :param what: the kind
-    :raises RefusedError: when the home is not mounted
-    """
-    if not is_local(home.path):
-        raise RefusedError(
-            f"{home.location} is not mounted, and {what} in Airflow needs a home on a mounted file system"
-        )
 
 
 def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) -> tuple[Home, str]:

@@ -152,7 +152,6 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             pipelines_home, pipeline = homes.find(
                 self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint or None
             )
-        homes.check_mounted(pipelines_home, "a backfill")
         return workspace.make(pipelines_home, pipeline, request)
 
     def ledger_of(self, pipeline: str) -> str:

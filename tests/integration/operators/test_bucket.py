@@ -22,7 +22,6 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks import object_storage
 from airflow_provider_exactlyonce.hooks.home import home_at
-from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
 from airflow_provider_exactlyonce.storage import s3
 from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
 from airflow_provider_exactlyonce.triggers.shared_poller import name_of
@@ -295,11 +294,3 @@ def test_a_home_elsewhere_keeps_what_its_processes_write_on_their_host(tmp_path:
     home = home_at(checkpoint)
     assert home.here.is_relative_to(tmp_path / "state")
     assert home.here == Home(str(home.path)).here, "the driver's half finds the same"
-
-
-def test_what_needs_a_mounted_home_is_refused_by_name(checkpoint: str) -> None:
-    home_at(checkpoint).create("shop")
-    context: Any = {"ti": TaskInstance()}
-    backfill = BackfillPipelineOperator(task_id="again", pipeline="shop", checkpoint=checkpoint, commits="1..2")
-    with pytest.raises(RefusedError, match=r"lake@bucket/.* is not mounted, and a backfill in Airflow needs a home on"):
-        backfill.home(context)

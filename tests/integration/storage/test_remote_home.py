@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
 from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from airflow_provider_exactlyonce.storage.opening import names_in, place_of, store_of
@@ -289,7 +290,7 @@ def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once
 
 
 @pytest.mark.slow
-def test_the_operators_upgrade_a_pipeline_in_a_bucket_and_take_it_back(
+def test_the_operators_upgrade_a_pipeline_in_a_bucket_take_it_back_and_repeat_commits(
     moto: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = {"conn_type": "aws", "login": object_stores.KEY, "password": object_stores.SECRET}
@@ -331,6 +332,7 @@ def test_the_operators_upgrade_a_pipeline_in_a_bucket_and_take_it_back(
     assert execute(RollbackPipelineOperator(task_id="back", **driver))["outcome"] == "rolled-back"
     world.send(300)
     run()
+    assert execute(BackfillPipelineOperator(task_id="again", commits="2..3", **driver))["clean"]
     check_counts(world)
     _, claims = world.ledger()
     assert len({claim.version for claim in claims}) == 2

@@ -26,7 +26,7 @@ def application_of(made: Home, config: Mapping[str, Any]) -> str:
     :raises RefusedError: when it was not kept
     """
     asked, begun = workspace.asked_of(made), workspace.begun(made)
-    home, pipeline = Home(asked.home), asked.pipeline
+    home, pipeline = workspace.owner_of(made), asked.pipeline
     if begun is not None:
         written = results.written_of(config, pipeline, begun.name)
         if written.batches and written.result is None:

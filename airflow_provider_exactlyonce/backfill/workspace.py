@@ -159,8 +159,13 @@ def asked_of(home: Home) -> SavedRequest:
     if body is None:
         raise RefusedError(f"{home} is no home of a backfill; exactlyonce backfill and the operator make one")
     request = BackfillRequest.from_json(body["request"])
-    owner = str(Home(home.path.parent.parent))  # which may have been moved since
-    return codec.load(SavedRequest, {**body, "home": owner, "request": request}, f"{home}/request.json")
+    body |= {"home": str(owner_of(home)), "request": request}
+    return codec.load(SavedRequest, body, f"{home}/request.json")
+
+
+def owner_of(home: Home) -> Home:
+    """Return the home of the pipeline whose request this is; it may have been moved since."""
+    return Home(home.path.parent.parent)
 
 
 def begun(home: Home) -> Begun | None:

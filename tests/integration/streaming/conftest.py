@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,15 @@ def world(
     world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home", jvm=shared_jvm)
     yield world
     world.end()
+
+
+@pytest.fixture
+def signals_as_before() -> Iterator[None]:
+    """Take back what drivers that run in this process have set."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="package")

@@ -6,7 +6,7 @@ import json
 import signal
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from tests.delta_reader import read_delta
 from tests.integration.streaming.harness import World, read_committed
 from tests.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("signals_as_before")
 
 REFUSED = 64
 LOST = 72
@@ -93,14 +95,6 @@ class Topics:
 @pytest.fixture
 def topics(kafka_config: Mapping[str, str]) -> Topics:
     return Topics(kafka_config)
-
-
-@pytest.fixture(autouse=True)
-def signals_as_before() -> Iterator[None]:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def count_by_topic(events: DataFrame) -> DataFrame:

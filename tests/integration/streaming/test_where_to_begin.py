@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,10 @@ from airflow_provider_exactlyonce.streaming.driver.driver import Driver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from tests.integration.streaming.harness import read_committed
 
+pytestmark = pytest.mark.usefixtures("signals_as_before")
+
 START = 1_767_225_600_000  # 2026-01-01
 HOUR = 3_600_000
-
-
-@pytest.fixture(autouse=True)
-def signals_as_before() -> Iterator[None]:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def test_records_from_that_time_on_are_read_and_of_a_partition_without_them_what_comes(

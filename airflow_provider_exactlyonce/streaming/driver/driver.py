@@ -118,8 +118,8 @@ class Driver:
         )
         committers = self._open_committers(run)
         first = first_repeated(run.home, run.home.current())
-        newest_run = tail.claim.run if tail and tail.claim else 0
-        SinkGroup(run.pipeline, committers).check(tail.commit if tail else None, newest_run, first)
+        newest, newest_run = (tail.commit, tail.place.run) if tail else (None, 0)
+        SinkGroup(run.pipeline, committers).check(newest, newest_run, first)
         spark = self._lifecycle.open_session()
         with listen(spark) as listener:
             self._supervised(spark, run, listener, topics, tail, committers)

@@ -121,8 +121,8 @@ class Alone:
                 stack.callback(committer.close)
             others = SinkGroup(self.name, committers, accept_nondeterminism=accept)
             tail = run.check()
-            newest_run = tail.claim.run if tail and tail.claim else 0
-            others.check(tail.commit if tail else None, newest_run, first_repeated(self.home, self.home.current()))
+            newest, newest_run = (tail.commit, tail.place.run) if tail else (None, 0)
+            others.check(newest, newest_run, first_repeated(self.home, self.home.current()))
             named = self.kafka.topics if self.kafka else []
             topics = preflight.check_topics(run.client, sources=[self.source], sinks=named)
             check_topic_ids({name: of.topic_id for name, of in topics.items()}, tail)

@@ -10,11 +10,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import BaseOperator
 
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.cli import main as cli
@@ -23,15 +21,11 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
-from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
-from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from airflow_provider_exactlyonce.storage.opening import names_in, place_of, store_of
 from airflow_provider_exactlyonce.storage.s3 import S3Store
 from airflow_provider_exactlyonce.storage.store import HeldError
 from tests import object_stores
 from tests.hadoop_cluster import HadoopCluster
-from tests.integration.operators.test_streaming import TaskInstance
 from tests.integration.streaming.harness import CONF, JOBS, Driver, World, check_counts
 from tests.waiting import eventually
 
@@ -134,23 +128,23 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture
-def world(
-    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], spark_classes: None
-) -> Iterator[World]:
-    source, sink = make_topic(partitions=3), make_topic(partitions=4)
-    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
-    yield world
-    world.end()
-
-
-@pytest.fixture
-def pipeline(world: World, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+def pipeline(
+    server: Server,
+    tmp_path: Path,
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    spark_classes: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Pipeline]:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source, sink = make_topic(partitions=3), make_topic(partitions=4)
+    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
     events = tmp_path / "events"
     events.mkdir()
-    return Pipeline(world, server, events)
+    yield Pipeline(world, server, events)
+    world.end()
 
 
 def test_a_hold_that_was_lost_after_its_last_look_switches_nothing(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,55 +281,6 @@ def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once
     pipeline.finish(pipeline.start())
     pipeline.check()
     assert not names_in(pipeline.home.control / "shadow")
-
-
-@pytest.mark.slow
-def test_the_operators_upgrade_a_pipeline_in_a_bucket_take_it_back_and_repeat_commits(
-    moto: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lake = {"conn_type": "aws", "login": object_stores.KEY, "password": object_stores.SECRET}
-    lake |= {"extra": {"endpoint_url": moto, "region_name": "us-east-1"}}  # type: ignore[dict-item]
-    for name, connection in (
-        ("LAKE", lake),
-        ("KAFKA_DEFAULT", {"conn_type": "kafka", "extra": dict(world.config)}),
-        ("SPARK_DEFAULT", {"conn_type": "spark", "host": "local[2]"}),
-    ):
-        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
-    first, second = tmp_path / "first.py", tmp_path / "second.py"
-    first.write_text((JOBS / world.job).read_text())
-    second.write_text(f"{first.read_text()}# another version\n")
-    driver: dict[str, Any] = {
-        "checkpoint": f"s3://lake@bucket/{uuid.uuid4()}",
-        "conf": CONF,
-        "env_vars": {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink},
-    }
-
-    def execute(operator: BaseOperator) -> dict[str, Any]:
-        ti = TaskInstance()
-        ti.task_id = operator.task_id
-        context: Any = {"ti": ti, "dag_run": SimpleNamespace(clear_number=0)}
-        return operator.execute(context)  # type: ignore[no-any-return]
-
-    def run() -> None:
-        execute(StreamingPipelineOperator(task_id="stream", application=str(first), **driver))
-
-    world.send(1500)
-    run()
-    upgrade = UpgradePipelineOperator(
-        task_id="upgrade", application=str(second), shadow_commits=2, stable_after=0, **driver
-    )
-    assert execute(upgrade)["outcome"] == "done"
-    world.send(900)
-    run()  # of the version in use, whatever the task's own file is
-    assert execute(RollbackPipelineOperator(task_id="back", **driver))["outcome"] == "rolled-back"
-    world.send(300)
-    run()
-    assert execute(BackfillPipelineOperator(task_id="again", commits="2..3", **driver))["clean"]
-    check_counts(world)
-    _, claims = world.ledger()
-    assert len({claim.version for claim in claims}) == 2
 
 
 @pytest.mark.slow

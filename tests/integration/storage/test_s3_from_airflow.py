@@ -12,9 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import BaseOperator
 
 from airflow_provider_exactlyonce.hooks.home import home_at
+from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
+from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from tests import object_stores
 from tests.integration.operators.test_streaming import TaskInstance
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
@@ -75,3 +78,44 @@ def test_a_task_runs_its_pipeline_in_a_bucket_over_a_kill_and_lost_answers(
     check_counts(world)
     logs = [log.read_bytes() for log in home_at(checkpoint).logs.iterdir()]
     assert not any(object_stores.SECRET.encode() in log for log in logs)
+
+
+def test_the_operators_upgrade_a_pipeline_in_a_bucket_take_it_back_and_repeat_commits(
+    world: World, moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, world, moto)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text((JOBS / world.job).read_text())
+    second.write_text(f"{first.read_text()}# another version\n")
+    driver: dict[str, Any] = {
+        "checkpoint": f"s3://lake@bucket/{uuid.uuid4()}",
+        "conf": CONF,
+        "env_vars": {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink},
+    }
+
+    def execute(operator: BaseOperator) -> dict[str, Any]:
+        ti = TaskInstance()
+        ti.task_id = operator.task_id
+        context: Any = {"ti": ti, "dag_run": SimpleNamespace(clear_number=0)}
+        return operator.execute(context)  # type: ignore[no-any-return]
+
+    def run() -> None:
+        execute(StreamingPipelineOperator(task_id="stream", application=str(first), **driver))
+
+    world.send(1500)
+    run()
+    upgrade = UpgradePipelineOperator(
+        task_id="upgrade", application=str(second), shadow_commits=2, stable_after=0, **driver
+    )
+    assert execute(upgrade)["outcome"] == "done"
+    world.send(900)
+    run()  # of the version in use, whatever the task's own file is
+    assert execute(RollbackPipelineOperator(task_id="back", **driver))["outcome"] == "rolled-back"
+    world.send(300)
+    run()
+    assert execute(BackfillPipelineOperator(task_id="again", commits="2..3", **driver))["clean"]
+    check_counts(world)
+    _, claims = world.ledger()
+    assert len({claim.version for claim in claims}) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-CONSUMER: Final = {"max.poll.records": "10000", "max.partition.fetch.bytes": str(8 << 20)}
+CONSUMER: Final = {"max.poll.records": "10000", "max.partition.fetch.bytes": str(8 << 20), "fetch.max.wait.ms": "10"}
 PRODUCER: Final = {"linger.ms": "50", "batch.size": str(1 << 20)}
 
 

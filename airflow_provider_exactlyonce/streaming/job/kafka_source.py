@@ -51,6 +51,9 @@ _DECLARED: Final[Mapping[str, str]] = {
 _DEFAULTS: Final[Mapping[str, str]] = {
     "kafka.max.poll.records": "10000",
     "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
+    # At a partition's end a consumer's next fetch is on its way already; Spark asks for the offsets there are, and the
+    # broker answers that after the fetch, so a task of a small batch takes as long as this at least. Kafka's is 500.
+    "kafka.fetch.max.wait.ms": "10",
 }
 
 

@@ -20,12 +20,15 @@ REFUSED = re.findall(r"^\| `((?:KafkaSource|pipeline)\(.*\))` \| `(.*)` \|$", PA
 CLUSTER = {"bootstrap.servers": "a:1"}
 
 
-def test_a_source_takes_more_records_a_poll_than_kafkas_own_default() -> None:
+def test_a_sources_consumer_is_set_for_small_records_and_small_batches_as_the_docs_say() -> None:
     spark_options = KafkaSource("in").spark_options(CLUSTER)
-    assert (spark_options["kafka.max.poll.records"], spark_options["kafka.max.partition.fetch.bytes"]) == (
-        "10000",
-        "8388608",
-    )
+    documented = dict(re.findall(r"^\| `(kafka\.[a-z.]+)` \| `(\d+)` \| your value is used \|$", PAGE, re.MULTILINE))
+    assert documented.keys() == {
+        "kafka.max.poll.records",
+        "kafka.max.partition.fetch.bytes",
+        "kafka.fetch.max.wait.ms",
+    }
+    assert documented.items() <= spark_options.items()
 
 
 def test_the_users_value_of_a_default_wins_however_it_is_spelled() -> None:

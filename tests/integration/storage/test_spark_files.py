@@ -15,7 +15,7 @@ from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming import checkpoint_races
 from tests.integration.streaming.checkpoint_races import WRITERS
 
-RACES = 30
+RACES = 10
 
 
 S3 = "exactlyonce.ExclusiveCheckpointFileManager"

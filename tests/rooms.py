@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming.file_systems": {"devkit", "storage", "streaming.settings"},
     "streaming.sequencer": {"kafka", "streaming.settings"},
     "streaming.sinks": {"storage", "ledger"},
-    "streaming.spark": {"storage", "control", "checkpoint", "streaming.settings"},
+    "streaming.spark": {"kafka", "storage", "control", "checkpoint", "streaming.settings"},
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
     "streaming.sinks.lakehouse": {"streaming.sinks", "streaming.spark"},

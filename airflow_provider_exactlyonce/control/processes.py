@@ -205,7 +205,7 @@ def _signal_all(token: str, number: signal.Signals) -> int:
 
 
 _SIGNALLED: Final = 128  # a shell's exit code for a program that a signal has ended, less the signal
-_WORKERS: Final = b"pyspark.daemon"
+_WORKERS: Final = b"\0pyspark."  # they run a module of PySpark's, or are given its name
 
 
 def run_in_foreground(command: Sequence[str]) -> int:

@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.storage.opening import place_of
 from airflow_provider_exactlyonce.streaming import file_systems
 from airflow_provider_exactlyonce.streaming.job import loader
+from airflow_provider_exactlyonce.streaming.spark import compiled_pyspark
 from airflow_provider_exactlyonce.upgrade import delivered
 from airflow_provider_exactlyonce.upgrade.comparison import Content, compare
 from airflow_provider_exactlyonce.upgrade.shadow_replay import find_base, repeat
@@ -97,6 +98,7 @@ def _function(place: str) -> Function:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this file's directory: a job's modules must not be taken for ours
+    compiled_pyspark.prefer()
     parser = argparse.ArgumentParser()
     parser.add_argument("--home", required=True)
     parser.add_argument("request")

@@ -225,7 +225,7 @@ class Pipeline:
                 continue
             try:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == self.driver.process.pid and b"pyspark.daemon" in (folder / "cmdline").read_bytes():
+                if int(fields[3]) == self.driver.process.pid and b"pyspark.worker" in (folder / "cmdline").read_bytes():
                     parents[int(folder.name)] = int(fields[1])
             except OSError:
                 continue

@@ -17,6 +17,9 @@ def main() -> None:
         sys.path[0] = os.path.dirname(job)
     del sys.argv[0]
     try:
+        from airflow_provider_exactlyonce.streaming.spark import compiled_pyspark
+
+        compiled_pyspark.prefer()
         from airflow_provider_exactlyonce.streaming.job import process
     except ImportError as error:
         print(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming.spark import worker_daemon
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -37,6 +38,9 @@ def open_session(name: str) -> SparkSession:
         for key, value in settings.submit_settings(dict(conf.getAll())).items():
             conf.set(key, value)
         conf.setIfMissing("spark.app.name", name)
+        # On other hosts this package may be there for tasks only.
+        if conf.get("spark.master", "local").startswith("local"):
+            conf.setIfMissing("spark.python.daemon.module", worker_daemon.__name__)
         active = SparkSession.builder.config(conf=conf).getOrCreate()
     check_session(active)
     return active

@@ -467,7 +467,7 @@ def worker_peaks() -> list[int]:
     peaks = []
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdecimal() and b"pyspark.daemon" in (folder / "cmdline").read_bytes():
+            if folder.name.isdecimal() and b"pyspark.worker" in (folder / "cmdline").read_bytes():
                 status = (folder / "status").read_text()
                 peaks.append(int(status.split("VmHWM:")[1].split()[0]) * 1024)
         except (OSError, IndexError):

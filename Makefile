@@ -4,7 +4,7 @@ PYTHON ?= python3
 # Given to pytest, as in: make test ARGS="tests/unit -k sequencer"
 ARGS ?=
 # Processes that share out the test files: while some wait for a broker or a JVM, the others keep two cores busy
-WORKERS ?= 4
+WORKERS ?= 3
 # Faults of the crash matrix: make crash-matrix N=1000
 N ?= 96
 # Runs of each engine: make bench-peers ROUNDS=1

@@ -120,7 +120,7 @@ class Story:
     def start(self) -> None:
         """Start the first version and wait for its first commit."""
         self.world.job = self.file("first")
-        self.world.start(until="forever")
+        self.world.start("--interval", "1 second", until="forever")  # else under load it takes a core
         eventually(lambda: self.world.commits() >= 1, "it commits")
 
     def plan(self) -> Plan:

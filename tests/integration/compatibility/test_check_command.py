@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -34,16 +32,27 @@ def world(
     world.end()
 
 
-def check(world: World, *arguments: str, config: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "TEST_PIPELINE": world.pipeline,
-        "TEST_SOURCE": world.source,
-        "TEST_SINK": world.sink,
-        "EXACTLYONCE_KAFKA": json.dumps(dict(world.config if config is None else config)),
-    }
-    command = [sys.executable, "-m", cli.__name__, "check", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+@dataclass
+class Command:
+    """``exactlyonce check`` in this process, whose JVM plans the job."""
+
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, world: World, *arguments: str, config: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+        """Return its exit code, and what it printed."""
+        names = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
+        kafka = {"EXACTLYONCE_KAFKA": json.dumps(dict(world.config if config is None else config))}
+        for name, value in {**names, **kafka}.items():
+            self.monkeypatch.setenv(name, value)
+        self.capsys.readouterr()
+        code = cli.main(["check", *arguments])
+        return code, *self.capsys.readouterr()
+
+
+@pytest.fixture
+def check(jvm: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capsys)
 
 
 def everything(world: World) -> tuple[dict[str, tuple[int, int]], list[dict[int, int]]]:
@@ -65,7 +74,7 @@ def saved(world: World) -> Savepoint:
 
 
 def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_is_touched(
-    world: World, tmp_path: Path
+    world: World, check: Command, tmp_path: Path
 ) -> None:
     savepoint = saved(world)
     assert savepoint.plan is not None, "it was taken while the pipeline was stopped"
@@ -74,9 +83,9 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
 
     changed = tmp_path / "changed.py"
     changed.write_text(text.replace("F.sum(", "F.max("))
-    done = check(world, str(changed), "--against", savepoint.id, "--json")
-    assert done.returncode == RefusedError.exit_code, done.stderr[-3000:]
-    answer = json.loads(done.stdout)
+    code, printed, errors = check(world, str(changed), "--against", savepoint.id, "--json")
+    assert code == RefusedError.exit_code, errors
+    answer = json.loads(printed)
     assert (answer["verdict"], answer["savepoint"], answer["pipeline"]) == (
         "incompatible",
         savepoint.id,
@@ -92,10 +101,10 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
     moved.parent.mkdir()
     shutil.copytree(Home(world.home).savepoints / savepoint.id, moved)
     nobody = {"bootstrap.servers": "127.0.0.1:1"}
-    done = check(world, str(JOBS / "counts.py"), "--against", str(moved), config=nobody)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith(f"{JOBS / 'counts.py'} against mine: compatible\n"), done.stdout
-    assert "the same in both: pipeline, " in done.stdout
+    code, printed, errors = check(world, str(JOBS / "counts.py"), "--against", str(moved), config=nobody)
+    assert code == 0, errors
+    assert printed.startswith(f"{JOBS / 'counts.py'} against mine: compatible\n"), printed
+    assert "the same in both: pipeline, " in printed
     assert everything(world) == before
 
     home = Home(world.home)

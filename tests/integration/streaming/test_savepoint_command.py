@@ -6,8 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -40,12 +38,13 @@ def run(world: World, capsys: pytest.CaptureFixture[str], *arguments: str) -> An
     return json.loads(printed.out)
 
 
-def verified(home: Home, pipeline: str, savepoint: str) -> Any:
-    """Verify a savepoint in a process of its own, which opens the state with Spark; returns its JSON."""
-    command = [sys.executable, "-m", cli.__name__, "savepoint", "verify", pipeline, savepoint, "--home", str(home.path)]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
-    body = json.loads(done.stdout)
-    assert done.returncode == (0 if body["whole"] else RefusedError.exit_code), done.stderr[-3000:]
+def verified(home: Home, pipeline: str, savepoint: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Verify a savepoint, whose state Spark opens; returns the command's JSON."""
+    capsys.readouterr()
+    code = cli.main(["savepoint", "verify", pipeline, savepoint, "--home", str(home.path), "--json"])
+    printed = capsys.readouterr()
+    body = json.loads(printed.out)
+    assert code == (0 if body["whole"] else RefusedError.exit_code), printed.err
     return body
 
 
@@ -55,7 +54,7 @@ def state_of(world: World) -> DriverState | None:
 
 
 def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_stopped_pipeline_gives_one(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: World, jvm: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.send(1500)
     driver = world.start(until="forever")
@@ -107,12 +106,12 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
     run(world, capsys, "unpin", world.pipeline, first["id"])
     run(world, capsys, "delete", world.pipeline, first["id"])
     shutil.rmtree(checkpoint.path)
-    body = verified(home, world.pipeline, here["id"])
+    body = verified(home, world.pipeline, here["id"], capsys)
     assert (body["whole"], body["defects"]) == (True, [])
     assert body["state"] == [{"operator": 0, "name": "stateStoreSave", "store": "default", "rows": 37}]
     table = next(saved.checkpoint(here["id"]).path.glob("state/0/0/SSTs/*.sst"))
     table.write_bytes(b"torn")
-    body = verified(home, world.pipeline, here["id"])
+    body = verified(home, world.pipeline, here["id"], capsys)
     assert (body["whole"], body["state"]) == (False, None)
     assert table.name in body["defects"][0]
 

@@ -219,8 +219,8 @@ def test_the_command_shows_the_current_checkpoint_and_a_savepoint(
     assert last in (LAST, LAST + 1)
     newest = shown(spark, checkpoint.path, last, store="count", key={"k": "b"})["count"].rows
 
-    command = [sys.executable, "-m", cli.__name__, "state", "show", "timed", "--home"]
-    of_checkpoint = [*command, str(timed.path), "--store", "count", "--key", "k=b"]
+    command = ["state", "show", "timed", "--home"]
+    of_checkpoint = [sys.executable, "-m", cli.__name__, *command, str(timed.path), "--store", "count", "--key", "k=b"]
     shown_state = subprocess.run(of_checkpoint, capture_output=True, text=True)
     assert shown_state.returncode == 0, shown_state.stderr[-3000:]
     lines = shown_state.stdout.splitlines()
@@ -228,10 +228,9 @@ def test_the_command_shows_the_current_checkpoint_and_a_savepoint(
     assert lines[2:4] == ["operator 0, transformWithStateInPySparkExec: count (ValueState)", "k  value  partition"]
     assert lines[4].split() == ["b", *(str(newest[0][name]) for name in ("value", "partition"))]
 
-    of_savepoint = [*command, str(empty.path), "--savepoint", savepoint.id, "--limit", "1000", "--json"]
-    shown_state = subprocess.run(of_savepoint, capture_output=True, text=True)
-    assert shown_state.returncode == 0, shown_state.stderr[-3000:]
-    body = json.loads(shown_state.stdout)
+    capsys.readouterr()
+    assert cli.main([*command, str(empty.path), "--savepoint", savepoint.id, "--limit", "1000", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
     assert (body["savepoint"], body["commit"], body["batch"]) == (savepoint.id, savepoint.commit, 1)
     rows_by_store = {store["store"]: store["rows"] for store in body["stores"]}
     assert {name: sorted(map(str, rows)) for name, rows in rows_by_store.items()} == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.files import replacing
 from airflow_provider_exactlyonce.storage.opening import is_local
+from airflow_provider_exactlyonce.storage.s3_environment import VARIABLE as S3_VARIABLE
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
@@ -81,13 +83,20 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
             f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where "
             "the task does: give it a connection with deploy-mode client"
         )
-    elif not is_local(home.path) and (cluster.name, urlsplit(str(home)).scheme) != ("yarn", "hdfs"):
+    elif not is_local(home.path) and cluster.name != "yarn":
         raise RefusedError(
             f"connection {settings.conn_id} has deploy-mode cluster, and {home} is not mounted: the driver would "
             "find neither its passwords there nor the key to it. Use deploy-mode client, or a mounted file system"
         )
     else:
         local = spark_submit.submission_environment()
+        if reach := object_storage.driver_environment(home.location):
+            if "AWS_PROFILE" in reach:
+                raise RefusedError(
+                    f"{home.location}: its connection names the profile {reach['AWS_PROFILE']}, which is in a file of "
+                    "this host, and the driver runs in a cluster: give it an access key, or use the cluster's own role"
+                )
+            secrets[S3_VARIABLE] = json.dumps(reach)
         files = {name: _write_private(home.here / _file_of(name), text) for name, text in secrets.items()}
         given = {name: str(path) for name, path in files.items()}
         if not is_local(home.path):  # YARN brings them into the driver's working directory

@@ -13,7 +13,7 @@ import importlib.util
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -26,8 +26,12 @@ PACKAGES: Final = "spark.exactlyonce.packages"
 
 _OWN: Final = "airflow-provider-exactlyonce"
 _EXTRA: Final = "spark"
-#: What is shipped where it is installed, by a module that nothing else of ours brings.
-_OTHER_EXTRAS: Final = {"authlib": "registry", "hdfs_native": "hdfs"}
+#: What is shipped where it is installed, (distribution, extra), by a module that nothing else of ours brings.
+_OTHERS: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
+    "authlib": [(_OWN, "registry")],
+    "hdfs_native": [(_OWN, "hdfs")],
+    "s3fs": [("s3fs", ""), ("universal-pathlib", "")],  # the extra is a provider of Airflow, which stays where it is
+}
 _PACKAGE: Final = "airflow_provider_exactlyonce"
 #: Every Spark has PySpark of its own version; Airflow stays where the task runs.
 _NOT_SHIPPED: Final = ("pyspark", "pyspark-client", "py4j", "apache-airflow")
@@ -106,8 +110,9 @@ def _needed() -> Iterator[metadata.Distribution]:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    others = (extra for module, extra in _OTHER_EXTRAS.items() if importlib.util.find_spec(module) is not None)
-    waiting = [(_OWN, extra) for extra in (_EXTRA, *others)]
+    waiting = [(_OWN, _EXTRA)]
+    for module, others in _OTHERS.items():
+        waiting += others if importlib.util.find_spec(module) is not None else ()
     seen, given = set(waiting), {_OWN}
     while waiting:
         name, extra = waiting.pop()

@@ -1,21 +1,44 @@
 """What the environment says of an S3 server, as Amazon's tools read it: for fsspec, and for Hadoop.
 
-Both read ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN`` by themselves, so no secret passes
-through here.
+Both read ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN`` by themselves. Executors on other
+hosts have another environment: they get the keys as settings of Hadoop, which Spark sends them and shows nobody.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import environment
 from airflow_provider_exactlyonce.exceptions import RefusedError
+
+#: Amazon's variables as JSON, or ``@`` and a file with it: for a driver in a cluster, whose environment all can read.
+VARIABLE: Final = "EXACTLYONCE_S3"
 
 _ENDPOINT: Final = "AWS_ENDPOINT_URL"
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 #: Of a server that is not Amazon's, which has none and wants one in the signature.
 _ANY_REGION: Final = "us-east-1"
+_SDK: Final = "org.apache.hadoop.fs.s3a."
+
+
+def take_up() -> None:
+    """Put what :data:`VARIABLE` says into this process's environment; before a place on S3 is opened.
+
+    :raises RefusedError: when it says something else; shows nothing that may be a secret
+    """
+    text, where = environment.read(VARIABLE)
+    if not text:
+        return
+    try:
+        variables = json.loads(text)
+    except ValueError:
+        variables = None
+    if not isinstance(variables, dict) or not all(name.startswith("AWS_") for name in variables):
+        raise RefusedError(f"{where} has to be a JSON object of AWS_… variables (not shown: it may hold a secret)")
+    os.environ.update({name: str(value) for name, value in variables.items()})
 
 
 def options_of_environment() -> dict[str, Any]:
@@ -49,6 +72,22 @@ def hadoop_settings() -> dict[str, str]:
     if endpoint := os.environ.get(_ENDPOINT):
         settings |= {"fs.s3a.endpoint": endpoint, "fs.s3a.path.style.access": "true"}
     return settings
+
+
+def hadoop_keys() -> dict[str, str]:
+    """Return the keys as settings of Hadoop, secret ones; nothing where there are none, as with a host's own role."""
+    key, secret, token = (
+        os.environ.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")
+    )
+    if not (key and secret):
+        return {}
+    kind = "TemporaryAWSCredentialsProvider" if token else "SimpleAWSCredentialsProvider"
+    return {
+        "fs.s3a.aws.credentials.provider": f"{_SDK}{kind}",
+        "fs.s3a.access.key": key,
+        "fs.s3a.secret.key": secret,
+        **({"fs.s3a.session.token": token} if token else {}),
+    }
 
 
 def _region() -> str | None:

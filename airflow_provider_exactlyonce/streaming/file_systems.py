@@ -28,6 +28,7 @@ class SparkFileSystem:
     :param own_jars: of this package
     :param jars: that Spark does not bring
     :param settings: of Hadoop; none is a secret
+    :param keys: of Hadoop, secret: for executors, which lack the driver's environment
     :param file_manager: with which Spark creates the files of a checkpoint, of two who create one only one
     :param needs: a class of the jars
     """
@@ -35,6 +36,7 @@ class SparkFileSystem:
     own_jars: tuple[Path, ...] = ()
     jars: Callable[[], Sequence[Path]] = tuple
     settings: Callable[[], Mapping[str, str]] = dict
+    keys: Callable[[], Mapping[str, str]] = dict
     file_manager: str = DEFAULTS[FILE_MANAGER]
     needs: str | None = None
 
@@ -44,6 +46,7 @@ FILE_SYSTEMS: Final[Mapping[str, SparkFileSystem]] = {
         own_jars=(EXCLUSIVE_FILES_JAR,),
         jars=s3a_jars,
         settings=s3_environment.hadoop_settings,
+        keys=s3_environment.hadoop_keys,
         file_manager="exactlyonce.ExclusiveCheckpointFileManager",
         needs="org.apache.hadoop.fs.s3a.S3AFileSystem",
     ),
@@ -113,6 +116,7 @@ def prepare(spark: SparkSession, place: Any) -> None:
         )
     spark.conf.set(FILE_MANAGER, system.file_manager)
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
-    for name, value in system.settings().items():
+    keys = {} if str(spark.sparkContext.master).startswith("local") else system.keys()
+    for name, value in {**system.settings(), **keys}.items():
         if not submitted.contains(f"{_HADOOP}{name}"):
             hadoop.set(name, value)

@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.policies.termination import FOREVER, FORMS, target_of
+from airflow_provider_exactlyonce.storage import s3_environment
 from airflow_provider_exactlyonce.streaming import settings
 
 
@@ -75,7 +76,7 @@ def add_arguments(add: Callable[..., object]) -> None:
 def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions:
     """Read the command line and the environment.
 
-    :raises RefusedError: when the Kafka configuration is missing
+    :raises RefusedError: when the Kafka configuration is missing, or one in a file can't be read
     """
     parser = argparse.ArgumentParser(
         description=f"Run pipeline {name}.",
@@ -88,6 +89,7 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         target_of(given.until)
     except ValueError as error:
         raise RefusedError(str(error)) from error
+    s3_environment.take_up()
     return DriverOptions(
         home=Home(given.home),
         config=kafka_config.from_environment(given.bootstrap_servers),

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.exceptions import WorkerShutdownError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.storage.opening import store_of
+from tests import object_stores
 from tests.conftest import MakeTopic
 from tests.hadoop_cluster import HadoopCluster
 from tests.integration.control.alarms import alarm
@@ -169,7 +170,8 @@ class Accident:
         check_counts(self.world)
         for ended, begun in pairwise(self._applications()):
             assert ended["finishedTime"] <= begun["startedTime"], "none was started while YARN called another running"
-        assert [run.home_path for run in self.world.ledger()[1]] == [self.checkpoint] * (result["restarts"] + 1)
+        home = self.checkpoint.replace("store@", "")  # the ledger has no connection's name
+        assert [run.home_path for run in self.world.ledger()[1]] == [home] * (result["restarts"] + 1)
         return int(result["restarts"])
 
     def outcomes(self) -> list[str]:
@@ -178,6 +180,16 @@ class Accident:
 
     def _applications(self) -> list[dict[str, Any]]:
         return [app for app in self._hadoop.applications() if app["id"] not in self._before]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Give a bucket by its connection; nothing but that has the key to it."""
+    with object_stores.moto() as address:
+        extra = {"endpoint_url": address, "region_name": "us-east-1"}
+        store = {"conn_type": "aws", "login": object_stores.KEY, "password": object_stores.SECRET, "extra": extra}
+        monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(store))
+        yield "s3://store@bucket"
 
 
 @pytest.fixture
@@ -214,13 +226,13 @@ def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(
     assert commits[1].epoch > commits[0].epoch + 1, "the failed attempt had an epoch of its own"
 
 
-@pytest.mark.parametrize("place", ["mounted", "hdfs"])
+@pytest.mark.parametrize("place", ["mounted", "hdfs", "s3"])
 def test_a_master_that_is_killed_is_replaced_by_the_next_application_which_goes_on_exactly(
-    accident: Accident, hadoop: HadoopCluster, caplog: pytest.LogCaptureFixture, place: str
+    accident: Accident, hadoop: HadoopCluster, bucket: str, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     killed: list[str] = []
-    if place == "hdfs":
-        accident.checkpoint = f"{hadoop.hdfs}/homes/{accident.world.pipeline}"
+    homes = {"mounted": str(accident.world.home), "hdfs": f"{hadoop.hdfs}/homes/{accident.world.pipeline}"}
+    accident.checkpoint = homes.get(place, f"{bucket}/homes/{accident.world.pipeline}")
 
     def kill_master(application: str) -> None:
         killed.append(application)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from tests import object_stores
 from tests.integration.streaming.cluster import Cluster, free_port, spark_cluster
 from tests.integration.streaming.harness import JOBS, Driver, World, check_counts, open_transactions
 from tests.waiting import HANG_SECONDS, eventually
@@ -95,6 +96,30 @@ def test_a_python_worker_that_is_killed_costs_one_attempt_of_the_batch(
 
     driver = run_with_an_accident(world, cluster, tmp_path, accident)
     assert "ended before the task was done" in driver.output()
+
+
+@pytest.mark.slow
+def test_executors_that_have_no_key_to_the_drivers_bucket_write_its_state_there(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "events").mkdir()
+    logged = {"enabled": "true", "compress": "false", "dir": (tmp_path / "events").as_uri()}
+    conf = {**CONF, **{f"spark.eventLog.{name}": value for name, value in logged.items()}}
+    with object_stores.moto() as address:
+        for sent in (700, 300):
+            world.send(sent)
+            driver = world.start(
+                master=cluster.url,
+                home=f"s3://bucket/{world.pipeline}",
+                conf=conf,
+                environment=object_stores.environment(address),
+            )
+            assert driver.wait() == 0, driver.output()[-3000:]
+            check_counts(world)
+            assert object_stores.SECRET not in driver.output()
+    events = [file.read_text() for file in (tmp_path / "events").rglob("events*")]
+    assert events
+    assert not [text for text in events if object_stores.SECRET in text]
 
 
 @pytest.mark.slow

@@ -21,9 +21,11 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.hooks import spark_submit
+from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.hooks.launch import build_launch
 from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.storage import s3_environment
 
 TOKEN, PASSWORD = "6f1d1e0e-7a57-4d29-9a0c-2f4c6a3c1b11", "kafka-password-4711"
 
@@ -94,7 +96,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def launch(home: Path | str, **settings: Any) -> Launch:
     given = {"application": "hdfs:///jobs/shop.py", "name": "shop.stream", "jars": "hdfs:///a.jar", **settings}
-    return build_launch(Home(home), DriverSettings(**given), until="forever", goal=None)
+    return build_launch(home_at(str(home)), DriverSettings(**given), until="forever", goal=None)
 
 
 def settings_of(launched: Launch) -> dict[str, str]:
@@ -154,15 +156,49 @@ def test_a_driver_on_yarn_whose_home_is_on_hdfs_gets_its_passwords_as_files(
     assert PASSWORD not in " ".join(launched.command)
 
 
-@pytest.mark.parametrize(
-    ("master", "home"),
-    [("yarn", "s3://bucket/homes/shop"), ("k8s://https://api:6443", "hdfs://namenode:8020/homes/shop")],
-)
-@pytest.mark.usefixtures("provider")
-def test_a_home_that_a_driver_in_a_cluster_can_not_open_is_refused(
-    connect: Callable[..., None], master: str, home: str
+def test_a_driver_on_yarn_whose_home_is_on_s3_gets_the_key_to_it_as_a_file(
+    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    connect(master, yarn_resourcemanager_webapp_address="rm:8088")
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
+    extra = {"endpoint_url": "http://store:9000", "region_name": "eu-west-1"}
+    store = {"conn_type": "aws", "login": "the key", "password": PASSWORD, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(store))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    launched = launch("s3://store@bucket/homes/shop")
+    conf = settings_of(launched)
+    file = next(Path(urlsplit(url).path) for url in conf["spark.files"].split(",") if url.endswith("/s3.json"))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert conf["spark.yarn.appMasterEnv.EXACTLYONCE_S3"] == "@s3.json"
+    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.setenv(name, "another's")  # which the driver's process has, and is taken back after the test
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "another's")
+    monkeypatch.setenv(s3_environment.VARIABLE, f"@{file}")
+    s3_environment.take_up()
+    assert s3_environment.options_of_environment()["endpoint_url"] == "http://store:9000"
+    assert s3_environment.hadoop_settings()["fs.s3a.endpoint.region"] == "eu-west-1"
+    assert s3_environment.hadoop_keys() == {
+        "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+        "fs.s3a.access.key": "the key",
+        "fs.s3a.secret.key": PASSWORD,
+    }
+
+
+def test_a_profile_of_the_workers_host_is_no_key_for_a_driver_in_a_cluster(
+    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps({"conn_type": "aws", "extra": {"profile_name": "data"}}))
+    location = "s3://store@bucket/homes/shop"
+    home = Home(location, Home("s3://bucket/homes/shop").path)  # what opens it has no such profile here
+    with pytest.raises(RefusedError, match="names the profile data, which is in a file of this host"):
+        build_launch(home, DriverSettings(application="hdfs:///shop.py", name="shop"), until="forever", goal=None)
+
+
+@pytest.mark.parametrize("home", ["s3://bucket/homes/shop", "hdfs://namenode:8020/homes/shop"])
+@pytest.mark.usefixtures("provider")
+def test_a_home_that_a_driver_in_a_pod_can_not_open_is_refused(connect: Callable[..., None], home: str) -> None:
+    connect("k8s://https://api:6443")
     with pytest.raises(RefusedError, match=f"{home} is not mounted: the driver would find neither"):
         launch(home)
 

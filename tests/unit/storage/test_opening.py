@@ -92,6 +92,29 @@ def test_python_and_hadoop_are_told_the_same_of_a_server(monkeypatch: pytest.Mon
     )
 
 
+def test_keys_that_end_go_to_hadoop_with_their_token_and_no_keys_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    assert s3_environment.hadoop_keys() == {}
+    given = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "hunter2", "AWS_SESSION_TOKEN": "of an hour"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert s3_environment.hadoop_keys() == {
+        "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+        "fs.s3a.access.key": "key",
+        "fs.s3a.secret.key": "hunter2",
+        "fs.s3a.session.token": "of an hour",
+    }
+
+
+@pytest.mark.parametrize("text", ["hunter2", '["hunter2"]', '{"PATH": "hunter2"}'])
+def test_what_is_no_environment_of_a_store_is_refused_and_not_shown(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(s3_environment.VARIABLE, text)
+    with pytest.raises(RefusedError, match="EXACTLYONCE_S3 has to be a JSON object of AWS_… variables") as refused:
+        s3_environment.take_up()
+    assert "hunter2" not in str(refused.value)
+
+
 def test_what_is_in_a_directory_that_is_not_there_is_nothing(tmp_path: Path) -> None:
     from upath import UPath
 

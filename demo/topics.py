@@ -106,6 +106,7 @@ def read(config: Mapping[str, Any], topic: str, *, committed: bool = True) -> It
             "isolation.level": "read_committed" if committed else "read_uncommitted",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,  # the end is told after an empty fetch
         }
     )
     try:

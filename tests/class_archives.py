@@ -8,8 +8,11 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 
 BROKER = Path(__file__).parents[1] / ".exactlyonce" / "classes-of-the-broker.jsa"
@@ -22,18 +25,33 @@ BROKER_OPTIONS = f"{SHORT_LIVED} -XX:SharedArchiveFile={BROKER} -Xshare:auto {QU
 
 
 def ensure_broker() -> None:
-    """Make the broker's archive if this checkout has none; of several processes one does, the others start without."""
-    BROKER.parent.mkdir(exist_ok=True)
-    with BROKER.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        if not BROKER.exists():
+    """Make the broker's archive if this checkout has none."""
+    with _first_of_many(BROKER.with_suffix(".lock")) as is_first:
+        if is_first and not BROKER.exists():
             beside = BROKER.with_suffix(f".{os.getpid()}")
             _let_a_broker_write(beside)
             beside.touch()  # a Java that can't write an archive is not asked again
             beside.replace(BROKER)
+
+
+def ensure_spark() -> None:
+    """Make the archive of Spark's classes if this user has none for this checkout's Spark."""
+    with _first_of_many(BROKER.with_name("classes-of-spark.lock")) as is_first:
+        if is_first:
+            class_archive.make(print)
+
+
+@contextmanager
+def _first_of_many(file: Path) -> Iterator[bool]:
+    """Say whether this process is to make an archive: of several one is, the others start without one meanwhile."""
+    file.parent.mkdir(exist_ok=True)
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _let_a_broker_write(archive: Path) -> None:

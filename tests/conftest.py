@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo.processes import adopt_orphans
 from tests import class_archives
@@ -114,7 +113,7 @@ def kafka_config(broker: EmbeddedBroker) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def spark_classes() -> None:
     """Let drivers start faster, all of this session and of later ones."""
-    class_archive.make(print)
+    class_archives.ensure_spark()
 
 
 @pytest.fixture(scope="session")

@@ -123,6 +123,7 @@ def values(config: Mapping[str, str], topic: str, isolation: str) -> Iterator[by
             "isolation.level": isolation,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,  # the end is told after an empty fetch
         }
     )
     left = set(consumer.list_topics(topic).topics[topic].partitions)

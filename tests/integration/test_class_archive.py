@@ -12,7 +12,11 @@ import pytest
 from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.spark import spark_submit
 
-pytestmark = pytest.mark.usefixtures("spark_classes")
+
+@pytest.fixture(scope="module", autouse=True)
+def archive() -> None:
+    """Have the archive, also if another process makes it now."""
+    class_archive.make(print)
 
 
 def submitted(folder: Path, java_options: str = "") -> tuple[str, str]:

@@ -73,6 +73,7 @@ def read_committed(bootstrap_servers: str, topic: str) -> set[bytes]:
             "group.id": uuid.uuid4().hex,
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,  # the end is told after an empty fetch
         }
     )
     values: set[bytes] = set()

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
 from airflow_provider_exactlyonce.ledger.following import LedgerFollower
 from airflow_provider_exactlyonce.ledger.ranges import Unit
 from tests.integration.airflow.conftest import ROOT, Airflow
@@ -45,6 +47,7 @@ def ranges_of(pipeline: HandWrittenPipeline, unit: Unit | None) -> list[dict[str
     return ranges
 
 
+@pytest.mark.slow
 def test_the_example_exports_each_range_once_and_hands_on_the_hours(
     airflow: Airflow, kafka_config: Mapping[str, str], make_topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def consumer_of(config: Mapping[str, str], isolation: str) -> Consumer:
             **config,
             "group.id": "independent-reader",
             "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 20,
             "isolation.level": isolation,
             "check.crcs": True,
             "enable.auto.commit": False,

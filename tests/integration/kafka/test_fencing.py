@@ -173,8 +173,13 @@ def test_a_claim_that_arrives_late_costs_the_successor_an_attempt_and_not_its_pl
     ],
 )
 def test_a_run_that_was_frozen_at_a_step_exits_and_leaves_its_successor_alone(
-    step: str, kafka_config: Mapping[str, str], make_topic: Callable[..., str], tmp_path: Path
+    step: str,
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 1.0)  # the successor's
     topic = make_topic(partitions=2)
     pipeline, home = f"p-{topic}", tmp_path / "home"
     condition = "run=1" if step == "after-claim" else "batch=1"

@@ -216,6 +216,7 @@ def read_committed(config: Mapping[str, str], topic: str) -> list[Record]:
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,  # the end is told after an empty fetch
         }
     )
     partitions = consumer.list_topics(topic).topics[topic].partitions

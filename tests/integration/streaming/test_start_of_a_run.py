@@ -172,7 +172,8 @@ def test_a_living_driver_is_not_fenced(world: World) -> None:
         live.session.abort()
 
 
-def test_a_silent_driver_is_fenced_and_finds_out_who_did_it(world: World) -> None:
+def test_a_silent_driver_is_fenced_and_finds_out_who_did_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 1.0)
     with run_of(world, world.home, "first") as silent, run_of(world, world.home, "second") as successor:
         silent.start()
         _fall_silent(world)

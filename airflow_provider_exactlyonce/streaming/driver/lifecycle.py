@@ -32,7 +32,7 @@ from airflow_provider_exactlyonce.streaming.spark.query_runner import (
     QueryOptions,
     QueryRunner,
 )
-from airflow_provider_exactlyonce.streaming.spark.session import open_session
+from airflow_provider_exactlyonce.streaming.spark.session import open_session, stop_session
 from airflow_provider_exactlyonce.streaming.spark.state_metrics import StateSizes
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class DriverLifecycle:
             if self._run is not None:
                 self._run.close()
             if self._spark is not None:
-                self._spark.stop()
+                stop_session(self._spark)
             self.closing.close()
 
     def open_run(self, options: RunOptions) -> Run:

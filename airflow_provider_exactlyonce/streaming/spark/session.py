@@ -71,6 +71,16 @@ def planning_session(asked: Mapping[str, str]) -> SparkSession:
     return builder.getOrCreate()
 
 
+def stop_session(spark: SparkSession) -> None:
+    """Stop Spark at the end of this process.
+
+    PySpark waits for its server of accumulators, which looks once a second whether it is to end. It ends with the
+    process, so here nobody waits.
+    """
+    spark.sparkContext._accumulatorServer = None  # type: ignore[assignment]
+    spark.stop()
+
+
 def _submitted_conf() -> SparkConf:
     """Return what was given at submit.
 

@@ -1,8 +1,10 @@
-"""Contract with Spark: how it starts the process that Python workers are forked from, and what is on their path.
+"""Contract with Spark: how it starts the process that Python workers are forked from, and how a driver stops it.
 
 If Spark no longer takes ``spark.python.daemon.module``, or starts the module in another way, drop the setting in
 ``open_session``: workers are then started by Spark's own module, and are only slower. ``_drivers`` in
 ``control/processes.py`` tells workers from drivers by the same command line.
+
+If PySpark has no ``_accumulatorServer`` any more, or stops without waiting for it, drop ``stop_session``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import processes
+from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.streaming.driver import job_main
 from airflow_provider_exactlyonce.streaming.spark import worker_daemon
 
@@ -69,3 +72,19 @@ def test_a_driver_that_spark_submit_starts_imports_compiled_files(tmp_path: Path
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert ARCHIVE.is_file(), "it is what pip installs"
     assert done.stdout.split() == [pyspark.__file__], done.stderr
+
+
+def test_a_driver_does_not_wait_for_the_server_of_accumulators(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        "from airflow_provider_exactlyonce.streaming.spark.session import open_session, stop_session\n"
+        "spark = open_session('a job')\n"
+        "server = spark.sparkContext._accumulatorServer\n"
+        "spark.range(1).rdd.map(lambda row: row).count()\n"
+        "stop_session(spark)\n"
+        "print(server.server_shutdown, spark.sparkContext._jsc)\n"
+    )
+    environment = {**os.environ, **class_archive.environment(os.environ, {})}
+    environment.pop("PYSPARK_SUBMIT_ARGS", None)
+    done = subprocess.run([sys.executable, job], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "None"], done.stderr[-3000:]

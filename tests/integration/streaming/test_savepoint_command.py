@@ -54,7 +54,7 @@ def state_of(world: World) -> DriverState | None:
 
 
 def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_stopped_pipeline_gives_one(
-    world: World, jvm: None, capsys: pytest.CaptureFixture[str]
+    world: World, spark: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.send(1500)
     driver = world.start(until="forever")

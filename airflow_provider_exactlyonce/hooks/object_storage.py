@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.s3_environment import KEYS
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -25,8 +26,6 @@ _log = logging.getLogger(__name__)
 #: By connection and what it says: one that was changed is opened anew, and the same one once.
 _SYSTEMS: Final[dict[tuple[str, str], AbstractFileSystem]] = {}
 _OPENING: Final = threading.Lock()
-#: An empty one is none; a worker's own session token would not fit to other keys.
-_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 def split(location: str) -> tuple[str | None, str]:
@@ -90,7 +89,7 @@ def driver_environment(location: str) -> Mapping[str, str]:
     }
     environment = {name: str(value) for name, value in variables.items() if value}
     if config.profile_name:  # the worker's own keys would go before it
-        environment |= dict.fromkeys(_KEYS, "")
+        environment |= dict.fromkeys(KEYS, "")
     if config.role_arn:
         _log.warning(
             "connection %s assumes %s: the driver gets credentials that end, and ends with them",
@@ -99,7 +98,8 @@ def driver_environment(location: str) -> Mapping[str, str]:
         )
     if config.role_arn or config.aws_access_key_id:
         keys = hook.get_credentials()
-        environment |= zip(_KEYS, (keys.access_key, keys.secret_key, keys.token or ""), strict=True)
+        # An empty one is none; a worker's own session token would not fit to other keys.
+        environment |= zip(KEYS, (keys.access_key, keys.secret_key, keys.token or ""), strict=True)
     return environment
 
 

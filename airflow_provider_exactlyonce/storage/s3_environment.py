@@ -17,11 +17,13 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 #: Amazon's variables as JSON, or ``@`` and a file with it: for a driver in a cluster, whose environment all can read.
 VARIABLE: Final = "EXACTLYONCE_S3"
 
+#: The variables of a key, its secret, and the token that credentials which end have besides.
+KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
 _ENDPOINT: Final = "AWS_ENDPOINT_URL"
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 #: Of a server that is not Amazon's, which has none and wants one in the signature.
 _ANY_REGION: Final = "us-east-1"
-_SDK: Final = "org.apache.hadoop.fs.s3a."
 
 
 def take_up() -> None:
@@ -76,14 +78,12 @@ def hadoop_settings() -> dict[str, str]:
 
 def hadoop_keys() -> dict[str, str]:
     """Return the keys as settings of Hadoop, secret ones; nothing where there are none, as with a host's own role."""
-    key, secret, token = (
-        os.environ.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")
-    )
+    key, secret, token = map(os.environ.get, KEYS)
     if not (key and secret):
         return {}
     kind = "TemporaryAWSCredentialsProvider" if token else "SimpleAWSCredentialsProvider"
     return {
-        "fs.s3a.aws.credentials.provider": f"{_SDK}{kind}",
+        "fs.s3a.aws.credentials.provider": f"org.apache.hadoop.fs.s3a.{kind}",
         "fs.s3a.access.key": key,
         "fs.s3a.secret.key": secret,
         **({"fs.s3a.session.token": token} if token else {}),

@@ -16,10 +16,8 @@ def prefer() -> None:
 
 
 def _is_spare(entry: Path) -> bool:
-    # <packages>/pyspark/python/lib/pyspark.zip, as pip installs it; a Spark of its own has the archive only.
-    package = entry.parents[2] if len(entry.parents) > 3 else entry
-    return (
-        entry.parts[-4:] == ("pyspark", "python", "lib", "pyspark.zip")
-        and str(package.parent) in sys.path
-        and (package / "__init__.py").is_file()
-    )
+    # As pip installs it; a Spark of its own has the archive only.
+    if entry.parts[-4:] != ("pyspark", "python", "lib", "pyspark.zip"):
+        return False
+    packages, package = entry.parents[3], entry.parents[2]
+    return str(packages) in sys.path and (package / "__init__.py").is_file()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,8 @@ from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from tests.integration.streaming.harness import JOBS, World, end_offsets
 from tests.shared_jvm import SharedJvm
 
+Check = Callable[..., tuple[int, str, str]]
+
 
 @pytest.fixture
 def world(
@@ -32,27 +33,19 @@ def world(
     world.end()
 
 
-@dataclass
-class Command:
-    """``exactlyonce check`` in this process, whose JVM plans the job."""
-
-    monkeypatch: pytest.MonkeyPatch
-    capsys: pytest.CaptureFixture[str]
-
-    def __call__(self, world: World, *arguments: str, config: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-        """Return its exit code, and what it printed."""
-        names = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
-        kafka = {"EXACTLYONCE_KAFKA": json.dumps(dict(world.config if config is None else config))}
-        for name, value in {**names, **kafka}.items():
-            self.monkeypatch.setenv(name, value)
-        self.capsys.readouterr()
-        code = cli.main(["check", *arguments])
-        return code, *self.capsys.readouterr()
-
-
 @pytest.fixture
-def check(spark: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)
+def check(spark: object, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Give ``exactlyonce check`` in this process, whose JVM plans the job; it returns the code and what is printed."""
+
+    def run(*arguments: str, config: Mapping[str, str] = world.config) -> tuple[int, str, str]:
+        names = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
+        for name, value in {**names, "EXACTLYONCE_KAFKA": json.dumps(dict(config))}.items():
+            monkeypatch.setenv(name, value)
+        capsys.readouterr()
+        code = cli.main(["check", *arguments])
+        return code, *capsys.readouterr()
+
+    return run
 
 
 def everything(world: World) -> tuple[dict[str, tuple[int, int]], list[dict[int, int]]]:
@@ -74,7 +67,7 @@ def saved(world: World) -> Savepoint:
 
 
 def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_is_touched(
-    world: World, check: Command, tmp_path: Path
+    world: World, check: Check, tmp_path: Path
 ) -> None:
     savepoint = saved(world)
     assert savepoint.plan is not None, "it was taken while the pipeline was stopped"
@@ -83,7 +76,7 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
 
     changed = tmp_path / "changed.py"
     changed.write_text(text.replace("F.sum(", "F.max("))
-    code, printed, errors = check(world, str(changed), "--against", savepoint.id, "--json")
+    code, printed, errors = check(str(changed), "--against", savepoint.id, "--json")
     assert code == RefusedError.exit_code, errors
     answer = json.loads(printed)
     assert (answer["verdict"], answer["savepoint"], answer["pipeline"]) == (
@@ -101,7 +94,7 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
     moved.parent.mkdir()
     shutil.copytree(Home(world.home).savepoints / savepoint.id, moved)
     nobody = {"bootstrap.servers": "127.0.0.1:1"}
-    code, printed, errors = check(world, str(JOBS / "counts.py"), "--against", str(moved), config=nobody)
+    code, printed, errors = check(str(JOBS / "counts.py"), "--against", str(moved), config=nobody)
     assert code == 0, errors
     assert printed.startswith(f"{JOBS / 'counts.py'} against mine: compatible\n"), printed
     assert "the same in both: pipeline, " in printed

@@ -28,33 +28,21 @@ from airflow_provider_exactlyonce.streaming.spark import worker_daemon
 ARCHIVE = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
 
 
-def look(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield what a worker sees of itself and of its parent; it is pickled by value."""
-    import os
-    import sys
-    from pathlib import Path
-
-    parent = Path(f"/proc/{os.getppid()}")
-    row = {
-        "command": (parent / "cmdline").read_text().split("\0"),
-        "threads": len(list((parent / "task").iterdir())),
-        "pyspark": sys.modules["pyspark"].__file__,
-        "parent": os.getppid(),
-        "loaded": "airflow_provider_exactlyonce.kafka.preflight" in sys.modules,
-    }
-    yield pa.RecordBatch.from_pylist([row])
-
-
 def test_workers_come_from_a_process_without_threads_that_has_imported_compiled_files(spark: SparkSession) -> None:
-    from pyspark import cloudpickle
+    def look(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what a worker sees of itself and of its parent."""
+        parent = Path(f"/proc/{os.getppid()}")
+        row = {
+            "command": (parent / "cmdline").read_text().split("\0"),
+            "threads": len(list((parent / "task").iterdir())),
+            "pyspark": sys.modules["pyspark"].__file__,
+            "parent": os.getppid(),
+            "loaded": "airflow_provider_exactlyonce.kafka.preflight" in sys.modules,
+        }
+        yield pa.RecordBatch.from_pylist([row])
 
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        schema = "command ARRAY<STRING>, threads BIGINT, pyspark STRING, parent BIGINT, loaded BOOLEAN"
-        (row,) = spark.range(1).coalesce(1).mapInArrow(look, schema).collect()
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
+    schema = "command ARRAY<STRING>, threads BIGINT, pyspark STRING, parent BIGINT, loaded BOOLEAN"
+    (row,) = spark.range(1).coalesce(1).mapInArrow(look, schema).collect()
     assert row["command"][1:] == ["-m", worker_daemon.__name__, "pyspark.worker", ""]
     assert row["threads"] == 1, "a fork has none of them, and may wait for ever for a lock that one held"
     assert Path(row["pyspark"]) == Path(pyspark.__file__)

@@ -51,6 +51,19 @@ def environment(address: str) -> dict[str, str]:
     }
 
 
+def connection(address: str, **extra: Any) -> dict[str, Any]:
+    """Return Airflow's connection to a server.
+
+    :param extra: more of its extra
+    """
+    return {
+        "conn_type": "aws",
+        "login": KEY,
+        "password": SECRET,
+        "extra": {"endpoint_url": address, "region_name": "us-east-1", **extra},
+    }
+
+
 @contextmanager
 def moto() -> Iterator[str]:
     """Run the emulation in a process of its own, as delta-rs holds Python's lock while it waits; gives its address."""

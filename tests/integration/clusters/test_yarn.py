@@ -186,9 +186,7 @@ class Accident:
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Give a bucket by its connection; nothing but that has the key to it."""
     with object_stores.moto() as address:
-        extra = {"endpoint_url": address, "region_name": "us-east-1"}
-        store = {"conn_type": "aws", "login": object_stores.KEY, "password": object_stores.SECRET, "extra": extra}
-        monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(store))
+        monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(object_stores.connection(address)))
         yield "s3://store@bucket"
 
 

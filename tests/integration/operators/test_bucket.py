@@ -68,13 +68,7 @@ def checkpoint(store: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, address: str, **extra: Any) -> None:
-    connection = {
-        "conn_type": "aws",
-        "login": object_stores.KEY,
-        "password": object_stores.SECRET,
-        "extra": {"endpoint_url": address, "region_name": "us-east-1", **extra},
-    }
-    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(object_stores.connection(address, **extra)))
 
 
 @pytest.fixture

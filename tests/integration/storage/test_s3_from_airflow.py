@@ -40,12 +40,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, world: World, address: str) -> None
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     connections: dict[str, dict[str, Any]] = {
-        "LAKE": {
-            "conn_type": "aws",
-            "login": object_stores.KEY,
-            "password": object_stores.SECRET,
-            "extra": {"endpoint_url": address, "region_name": "us-east-1"},
-        },
+        "LAKE": object_stores.connection(address),
         "SPARK_DEFAULT": {"conn_type": "spark", "host": "local[2]"},
         "KAFKA_DEFAULT": {"conn_type": "kafka", "extra": dict(world.config)},
     }

@@ -34,7 +34,7 @@ class DriverSettings:
     :param conn_id: connection of type ``spark``
     :param kafka_conn_id: connection of type ``kafka``
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name
-    :param store_conn_ids: connections to the object stores of the job's Delta tables
+    :param store_conn_ids: connections to stores of the job's Delta tables and to catalogs of its Iceberg tables
     :param schema_registry_conn_id: connection of type ``http`` to the job's schema registry, None for none
     :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it

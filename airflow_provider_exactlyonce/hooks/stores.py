@@ -1,4 +1,4 @@
-"""The one place that turns Airflow connections to object stores into delta-rs' storage options."""
+"""The one place that turns Airflow connections to stores of tables into what delta-rs and pyiceberg are told."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ROLES: Final = ("role_arn", "assume_role_method", "profile_name")
 
 
 def driver_config(conn_ids: Sequence[str]) -> str:
-    """Return the storage options of connections for a driver's environment, as JSON.
+    """Return what connections say of object stores and catalogs, for a driver's environment, as JSON.
 
-    :param conn_ids: connections of type ``aws``; of any other type the extra is storage options as they are
+    :param conn_ids: connections of type ``aws`` or ``iceberg``; of any other type the extra is taken as it is
     :raises AirflowNotFoundException: when there is no such connection
     :raises RefusedError: when it asks for what delta-rs can't do
     """
@@ -33,17 +33,21 @@ def driver_config(conn_ids: Sequence[str]) -> str:
     for conn_id in conn_ids:
         connection = Connection.get(conn_id)
         extra = connection.extra_dejson
-        given = _of_aws(conn_id, connection, extra) if connection.conn_type == "aws" else extra
+        given = _READ.get(connection.conn_type, _as_it_is)(connection, extra)
         connections[conn_id] = {name: _text(value) for name, value in given.items() if value not in (None, "")}
     return json.dumps(connections)
 
 
-def _of_aws(conn_id: str, connection: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _as_it_is(_: Any, extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    return extra
+
+
+def _of_aws(connection: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
     for name in _ROLES:
         if extra.get(name):
             raise RefusedError(
-                f"connection {conn_id} has {name}={extra[name]!r}: delta-rs takes roles from the environment of the "
-                "driver, such as an instance profile or a web identity. Leave it out of the connection"
+                f"connection {connection.conn_id} has {name}={extra[name]!r}: delta-rs takes roles from the "
+                "environment of the driver, as of an instance profile or a web identity. Leave it out of the connection"
             )
     service = extra.get("service_config", {}).get("s3", {})
     given = {**extra, **({"endpoint_url": service["endpoint_url"]} if service.get("endpoint_url") else {})}
@@ -53,6 +57,26 @@ def _of_aws(conn_id: str, connection: Any, extra: Mapping[str, Any]) -> dict[str
     if str(options["aws_endpoint_url"]).startswith("http://"):
         options["aws_allow_http"] = "true"
     return options
+
+
+def _of_iceberg(connection: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties of a catalog, as the hook of Airflow's provider for Iceberg reads its connections."""
+    properties = {"type": "rest", **extra}
+    if connection.host:
+        properties["uri"] = connection.host.rstrip("/")
+    if properties["type"] != "rest":
+        return properties  # which has its keys in the extra
+    if bool(connection.login) != bool(connection.password):
+        raise RefusedError(
+            f"connection {connection.conn_id} has a client's id or its secret, and not the other: a catalog takes both "
+            "or none"
+        )
+    if connection.login:
+        properties["credential"] = f"{connection.login}:{connection.password}"
+    return properties
+
+
+_READ: Final = {"aws": _of_aws, "iceberg": _of_iceberg}
 
 
 def _text(value: Any) -> str:

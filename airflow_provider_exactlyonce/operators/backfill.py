@@ -64,8 +64,8 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
     :param conn_id: connection of type ``spark``; deploy mode client or none. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
-    :param store_conn_ids: connections to the stores of the job's Delta tables, of type ``aws`` or with delta-rs'
-        storage options as extra. (templated)
+    :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of type ``aws``, and to Iceberg
+        catalogs, of type ``iceberg``; of another type the extra is taken as it is. (templated)
     :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
     :param until: ``available``; a backfill has an end of its own. (templated)
     :param if_running: what to do about a driver of the same request that another task has started: ``adopt`` waits for

@@ -155,8 +155,8 @@ class UpgradePipelineOperator(_PlanOperator):
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
-    :param store_conn_ids: connections to the stores of the job's Delta tables, of type ``aws`` or with delta-rs'
-        storage options as extra. (templated)
+    :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of type ``aws``, and to Iceberg
+        catalogs, of type ``iceberg``; of another type the extra is taken as it is. (templated)
     :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
     :param conf: Spark settings of both versions. (templated)
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
@@ -248,8 +248,8 @@ class RollbackPipelineOperator(_PlanOperator):
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
-    :param store_conn_ids: connections to the stores of the job's Delta tables, of type ``aws`` or with delta-rs'
-        storage options as extra. (templated)
+    :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of type ``aws``, and to Iceberg
+        catalogs, of type ``iceberg``; of another type the extra is taken as it is. (templated)
     :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
     :param conf: Spark settings. (templated)
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)

@@ -169,13 +169,15 @@ def test_the_driver_gets_home_settings_and_interpreter_and_the_secret_by_environ
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps({"conn_type": "postgres", "host": "db", "password": PASSWORD}))
     monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "aws", "login": "key", "password": PASSWORD}))
+    catalog = {"conn_type": "iceberg", "host": "https://lake/api/", "login": "id", "password": PASSWORD}
+    monkeypatch.setenv("AIRFLOW_CONN_CATALOG", json.dumps({**catalog, "extra": {"warehouse": "shop"}}))
     task = operator(
         tmp_path,
         "take-lease end=finished",
         conf={"spark.sql.shuffle.partitions": "4"},
         env_vars={"EXTRA": "yes"},
         postgres_conn_ids=["db"],
-        store_conn_ids=["lake"],
+        store_conn_ids=["lake", "catalog"],
     )
     with caplog.at_level("INFO"):
         execute(task)
@@ -187,7 +189,8 @@ def test_the_driver_gets_home_settings_and_interpreter_and_the_secret_by_environ
     assert json.loads(environment["EXACTLYONCE_KAFKA"])["sasl.password"] == PASSWORD
     assert json.loads(environment["EXACTLYONCE_POSTGRES"]) == {"db": {"host": "db", "password": PASSWORD}}
     keys = {"aws_access_key_id": "key", "aws_secret_access_key": PASSWORD}
-    assert json.loads(environment["EXACTLYONCE_STORES"]) == {"lake": keys}
+    rest = {"type": "rest", "uri": "https://lake/api", "credential": f"id:{PASSWORD}", "warehouse": "shop"}
+    assert json.loads(environment["EXACTLYONCE_STORES"]) == {"lake": keys, "catalog": rest}
     assert environment["PYSPARK_PYTHON"] == sys.executable
     assert environment["EXTRA"] == "yes"
     assert PASSWORD not in " ".join(arguments)

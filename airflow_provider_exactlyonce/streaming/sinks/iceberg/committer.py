@@ -52,7 +52,7 @@ class IcebergCommitter(TableCommitter):
     _ledger: SinkLedger
 
     def __init__(self, sink: IcebergDeclaration, pipeline: str) -> None:
-        table = IcebergTable(sink.table, sink.catalog_properties)
+        table = IcebergTable(sink.table, sink.properties)
         super().__init__(sink, pipeline, table, SinkLedger(table, pipeline, sink.name, sink.where))
         self._format: TableFormat | None = None  # by which the tasks write
         self._staged: Sequence[DataFile] = ()

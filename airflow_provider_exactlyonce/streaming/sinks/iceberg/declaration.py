@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.settings import STORES_VARIABLE
+from airflow_provider_exactlyonce.streaming.sinks.connections import parameters_of
 from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_compaction, check_format, check_name
 from airflow_provider_exactlyonce.streaming.sinks.spi import TWO_PHASE_COMMIT, Sink
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 FIXED: Final = "fixed"
 EVOLVE: Final = "evolve"
+_WORDS: Final = "pyiceberg's properties of a catalog"
 _PARTS: Final = 3  # of a table's name, at least
 
 
@@ -28,6 +31,7 @@ class IcebergDeclaration(Sink):
     """The name, columns and format of an ``IcebergSink``, which says what each is."""
 
     table: str = field(kw_only=False)
+    conn_id: str | None = None
     catalog_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     partition_by: Sequence[str] = ()
     schema: str = FIXED
@@ -58,6 +62,22 @@ class IcebergDeclaration(Sink):
     @override
     def facts(self) -> Mapping[str, tuple[str, ...]]:
         return {"kind": ("iceberg",), "table": (self.table,), "partition_by": tuple(self.partition_by)}
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What pyiceberg is told of the catalog: the connection's, and over them those that are declared; never shown.
+
+        :raises RefusedError: when the connection is not known here, or is to an object store
+        """
+        if self.conn_id is None:
+            return dict(self.catalog_properties)
+        given = parameters_of(STORES_VARIABLE, self.conn_id, _WORDS, "store_conn_ids") or {}
+        if of_a_store := sorted(name for name in given if name.startswith("aws_")):
+            raise RefusedError(
+                f"connection {self.conn_id} of sink {self.name} has {', '.join(of_a_store)}, which is of an object "
+                "store. Name one of type iceberg, whose extra has the store's keys as s3.access-key-id and so on"
+            )
+        return {**given, **self.catalog_properties}
 
     @property
     def where(self) -> str:

@@ -21,9 +21,11 @@ class IcebergSink(IcebergDeclaration):
 
     The table is made from the result if it is not there. Its snapshots have the pipeline's commits in their summaries.
 
-    :param table: ``"catalog.namespace.table"``; the catalog is declared as pyiceberg has it: by ``catalog_properties``,
-        by ``PYICEBERG_CATALOG__…`` in the environment, or in ``.pyiceberg.yaml``
-    :param catalog_properties: of the catalog, in pyiceberg's words, credentials too; never shown
+    :param table: ``"catalog.namespace.table"``; the catalog is declared by ``conn_id`` or ``catalog_properties``, or as
+        pyiceberg has it: by ``PYICEBERG_CATALOG__…`` in the environment, or in ``.pyiceberg.yaml``
+    :param conn_id: the connection to the catalog: one of ``EXACTLYONCE_STORES``, which operators fill
+    :param catalog_properties: of the catalog, in pyiceberg's words, credentials too; they win over the connection's;
+        never shown
     :param partition_by: what the table is partitioned by: columns, and ``year``, ``month``, ``day`` or ``hour`` of one,
         as in ``"day(at)"``
     :param schema: ``"fixed"``: a column that the table lacks is refused; ``"evolve"``: it is added at the start
@@ -42,7 +44,7 @@ class IcebergSink(IcebergDeclaration):
 
         check_parquet(columns, f"sink {self.name}")
         partitions.check_declared(columns, self.partition_by, f"sink {self.name}")
-        with closing(IcebergTable(self.table, self.catalog_properties)) as table:
+        with closing(IcebergTable(self.table, self.properties)) as table:
             try:
                 is_there = table.open()
             except RefusedError:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import DeltaSink
+from airflow_provider_exactlyonce.streaming import DeltaSink, IcebergSink
 from airflow_provider_exactlyonce.streaming.sinks.connections import parameters_of
 
 VARIABLE, SECRET = "EXACTLYONCE_STORES", "hunter2"
@@ -54,3 +54,22 @@ def test_what_cannot_be_used_is_refused_without_its_text(text: str, said: str, m
     with pytest.raises(RefusedError, match=said) as refused:
         parameters("lake")
     assert SECRET not in str(refused.value)
+
+
+def test_a_catalog_has_its_connections_properties_and_over_them_those_that_are_declared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = {
+        "catalog": {"type": "rest", "uri": "https://lake", "credential": f"id:{SECRET}"},
+        "store": {"aws_region": "eu"},
+    }
+    monkeypatch.setenv(VARIABLE, json.dumps(known))
+    declared = IcebergSink(
+        "lake.shop.payments", name="lake", conn_id="catalog", catalog_properties={"uri": "https://other"}
+    )
+    assert declared.properties == {**known["catalog"], "uri": "https://other"}
+    assert SECRET not in repr(declared) + repr(declared.facts)
+    with pytest.raises(RefusedError, match=r"connection store of sink lake has aws_region, .* of type iceberg"):
+        _ = IcebergSink("lake.shop.payments", name="lake", conn_id="store").properties
+    monkeypatch.delenv(VARIABLE)
+    assert IcebergSink("lake.shop.payments", name="lake", conn_id="catalog").properties == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import sys
 import traceback
 from pathlib import Path
@@ -143,6 +144,12 @@ def test_a_catalog_of_the_environment_is_used(
         monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name.upper()}", value)
     monkeypatch.setattr(pyiceberg_catalog, "_ENV_CONFIG", Config())  # it is read once
     Live(lake.sink(catalog_properties={}), tmp_path).commit(rows(0, 2))
+    assert lake.ids() == [0, 1]
+
+
+def test_a_catalog_of_a_connection_is_used(lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXACTLYONCE_STORES", json.dumps({"catalog": lake.properties}))
+    Live(lake.sink(catalog_properties={}, conn_id="catalog"), tmp_path).commit(rows(0, 2))
     assert lake.ids() == [0, 1]
 
 

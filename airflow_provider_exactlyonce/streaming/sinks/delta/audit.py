@@ -30,6 +30,8 @@ def read_history(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> Hi
         added = [body for kind, body in version_actions if kind == "add"]
         removed = [body for kind, body in version_actions if kind == "remove"]
         metadata = information.get(METADATA, {})
+        name = f"version {number} ({information.get('operation', 'an unnamed operation')})"
+        history.exchange(name, _paths(removed), _paths(added))
         rows.update({unquote(body["path"]): _rows(body) for body in added})
         if "entry" in metadata and ledger.is_mine(metadata):
             entry = SinkEntry.from_json(json.dumps(metadata["entry"]))
@@ -42,7 +44,6 @@ def read_history(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> Hi
                 history.count(f"version {number}", entry, more, counted)
             history.hold(_paths(added), [frozenset({entry.commit}), *history.held(_paths(removed))])
         elif "entry" not in metadata or not replaces:
-            name = f"version {number} ({information.get('operation', 'an unnamed operation')})"
             _follow(history, rows, name, added, removed)
     # What was committed before the oldest version that is left, or before a conversion, nobody can tell any more.
     history.since = converted if kept_versions[:1] == [0] else None

@@ -16,12 +16,14 @@ class History:
     :ivar entries: the sink's commits
     :ivar commits: of each file with rows of the sink only, their commits, or more when others have written it
     :ivar since: the commit from which on they have all; None when that is the oldest that they have
+    :ivar removed: of each file that was taken out of the table and not put back, the version that did
     :ivar findings: what contradicts itself
     """
 
     entries: dict[int, SinkEntry] = field(default_factory=dict)
     commits: dict[str, frozenset[int]] = field(default_factory=dict)
     since: int | None = None
+    removed: dict[str, str] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
 
     @property
@@ -57,6 +59,23 @@ class History:
     def held(self, files: Iterable[str]) -> list[frozenset[int]]:
         """Return the commits whose rows are in each file, none where rows of others may be."""
         return [self.commits.get(file, frozenset()) for file in files]
+
+    def exchange(self, version: str, removed: Sequence[str], added: Sequence[str]) -> None:
+        """Note which files a version takes out of the table and which it puts in.
+
+        A file can be taken out once. A version that does it again was made of an older one, as if nothing had happened
+        since: the rows of the file are in the table twice when both have written them anew.
+        """
+        again = [file for file in removed if file in self.removed]
+        for earlier in dict.fromkeys(self.removed[file] for file in again):
+            files = [file for file in again if self.removed[file] == earlier]
+            self.findings.append(
+                f"{version} has taken out {len(files)} files that {earlier} had taken out before, such as {files[0]}: "
+                "what both have written in their place is in the table twice"
+            )
+        self.removed.update(dict.fromkeys(removed, version))
+        for file in added:
+            self.removed.pop(file, None)
 
     def lose(self, version: str, files: Iterable[str]) -> None:
         """Note that a version of others has changed rows of files, or removed them."""

@@ -134,6 +134,10 @@ class Lake(ABC):
         """Leave nothing of the table's history but the newest version, as retention does."""
 
     @abstractmethod
+    def maintain(self) -> None:
+        """Do what users do to a table every day, beside its writers."""
+
+    @abstractmethod
     def keep(self) -> Callable[[], object]:
         """Return what sets the table back to how it is now."""
 

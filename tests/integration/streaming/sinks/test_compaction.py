@@ -347,6 +347,41 @@ def test_compactions_of_two_pipelines_run_beside_each_other_and_beside_appends(l
     assert [live.audit(noted) for live, noted in zip(lives, entries, strict=True)] == [[], []]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "every"), [(DELTA, 20), (ICEBERG, 20), (DELTA, None)])
+def test_a_thousand_commits_stay_whole_beside_compactions_maintenance_and_readers(
+    tmp_path: Path, kind: str, every: int | None
+) -> None:
+    lake = lake_of(kind, tmp_path / "lake")
+    maintain = lake.maintain if every else lake.compact
+    lives = {
+        first: Live(lake.sink(compact_every=every), tmp_path, pipeline=name)
+        for first, name in ((0, "shop"), (10_000, "other"))
+    }
+
+    def run(live: Live, first: int) -> list[SinkEntry]:
+        entries = []
+        for number in range(500):
+            entries.append(live.stage(rows(first + 4 * number, 4)))
+            with suppress(BatchFailedError):  # of a compaction whose files others have compacted meanwhile
+                live.decide(entries[-1])
+        return entries
+
+    with ThreadPoolExecutor() as threads:
+        running = [threads.submit(run, live, first) for first, live in lives.items()]
+        while not all(of.done() for of in running):
+            with suppress(*lake.CONFLICTS):  # as in every day's maintenance: it is tried again
+                maintain()
+            seen = lake.ids()
+            for first in lives:
+                own = [number for number in seen if first <= number < first + 10_000]
+                assert own == list(range(first, first + len(own) // 4 * 4)), "whole commits, each once, none left out"
+        entries = [of.result() for of in running]
+    assert lake.rows() == [row for first in lives for row in rows(first, 2000)]
+    assert [live.audit(noted) for live, noted in zip(lives.values(), entries, strict=True)] == [[], []]
+    assert len(lake.current_files()) < 200
+
+
 def test_deletions_of_others_beside_compactions_are_neither_lost_nor_undone(lake: Lake, tmp_path: Path) -> None:
     live = Live(lake.sink(compact_every=2), tmp_path)
 

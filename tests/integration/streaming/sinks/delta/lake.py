@@ -98,6 +98,10 @@ class DeltaLake(Lake):
                 file.unlink()
 
     @override
+    def maintain(self) -> None:
+        self.table.create_checkpoint()
+
+    @override
     def keep(self) -> Callable[[], object]:
         backup = shutil.copytree(self.path, self.path.with_name("backup"))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tests.waiting import eventually
 
@@ -194,6 +194,7 @@ class Faults:
 
     :param is_down: nobody gets any request
     :param seconds: each answer comes so much later
+    :ivar requests: method and path of each
     """
 
     address: str
@@ -201,6 +202,7 @@ class Faults:
     seconds: float = 0.0
     planned: dict[str, list[str]] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def plan(self, method: str, *faults: str) -> None:
         """Plan faults; what was planned before is forgotten."""
@@ -216,6 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
         planned = self.server.faults.planned.get(self.command, [])
         fault = "drop" if self.server.faults.is_down else planned.pop(0) if planned else ""
         self.server.faults.seen.append(f"{self.command} {fault}".strip())
+        self.server.faults.requests.append(f"{self.command} {unquote(self.path)}")
         body = self._body()
         if fault == "503":
             text = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"

@@ -25,7 +25,9 @@ public final class ExclusiveCheckpointFileManager extends FileSystemBasedCheckpo
   public CancellableFSDataOutputStream createAtomic(Path path, boolean overwrite) {
     FSDataOutputStream file;
     try {
+      // Whether there is a directory of this name is not asked: each such look would cost as much as a write.
       FSDataOutputStreamBuilder<?, ?> builder = store.createFile(path).overwrite(true).recursive();
+      builder.opt("fs.s3a.create.performance", true);
       file = (overwrite ? builder : builder.must("fs.option.create.conditional.overwrite", true)).build();
     } catch (IOException error) {
       throw new UncheckedIOException(error);

@@ -8,7 +8,9 @@ always stay; a ledger is opened from them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -20,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: At most so many records are tombstoned with one batch: a backlog must not make a batch slow.
 TOMBSTONES_PER_BATCH: Final = 100
+#: Nor are they tombstoned one by one.
+_LOT: Final = 50
 _WINDOW_RECORDS: Final = 500
 _DAY_MILLISECONDS: Final = 24 * 60 * 60 * 1000
 
@@ -86,27 +90,39 @@ class History:
         self._chosen = 0
         self._next_offset = 0
 
-    def expired(self, place: LedgerPointer, *, needed_from: int | None, now_milliseconds: int) -> Expired:
+    def expired(self, place: LedgerPointer, *, needed_from: Callable[[], int | None], now_milliseconds: int) -> Expired:
         """Choose what is tombstoned with the next commit. Asked again after an abort, it chooses the same.
 
         :param place: the newest commit and claim
-        :param needed_from: the oldest commit that a restore or a backfill needs, None for none
+        :param needed_from: returns the oldest commit that a restore or a backfill needs, None for none. It is asked
+            when a lot of records is old enough, not for each: in an object store an answer costs requests
         """
+        self._chosen = 0
+        lot = max(1, min(_LOT, self._retention.commits // 10))
         if place.commit - place.oldest < self._retention.commits:
             return Expired(oldest=place.oldest)
-        if not self._window:
+        if len(self._window) < lot:
             self._read_on()
-        keys: list[bytes] = []
-        oldest, self._chosen = place.oldest, 0
+        may_go_with = partial(may_go, retention=self._retention, place=place, now_milliseconds=now_milliseconds)
+        records, _ = self._oldest(partial(may_go_with, needed_from=None))
+        if len(records) < lot:
+            return Expired(oldest=place.oldest)
+        records, self._chosen = self._oldest(partial(may_go_with, needed_from=needed_from()))
+        commits = [record.commit for record in records if isinstance(record, CommitRecord)]
+        oldest = max([place.oldest, *(commit + 1 for commit in commits)])
+        return Expired(oldest=oldest, keys=tuple(record.key for record in records))
+
+    def _oldest(self, goes: Callable[[Record], bool]) -> tuple[list[Record], int]:
+        """Return the oldest records that go, and how many were looked at."""
+        records: list[Record] = []
+        looked_at = 0
         for record in self._window[:TOMBSTONES_PER_BATCH]:
-            if may_go(record, self._retention, place=place, needed_from=needed_from, now_milliseconds=now_milliseconds):
-                keys.append(record.key)
-                if isinstance(record, CommitRecord):
-                    oldest = max(oldest, record.commit + 1)
+            if goes(record):
+                records.append(record)
             elif isinstance(record, CommitRecord):
                 break  # the newest claim only is passed over: it stays in front of its run's commits
-            self._chosen += 1
-        return Expired(oldest=oldest, keys=tuple(keys))
+            looked_at += 1
+        return records, looked_at
 
     def committed(self) -> None:
         """Note that the commit took place for which was chosen last."""

@@ -43,8 +43,11 @@ def planned_batch(checkpoint: Checkpoint, client: WireClient, lineage: str, numb
         raise ExactlyOnceError(f"{checkpoint.path}: {error}") from error
     if offsets is None or (number and before is None):
         raise ExactlyOnceError(f"{checkpoint.path}/offsets lacks batch {number} or the one before it")
+    starts = before.kafka_ends() if before else {}
+    if any(ends.keys() - starts.get(topic, {}).keys() for topic, ends in offsets.kafka_ends().items()):
+        starts = checkpoint.kafka_starts(number)  # of partitions that it reads first; else no look is needed
     try:
-        source, topic_ids = _source_ranges(offsets, checkpoint.kafka_starts(number), client)
+        source, topic_ids = _source_ranges(offsets, starts, client)
     except UnansweredError as error:
         raise BatchFailedError(f"source of batch {number}: {error}") from error
     return Batch(lineage=lineage, number=number, offsets=offsets, source=source, source_topic_ids=topic_ids)

@@ -204,12 +204,13 @@ class Run:
 
     def expired(self) -> Expired:
         """Choose the ledger's records that go with the next commit."""
-        needed = [self._savepoints.oldest_commit(), backfills.oldest_needed(self.home)]
         return self._history.expired(
-            self.tail.place,
-            needed_from=min((commit for commit in needed if commit is not None), default=None),
-            now_milliseconds=int(time.time() * 1000),
+            self.tail.place, needed_from=self._needed_from, now_milliseconds=int(time.time() * 1000)
         )
+
+    def _needed_from(self) -> int | None:
+        needed = [self._savepoints.oldest_commit(), backfills.oldest_needed(self.home)]
+        return min((commit for commit in needed if commit is not None), default=None)
 
     def committed(self, record: CommitRecord, offset: int) -> None:
         """Note this run's own commit."""

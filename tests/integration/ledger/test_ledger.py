@@ -122,7 +122,7 @@ def test_what_is_no_record_of_ours_is_said_to_be_foreign(crafted: CraftedPipelin
 
 def commit_with_retention(crafted: CraftedPipeline, history: History, batch: int) -> int:
     """Commit as the sink does with history that expires; returns how many records went with it."""
-    expired = history.expired(crafted.place, needed_from=None, now_milliseconds=int(time.time() * 1000))
+    expired = history.expired(crafted.place, needed_from=lambda: None, now_milliseconds=int(time.time() * 1000))
     crafted.session.begin()
     before = LedgerPointer(**{**vars(crafted.place), "oldest": expired.oldest})
     record = crafted.record(crafted.append(rows_of(batch, count=1)), before=before, committed=1_000)
@@ -191,12 +191,33 @@ def test_history_chooses_the_same_again_after_an_abort(crafted: CraftedPipeline)
     with LedgerReader(crafted.config, crafted.pipeline) as reader:
         history = History(reader, LedgerRetention(commits=2, days=1))
         now = int(time.time() * 1000)
-        first = history.expired(crafted.place, needed_from=None, now_milliseconds=now)
+        first = history.expired(crafted.place, needed_from=lambda: None, now_milliseconds=now)
         assert first.keys == (b"commit/1", b"commit/2", b"commit/3", b"commit/4")
         assert first.oldest == 5
-        assert history.expired(crafted.place, needed_from=None, now_milliseconds=now) == first
-        needed = history.expired(crafted.place, needed_from=3, now_milliseconds=now)
+        assert history.expired(crafted.place, needed_from=lambda: None, now_milliseconds=now) == first
+        needed = history.expired(crafted.place, needed_from=lambda: 3, now_milliseconds=now)
         assert needed.keys == (b"commit/1", b"commit/2")
+
+
+def test_what_restores_need_is_asked_once_for_a_lot_of_records(crafted: CraftedPipeline) -> None:
+    asked = 0
+
+    def needed_from() -> None:
+        nonlocal asked
+        asked += 1
+
+    for _ in range(30):
+        crafted.commit({}, committed=1_000)
+    crafted.settle()
+    with LedgerReader(crafted.config, crafted.pipeline) as reader:
+        history, gone = History(reader, LedgerRetention(commits=30, days=1)), []
+        for _ in range(9):
+            expired = history.expired(crafted.place, needed_from=needed_from, now_milliseconds=int(time.time() * 1000))
+            crafted.commit({}, committed=1_000, before=replace(crafted.place, oldest=expired.oldest))
+            history.committed()
+            gone.append(len(expired.keys))
+    assert gone == [0, 0, 0, 3, 0, 0, 3, 0, 0]
+    assert asked == 2
 
 
 def test_anothers_open_transaction_on_the_sink_changes_no_decision_and_only_closes_the_gate(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from airflow_provider_exactlyonce.storage.store import HeldError
 from tests import object_stores
 from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming.harness import CONF, JOBS, Driver, World, check_counts
+from tests.object_stores import Faults
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("default")]
@@ -124,7 +127,15 @@ def server(request: pytest.FixtureRequest) -> Server:
     running = request.getfixturevalue(request.param)
     if isinstance(running, HadoopCluster):
         return Server(f"{running.hdfs}/pipelines", {})
-    return Server("s3://a_connection@bucket/pipelines", object_stores.environment(running))
+    address = running.address if isinstance(running, Faults) else running
+    return Server("s3://a_connection@bucket/pipelines", object_stores.environment(address))
+
+
+@pytest.fixture
+def counted(moto: str) -> Iterator[Faults]:
+    """Give a way to the store on which requests are noted."""
+    with object_stores.proxy(moto) as between:
+        yield between
 
 
 @pytest.fixture
@@ -206,6 +217,34 @@ def test_a_driver_that_is_killed_and_started_again_writes_each_row_once(pipeline
     pipeline.finish(again)
     assert stopped["commit"] > taken["commit"]
     pipeline.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["counted"], indirect=True)
+def test_a_commit_asks_the_store_for_what_it_needs_and_no_more(pipeline: Pipeline, counted: Faults) -> None:
+    """Requests are paid: docs/homes.md has these in its table."""
+    pipeline.world.send(6000)
+    pipeline.finish(pipeline.start())
+    pipeline.check()
+    commits = [at for at, request in enumerate(counted.requests) if re.search(r"PUT .*/commits/\d+$", request)]
+    seen: dict[str, int] = defaultdict(int)
+    for request in counted.requests[commits[3] : commits[-2]]:
+        kind = "list" if "list-type" in request else "write" if request.startswith("PUT") else "read"
+        place = re.search(r"checkpoint/\w+|control|savepoints|backfills|progress", request)
+        seen[f"{kind} {place.group() if place else request}"] += 1
+    each = {what: count / (len(commits) - 5) for what, count in seen.items() if "control" not in what}
+    state = {what: each.pop(what) for what in list(each) if "state" in what}
+    assert each == {
+        "write progress": 1,
+        "write checkpoint/offsets": 1,
+        "list checkpoint/offsets": 1,
+        "read checkpoint/offsets": 5,
+        "write checkpoint/commits": 1,
+        "list checkpoint/commits": 1,
+        "read checkpoint/commits": 1,
+    }
+    of_state = {what: round(count) for what, count in state.items()}  # some are uploaded after their commit
+    assert of_state["write checkpoint/state"] <= 2 * 3 and of_state["list checkpoint/state"] <= 2 * 2, state
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ class ClusterDriver(RemoteDriver):
         self._submission: Final = submission
         self._asked = float("-inf")
         self._state = ClusterState.UNKNOWN
-        self._is_announced = False
+        self._said = ""
 
     def ended(self) -> Ended | None:
         """Ask the submission, the lease and at last the manager."""
@@ -80,17 +80,25 @@ class ClusterDriver(RemoteDriver):
             if submitted is None:
                 return None
             code = submitted or None  # 0: it was submitted, and how it ends only the driver tells
-            if code is None and not self._is_announced:
-                self._is_announced = True
-                _log.info("submitted %s", self._cluster.account(self.token))
+            if code is None and not self._said:
+                self._tell("submitted")
         if super().ended() is None:
             self._asked = float("-inf")
             return None
         if time.monotonic() - self._asked >= _ASK_SECONDS:
             self._asked, self._state = time.monotonic(), self._cluster.state(self.token)
+            if self._state is ClusterState.ACTIVE:
+                self._tell("no sign of life yet, or any more, from")
         if self._state is not ClusterState.GONE:
             return None
         return Ended(exit_code=code, account=self._cluster.account(self.token))
+
+    def _tell(self, words: str) -> None:
+        """Log what the manager says, each time that it says something else: it may wait for room or for an image."""
+        said = self._cluster.account(self.token)
+        if said and said != self._said:
+            self._said = said
+            _log.info("%s %s", words, said)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the submission; the driver itself can only be killed."""

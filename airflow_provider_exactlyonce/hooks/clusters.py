@@ -126,16 +126,32 @@ class KubernetesCluster(Cluster):
         return _judged(phases, active=_POD_ACTIVE, ended=_POD_ENDED)
 
     def account(self, token: str) -> str:
-        """Return the pod's name, phase and Kubernetes' words."""
+        """Return the pod's name, phase, Kubernetes' words, and how its output is read."""
         try:
-            pods = self._find(self._client(), token)
-            return "; ".join(
-                " ".join(filter(None, [f"pod {pod.metadata.name} is {pod.status.phase}", pod.status.message]))
-                for pod in pods
-            )
+            return "; ".join(map(self._account_of, self._find(self._client(), token)))
         except Exception as error:
             _log.warning("Kubernetes says nothing of driver %s: %s", token, error)
             return ""
+
+    def _account_of(self, pod: Any) -> str:
+        status, name = pod.status, pod.metadata.name
+        phase = f"{status.phase}, being deleted" if pod.metadata.deletion_timestamp else status.phase
+        reasons = [(status.reason, status.message)]  # such as Evicted
+        reasons += [
+            (given.reason, given.message)
+            for given in status.conditions or ()
+            if given.status == "False" and given.message
+        ]
+        for container in status.container_statuses or ():
+            waiting, ended = container.state.waiting, container.state.terminated
+            if waiting is not None:  # such as ImagePullBackOff
+                reasons.append((waiting.reason, waiting.message))
+            if ended is not None:
+                reasons.append((ended.reason, ended.message or f"exit code {ended.exit_code}"))
+        said = dict.fromkeys(": ".join(filter(None, reason)) for reason in reasons if any(reason))
+        why = " ".join(f"{'; '.join(said)}".split())[:_DIAGNOSTICS_CHARACTERS]
+        output = f", kubectl -n {self._namespace} logs {name}"
+        return f"pod {name} is {phase}{f' ({why})' if why else ''}{output}"
 
     def kill(self, token: str) -> None:
         """Delete the driver's pod; its executors go with it."""

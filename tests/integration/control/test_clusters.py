@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_exactlyonce.control import clusters, exit_classification
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
+from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterDriver, ClusterState
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import ENDED
@@ -169,6 +169,22 @@ def test_the_next_try_waits_while_the_cluster_does_not_say_that_the_driver_is_go
     thread.join()
     assert not thread.is_alive()
     assert len(pids(home)) == 2
+
+
+def test_why_a_driver_waits_is_told_each_time_that_the_cluster_says_something_else(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(clusters, "_ASK_SECONDS", 0.0)
+    manager = Manager(home)
+    said = iter(["pod d is Pending", "pod d is Pending", "", "pod d is Pending (ImagePullBackOff)"])
+    monkeypatch.setattr(manager, "account", lambda token: next(said))
+    driver = ClusterDriver("t", home.lease, manager)
+    with caplog.at_level("INFO"):
+        assert [driver.ended() for _ in range(4)] == [None] * 4
+    assert [record.getMessage().rpartition("from ")[2] for record in caplog.records] == [
+        "pod d is Pending",
+        "pod d is Pending (ImagePullBackOff)",
+    ]
 
 
 def test_a_submission_that_fails_is_a_failure_with_its_exit_code(home: Home) -> None:

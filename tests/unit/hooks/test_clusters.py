@@ -447,6 +447,10 @@ def api(*phases: str) -> Callable[[str, dict[str, list[str]]], tuple[int, object
     return answer
 
 
+def container(state: dict[str, object]) -> dict[str, object]:
+    return {"name": "driver", "image": "etl:7", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+
+
 @pytest.mark.parametrize(
     ("phases", "expected"),
     [
@@ -478,9 +482,64 @@ def test_a_kubernetes_that_does_not_answer_as_expected_says_nothing(
 
 def test_what_kubernetes_says_of_a_pod_is_told(server: Server, kubernetes: Cluster) -> None:
     server.answer = api("Failed", "Running")
-    assert kubernetes.account(TOKEN) == "pod driver-0 is Failed; pod driver-1 is Running"
+    first, second = ("kubectl -n streams logs driver-0", "kubectl -n streams logs driver-1")
+    assert kubernetes.account(TOKEN) == f"pod driver-0 is Failed, {first}; pod driver-1 is Running, {second}"
     server.answer = lambda path, query: (403, {})
     assert kubernetes.account(TOKEN) == ""
+
+
+@pytest.mark.parametrize(
+    ("metadata", "status", "said"),
+    [
+        (
+            {},
+            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
+            "Failed (Evicted: The node was low on resource: memory.)",
+        ),
+        (
+            {},
+            {
+                "phase": "Pending",
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/3 nodes are available: 3 Insufficient cpu.",
+                    }
+                ],
+            },
+            "Pending (Unschedulable: 0/3 nodes are available: 3 Insufficient cpu.)",
+        ),
+        (
+            {},
+            {
+                "phase": "Pending",
+                "conditions": [{"type": "PodScheduled", "status": "True"}],
+                "containerStatuses": [
+                    container({"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "etl:7"'}})
+                ],
+            },
+            'Pending (ImagePullBackOff: Back-off pulling image "etl:7")',
+        ),
+        (
+            {},
+            {
+                "phase": "Failed",
+                "containerStatuses": [container({"terminated": {"reason": "OOMKilled", "exitCode": 137}})],
+            },
+            "Failed (OOMKilled: exit code 137)",
+        ),
+        ({"deletionTimestamp": "2026-11-25T10:00:00Z"}, {"phase": "Running"}, "Running, being deleted"),
+    ],
+)
+def test_why_a_pod_does_not_run_is_told(
+    server: Server, kubernetes: Cluster, metadata: dict[str, str], status: dict[str, object], said: str
+) -> None:
+    pod = {"metadata": {"name": "driver-0", **metadata}, "status": status}
+    answer = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}
+    server.answer = lambda path, query: (200, answer)
+    assert kubernetes.account(TOKEN) == f"pod driver-0 is {said}, kubectl -n streams logs driver-0"
 
 
 def test_kubernetes_is_told_to_delete_the_drivers_pod(server: Server, kubernetes: Cluster) -> None:

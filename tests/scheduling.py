@@ -13,6 +13,9 @@ from tests import durations
 
 SLOW_SECONDS = 60.0
 
+#: Files whose slow tests share nothing and take so long that one process would still run them when the others are done.
+SPLIT = {"test_remote_home.py", "test_rescale.py", "test_home_copy.py"}
+
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist says no types
     """Runs the tests of a group in one process."""
@@ -50,6 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def group_of(nodeid: str) -> str:
-    """Return what a test belongs to, by its id: its file, or its class."""
-    group = nodeid.partition("[")[0].rpartition("::")[0]
+    """Return what a test belongs to, by its id: its file, or its class; of some files each test is by itself."""
+    test = nodeid.partition("[")[0]
+    group = test.rpartition("::")[0]
+    if Path(group).name in SPLIT:
+        return test
     return "airflow" if Path(group).parent.name == "airflow" else group

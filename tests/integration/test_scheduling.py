@@ -24,6 +24,7 @@ def test_a_class_may_run_elsewhere_than_the_rest_of_its_file_and_airflows_tests_
     assert group_of("tests/a/test_b.py::test_c[d::e]") == "tests/a/test_b.py"
     assert group_of("tests/a/test_b.py::TestC::test_d[e::f]") == "tests/a/test_b.py::TestC"
     assert group_of("tests/integration/airflow/test_dag.py::test_c") == "airflow"
+    assert group_of("tests/a/test_rescale.py::test_c[d]") == "tests/a/test_rescale.py::test_c"
 
 
 def test_a_file_stays_with_one_process(tmp_path: Path) -> None:

@@ -284,11 +284,15 @@ def test_a_savepoint_is_restored_exactly_and_every_command_works(pipeline: Pipel
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["check", "compare", "stop", "start", "watch", "restore", "start-old", "watch-old"])
+@pytest.mark.parametrize("server", ["moto", "hadoop"], indirect=True)
+@pytest.mark.parametrize(
+    ("step", "step_back"),
+    [("check", "restore"), ("compare", "start-old"), ("stop", "watch-old"), ("start", None), ("watch", None)],
+)
 def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once(
-    pipeline: Pipeline, tmp_path: Path, step: str
+    pipeline: Pipeline, tmp_path: Path, step: str, step_back: str | None
 ) -> None:
-    world, way_back = pipeline.world, ("restore", "start-old", "watch-old")
+    world = pipeline.world
     first, second = tmp_path / "first.py", tmp_path / "second.py"
     text = (JOBS / world.job).read_text()
     first.write_text(text)
@@ -299,8 +303,7 @@ def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once
     world.job = str(first)
     world.send(1500)
     pipeline.finish(pipeline.start())
-    if step not in way_back:
-        pipeline.command(*upgrade, failpoints=f"upgrade-{step}-taken", code=-signal.SIGKILL)
+    pipeline.command(*upgrade, failpoints=f"upgrade-{step}-taken", code=-signal.SIGKILL)
     done = pipeline.command(*upgrade)
     assert (done["outcome"], done["shadow"]["unintended"]) == ("done", [])
     world.send(900)
@@ -311,8 +314,8 @@ def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once
     pipeline.finish(pipeline.start())
 
     first.unlink()  # the home has it
-    if step in way_back:
-        pipeline.command(*rollback, failpoints=f"upgrade-{step}-taken", code=-signal.SIGKILL)
+    if step_back is not None:
+        pipeline.command(*rollback, failpoints=f"upgrade-{step_back}-taken", code=-signal.SIGKILL)
     assert pipeline.command(*rollback)["outcome"] == "rolled-back"
     world.send(300)
     first.write_text(text)
@@ -323,21 +326,19 @@ def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["restore-copied", "restore-renamed", "restore-switching", "restore-switched"])
-def test_a_restore_that_is_killed_is_repeated_and_exact(
-    pipeline: Pipeline, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("server", ["moto", "hadoop"], indirect=True)
+def test_a_restore_that_is_killed_at_each_step_is_repeated_and_exact(pipeline: Pipeline) -> None:
     world = pipeline.world
     world.send(900)
     pipeline.finish(pipeline.start())
     taken = pipeline.command("savepoint", world.pipeline)
     world.send(400)
     pipeline.finish(pipeline.start())
-    pipeline.command("restore", world.pipeline, "--savepoint", taken["id"], failpoints=step, code=-signal.SIGKILL)
-    pipeline.command("restore", world.pipeline, "--savepoint", taken["id"])
-    world.send(200)
-    pipeline.finish(pipeline.start())
-    pipeline.check()
-    current = pipeline.home.current()
-    assert current is not None
-    assert lineages.unfinished(pipeline.home.lineages) == []
+    restore = ("restore", world.pipeline, "--savepoint", taken["id"])
+    for step in ("restore-copied", "restore-renamed", "restore-switching", "restore-switched"):
+        pipeline.command(*restore, failpoints=step, code=-signal.SIGKILL)
+        pipeline.command(*restore)
+        world.send(200)
+        pipeline.finish(pipeline.start())
+        pipeline.check()
+        assert lineages.unfinished(pipeline.home.lineages) == []

@@ -6,7 +6,10 @@ from airflow.sdk import DAG, task
 
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 
-with DAG("payments_archive", schedule=None, params={"home": "~/.exactlyonce/payments", "table": "/var/lib/payments"}):
+PARAMS = {"home": "~/.exactlyonce/payments", "table": "/var/lib/payments"}
+
+# One run at a time: what two calls of delta-rs' optimize write together at once is in the table twice.
+with DAG("payments_archive", schedule=None, max_active_runs=1, params=PARAMS):
     stream = StreamingPipelineOperator(
         task_id="stream",
         application="jobs/payments_archive.py",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import ClientError as BrokenAnswerError
-from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, ConnectTimeoutError, HTTPClientError
 from botocore.parsers import ResponseParserError
 from typing_extensions import override
 
@@ -173,7 +173,7 @@ class S3Store(RemoteStore):
 
         :raises ChangedError: it is not, and nothing was written
         """
-        where, mark, unanswered = self._where(place), uuid.uuid4().hex, None
+        where, mark, failed, unanswered = self._where(place), uuid.uuid4().hex, None, None
         for pause in _PAUSES:
             time.sleep(pause)
             try:
@@ -185,13 +185,16 @@ class S3Store(RemoteStore):
                     raise ChangedError(f"{place} is not what it was when it was read") from error
                 if refused:
                     break
-                if code in _AGAIN:
+                failed = error
+                if code in _AGAIN or isinstance(error, ConnectTimeoutError):  # of a server that has not heard of it
                     continue
                 if _is_final(error):
                     raise
                 unanswered = error
             else:
                 return str(answer["ETag"])
+        if unanswered is None:
+            raise OSError(f"{place} was not written: {failed}") from failed
         # One that was not answered may have been made, and be the reason why the next was refused.
         head = self._asked(lambda: self.system.call_s3("head_object", **where))
         if head is not None and head["Metadata"].get(_MARK) == mark:

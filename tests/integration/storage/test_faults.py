@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from airflow_provider_exactlyonce.control import json_store, requests
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, required
 from airflow_provider_exactlyonce.storage import s3
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, OutcomeUnknownError, Store, Stored
@@ -50,6 +52,20 @@ def place(faults: Faults, moto: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def store(place: Path) -> Store:
     return store_of(place)
+
+
+@contextmanager
+def full_listener() -> Iterator[str]:
+    """Give the address of a server that takes no connection any more, and refuses none."""
+    with contextlib.ExitStack() as sockets:
+        server = sockets.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 def content(store: Store, place: Path) -> bytes | None:
@@ -100,6 +116,29 @@ def test_somebody_else_s_file_is_not_taken_for_ours(
     faults.plan("PUT", fault)
     with pytest.raises(OutcomeUnknownError):
         store.replace_if(place, b"ours", '"0123"')
+    assert content(store, place) == b"theirs"
+
+
+def test_a_request_that_was_never_sent_leaves_no_doubt(
+    store: Store, place: Path, moto: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with full_listener() as address, monkeypatch.context() as patched:
+        patched.setattr(s3, "_PATIENCE", {"connect_timeout": 0.2, "read_timeout": 1})
+        full: Any = UPath(f"s3://bucket/{uuid.uuid4()}", **object_stores.options(address))
+        with pytest.raises(OSError, match="was not written: Connect timeout") as unsent:
+            store_of(full).create(full, b"mine")
+    theirs: Any = UPath(str(place), **object_stores.options(moto))
+    assert isinstance(store, s3.S3Store)
+    send = store._once.call_s3
+
+    def send_second(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(store._once, "call_s3", send)
+        store_of(theirs).create(theirs, b"theirs")
+        raise required(unsent.value.__cause__, "the error of the request")
+
+    monkeypatch.setattr(store._once, "call_s3", send_second)
+    with pytest.raises(FileExistsError):
+        store.create(place, b"mine")
     assert content(store, place) == b"theirs"
 
 

@@ -6,7 +6,7 @@ import datetime
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.streaming.sinks.delta.schema import arrow_columns
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkAttempt, SinkCommitter, SinkContext, SinkEntry
+from tests.waiting import eventually
 
 PIPELINE: Final = "shop"
 COLUMNS: Final = T.StructType().add("id", T.LongType()).add("k", T.StringType())
@@ -140,6 +141,17 @@ class Lake(ABC):
     @abstractmethod
     def keep(self) -> Callable[[], object]:
         """Return what sets the table back to how it is now."""
+
+    def insist(self, change: Callable[[], object]) -> None:
+        """Change the table as another writer does who tries again when somebody else was faster."""
+
+        def is_done() -> bool:
+            with suppress(*self.CONFLICTS):
+                change()
+                return True
+            return False
+
+        eventually(is_done, "another writer's change is made")
 
     def at_next_write(self, monkeypatch: pytest.MonkeyPatch, happen: Callable[[Callable[[], None]], None]) -> None:
         """Let something happen in the place of the next write, which it is given to carry out, late or never."""

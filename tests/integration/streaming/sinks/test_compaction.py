@@ -340,7 +340,7 @@ def test_compactions_of_two_pipelines_run_beside_each_other_and_beside_appends(l
 
     with ThreadPoolExecutor() as threads:
         running = [threads.submit(run, live, 100 * index) for index, live in enumerate(lives)]
-        lake.write(1000, 5)
+        lake.insist(lambda: lake.write(1000, 5))
         entries = [of.result() for of in running]
     assert lake.rows() == rows(0, 40) + rows(100, 40) + rows(1000, 5)
     assert len(lake.current_files()) == 3
@@ -390,17 +390,11 @@ def test_deletions_of_others_beside_compactions_are_neither_lost_nor_undone(lake
             with suppress(BatchFailedError):
                 live.commit(rows(5 * number, 5))
 
-    def is_deleted(number: int) -> bool:
-        with suppress(*lake.CONFLICTS):  # with a commit or a compaction: a user tries again
-            lake.delete(f"id = {number}")
-            return True
-        return False
-
     with ThreadPoolExecutor() as threads:
         running = threads.submit(run)
         for number in range(0, 30, 5):
             eventually(partial(_is_there, lake, number, running), f"row {number} is there")
-            eventually(partial(is_deleted, number), f"row {number} is deleted")
+            lake.insist(partial(lake.delete, f"id = {number}"))
         running.result()
     assert lake.rows() == [row for row in rows(0, 30) if row["id"] % 5]
     assert live.number == 6

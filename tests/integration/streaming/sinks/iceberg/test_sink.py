@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_pipelines_and_others_that_write_at_the_same_time_neither_lose_nor_doubl
     for thread in threads:
         thread.start()
     for number in range(3):
-        lake.write(9000 + number, 1)
+        lake.insist(partial(lake.write, 9000 + number, 1))
     for thread in threads:
         thread.join()
     assert failures == []

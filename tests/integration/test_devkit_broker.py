@@ -153,6 +153,7 @@ def test_the_metadata_log_tells_a_killed_broker_from_a_stopped_one(tmp_path: Pat
     assert not is_taken_for_alive(tmp_path)
 
 
+@pytest.mark.slow
 def test_records_with_old_timestamps_stay(tmp_path: Path) -> None:
     often = {"log.initial.task.delay.ms": "0", "log.retention.check.interval.ms": "100"}
     with EmbeddedBroker(tmp_path, properties=often) as broker:

@@ -142,15 +142,12 @@ def test_a_record_above_the_topics_limit_is_refused_by_name(raw: World, make_top
     assert small.commits() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("spark.speculation=true", "spark.speculation is 'true'; it must be 'false'"),
-        pytest.param(
-            "spark.task.maxFailures=4",
-            "spark.task.maxFailures is '4'; it must be '1'",
-            marks=pytest.mark.slow,
-        ),
+        ("spark.task.maxFailures=4", "spark.task.maxFailures is '4'; it must be '1'"),
     ],
 )
 def test_spark_submit_with_a_setting_that_breaks_the_protocol_is_refused(

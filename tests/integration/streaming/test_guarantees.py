@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import CheckpointConfig, CheckpointingMode, KafkaSink, KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.analysis import determinism
@@ -209,13 +208,12 @@ def numbers():
 """
 
 
-def test_the_command_explains_a_job(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark")
+def test_the_command_explains_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB)
-    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "explain", str(job), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    body = json.loads(done.stdout)
+    assert cli.main(["explain", str(job), "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
     assert (body["declared"], body["gives"], body["weaker"]) == ("exactly_once", "at_least_once", True)
     assert [link["name"] for link in body["links"]] == ["rate", "Spark micro-batches", "kafka out"]
     [chance] = body["nondeterministic"]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyspark
+import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_exactlyonce import process_identity
@@ -62,6 +63,7 @@ def test_a_driver_that_spark_submit_starts_imports_compiled_files(tmp_path: Path
     assert done.stdout.split() == [pyspark.__file__], done.stderr
 
 
+@pytest.mark.slow
 def test_a_driver_does_not_wait_for_the_server_of_accumulators(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(

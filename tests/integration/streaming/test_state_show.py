@@ -166,6 +166,7 @@ def matched(frame: DataFrame) -> DataFrame:
     return frame.join(other, F.expr("i = i2 AND ts = ts2"))
 
 
+@pytest.mark.slow
 def test_state_of_sparks_own_operators_is_shown(spark: SparkSession, tmp_path: Path) -> None:
     rows = BATCHES[0]
     run(spark, tmp_path / "totals", BATCHES[:2], totals, until=2, output_mode="update")

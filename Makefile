@@ -19,7 +19,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix fault-matrix test-cluster durations lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix fault-matrix test-cluster durations lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -106,6 +106,9 @@ bench-restart: setup ## measure a killed driver's restart beside a shell's loop;
 
 bench-savepoint: setup ## measure savepoints of 10 MB, 100 MB and 1 GB of state against cp -r, and the query beside them
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/savepoint.py $(ARGS)
+
+bench-scale: setup ## measure what grows with partitions and tasks: the commit's record, the turns of tasks, a transaction
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/scale.py $(ARGS)
 
 bench-sequencer: setup ## measure what share of a batch of 200 tasks x 200 partitions is their taking turns
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/sequencer.py $(ARGS)

@@ -73,6 +73,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/homes",
         "docs/metrics",
         "docs/speed",
+        "docs/scale",
         "docs/doctor",
         "docs/audit",
         "docs/security",

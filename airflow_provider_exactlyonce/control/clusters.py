@@ -88,7 +88,7 @@ class ClusterDriver(RemoteDriver):
         if time.monotonic() - self._asked >= _ASK_SECONDS:
             self._asked, self._state = time.monotonic(), self._cluster.state(self.token)
             if self._state is ClusterState.ACTIVE:
-                self._tell("no sign of life yet, or any more, from")
+                self._tell("no sign of life")
         if self._state is not ClusterState.GONE:
             return None
         return Ended(exit_code=code, account=self._cluster.account(self.token))
@@ -98,7 +98,7 @@ class ClusterDriver(RemoteDriver):
         said = self._cluster.account(self.token)
         if said and said != self._said:
             self._said = said
-            _log.info("%s %s", words, said)
+            _log.info("%s: %s", words, said)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the submission; the driver itself can only be killed."""

@@ -181,9 +181,9 @@ def test_why_a_driver_waits_is_told_each_time_that_the_cluster_says_something_el
     driver = ClusterDriver("t", home.lease, manager)
     with caplog.at_level("INFO"):
         assert [driver.ended() for _ in range(4)] == [None] * 4
-    assert [record.getMessage().rpartition("from ")[2] for record in caplog.records] == [
-        "pod d is Pending",
-        "pod d is Pending (ImagePullBackOff)",
+    assert [record.getMessage() for record in caplog.records] == [
+        "no sign of life: pod d is Pending",
+        "no sign of life: pod d is Pending (ImagePullBackOff)",
     ]
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
-from pyiceberg.transforms import parse_transform
+from pyiceberg.transforms import BucketTransform, Transform, TruncateTransform, parse_transform
 from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DecimalType, StringType
 
@@ -18,10 +19,14 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
+    from pyiceberg.types import IcebergType
     from pyspark.sql.types import StructType
 
 _IDENTITY: Final = "identity"
-_OF_COLUMN: Final = re.compile(r"(\w+)\((.+)\)")
+_BUCKET: Final = "bucket"
+_TRUNCATE: Final = "truncate"
+_OF_COLUMN: Final = re.compile(r"(\w+)\((?:(\d+) *, *)?(.+)\)")
+_NUMBERS: Final = ("tinyint", "smallint", "int", "bigint", "decimal")
 _BY_VALUE: Final = ("string", "char", "varchar", "tinyint", "smallint", "int", "bigint", "boolean", "date", "decimal")
 _MONTHS: Final = 12
 _EPOCH_YEAR: Final = 1970
@@ -54,10 +59,17 @@ _TRANSFORMS: Final[Mapping[str, Callable[[pa.Array], pa.Array]]] = {
     "day": _days,
     "hour": _hours,
 }
-_OF_TIME: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("year", "month", "day"), ("date", "timestamp", "timestamp_ntz")),
-    "hour": ("timestamp", "timestamp_ntz"),
+_TIMES: Final = ("timestamp", "timestamp_ntz")
+#: The types of columns that each transform takes.
+_ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
+    _IDENTITY: _BY_VALUE,
+    **dict.fromkeys(("year", "month", "day"), ("date", *_TIMES)),
+    "hour": _TIMES,
+    _BUCKET: (*_NUMBERS, "string", "date", *_TIMES),
+    _TRUNCATE: (*_NUMBERS, "string"),
 }
+#: How the fields of a new table end that are not called as their transform, as every other writer of Iceberg has it.
+_ENDS: Final = {_TRUNCATE: "trunc"}
 
 
 def check_declared(columns: StructType, partition_by: Sequence[str], where: str) -> None:
@@ -69,14 +81,15 @@ def check_declared(columns: StructType, partition_by: Sequence[str], where: str)
     kinds = {field.name: field.dataType.simpleString() for field in columns.fields}
     for declared in partition_by:
         transform, column = _parsed(declared)
+        kind, is_wide, width = transform.partition("[")
+        if kind not in _ACCEPTED or bool(is_wide) != (kind in (_BUCKET, _TRUNCATE)) or width == "0]":
+            raise RefusedError(
+                f"{where}: partition_by={declared!r}: a column; year, month, day or hour of one; bucket(16, column) or "
+                "truncate(16, column), with any number from 1"
+            )
         if column not in kinds:
             raise RefusedError(f"{where}: partition_by names {column!r}; the columns are {', '.join(kinds)}")
-        if transform not in _TRANSFORMS:
-            raise RefusedError(
-                f"{where}: partition_by={declared!r}: a column, or year, month, day or hour of one; {transform} is not "
-                "computed by this sink"
-            )
-        accepted = _OF_TIME.get(transform, _BY_VALUE)
+        accepted = _ACCEPTED[kind]
         if kinds[column].partition("(")[0] not in accepted:
             raise RefusedError(
                 f"{where}: partition_by={declared!r}: column {column!r} is {kinds[column]}; accepted are "
@@ -89,12 +102,13 @@ def new_spec(partition_by: Sequence[str], schema: Schema) -> PartitionSpec:
     fields = []
     for number, declared in enumerate(partition_by):
         transform, column = _parsed(declared)
+        kind = transform.partition("[")[0]
         fields.append(
             PartitionField(
                 source_id=schema.find_field(column).field_id,
                 field_id=PARTITION_FIELD_ID_START + number,
                 transform=parse_transform(transform),
-                name=column if transform == _IDENTITY else f"{column}_{transform}",
+                name=column if kind == _IDENTITY else f"{column}_{_ENDS.get(kind, kind)}",
             )
         )
     return PartitionSpec(*fields)
@@ -106,15 +120,11 @@ def check_spec(spec: PartitionSpec, schema: Schema, partition_by: Sequence[str],
     :param where: sink and table, for messages
     :raises RefusedError: naming both
     """
-    has = [
-        name if str(field.transform) == _IDENTITY else f"{field.transform}({name})"
-        for field in spec.fields
-        for name in [schema.find_column_name(field.source_id)]
-    ]
-    if has != list(partition_by):
+    has = [(str(field.transform), schema.find_column_name(field.source_id)) for field in spec.fields]
+    if has != list(map(_parsed, partition_by)):
         raise RefusedError(
-            f"{where} is partitioned by {has}, and the sink declares partition_by={list(partition_by)}: declare the "
-            "table's, in which this sink computes columns, and year, month, day and hour of one"
+            f"{where} is partitioned by {[_declared(*field) for field in has]}, and the sink declares partition_by="
+            f"{list(partition_by)}: declare the table's"
         )
 
 
@@ -137,7 +147,8 @@ class Partitioning:
         """Return the values of each row, a column each."""
         columns = [self._columns.find_column_name(field.source_id) for field in self._fields]
         arrays = [
-            _TRANSFORMS[str(field.transform)](rows[column]) for field, column in zip(self._fields, columns, strict=True)
+            _transformed(rows[column], field.transform, self._columns.find_type(field.source_id))
+            for field, column in zip(self._fields, columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, names=list(self.names))
 
@@ -154,9 +165,32 @@ class Partitioning:
 
 
 def _parsed(declared: str) -> tuple[str, str]:
-    """Return transform and column."""
+    """Return transform, as pyiceberg writes it, and column."""
     match = _OF_COLUMN.fullmatch(declared)
-    return (match[1], match[2]) if match else (_IDENTITY, declared)
+    if match is None:
+        return _IDENTITY, declared
+    transform, width, column = match.groups()
+    return f"{transform}[{int(width)}]" if width else transform, column
+
+
+def _declared(transform: str, column: str | None) -> str:
+    """Return what :func:`_parsed` has read."""
+    kind, _, width = transform.removesuffix("]").partition("[")
+    if kind == _IDENTITY:
+        return str(column)
+    return f"{kind}({width}, {column})" if width else f"{kind}({column})"
+
+
+def _transformed(values: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:
+    if not isinstance(transform, BucketTransform | TruncateTransform):
+        return _TRANSFORMS[str(transform)](values)
+    # Pyiceberg knows each value's bucket; each different value is asked for once.
+    plain = {pa.types.is_date: pa.int32(), pa.types.is_timestamp: pa.int64()}
+    kind = next((kind for is_kind, kind in plain.items() if is_kind(values.type)), values.type)
+    encoded = values.cast(kind).dictionary_encode()
+    compute = transform.transform(source)
+    results = [compute(value) for value in encoded.dictionary.to_pylist()]
+    return pa.array(results, schema_to_pyarrow(transform.result_type(source))).take(encoded.indices)
 
 
 def _value(text: str | None, kind: Any) -> Any:

@@ -26,8 +26,8 @@ class IcebergSink(IcebergDeclaration):
     :param conn_id: the connection to the catalog: one of ``EXACTLYONCE_STORES``, which operators fill
     :param catalog_properties: of the catalog, in pyiceberg's words, credentials too; they win over the connection's;
         never shown
-    :param partition_by: what the table is partitioned by: columns, and ``year``, ``month``, ``day`` or ``hour`` of one,
-        as in ``"day(at)"``
+    :param partition_by: what the table is partitioned by: columns; ``year``, ``month``, ``day`` or ``hour`` of one, as
+        in ``"day(at)"``; ``"bucket(16, id)"`` and ``"truncate(16, name)"``
     :param schema: ``"fixed"``: a column that the table lacks is refused; ``"evolve"``: it is added at the start
     :param compression: ``zstd``, ``snappy``, ``gzip``, ``lz4`` or ``none``
     :param max_file_bytes: a file that has reached this size is closed, and another begun

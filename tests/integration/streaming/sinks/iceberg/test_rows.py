@@ -121,6 +121,52 @@ def test_times_are_partitioned_as_iceberg_has_it(lake: IcebergLake, tmp_path: Pa
         assert lake.find(row_filter=f"at = '{row['at'].isoformat()}'") == [row]
 
 
+#: The hashes that the specification of Iceberg has as examples (appendix B).
+HASHES: list[tuple[T.DataType, Any, int]] = [
+    (T.IntegerType(), 34, 2017239379),
+    (T.LongType(), 34, 2017239379),
+    (T.DecimalType(9, 2), Decimal("14.20"), -500754589),
+    (T.DateType(), datetime.date(2017, 11, 16), -653330422),
+    (T.TimestampType(), datetime.datetime(2017, 11, 16, 22, 31, 8, tzinfo=UTC), -2047944441),
+    (T.TimestampNTZType(), datetime.datetime(2017, 11, 16, 22, 31, 8), -2047944441),
+    (T.StringType(), "iceberg", 1210000089),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "hashed"), HASHES, ids=[kind.simpleString() for kind, _, _ in HASHES])
+def test_buckets_are_those_of_icebergs_specification(
+    lake: IcebergLake, tmp_path: Path, kind: T.DataType, value: Any, hashed: int
+) -> None:
+    columns = T.StructType().add("id", T.LongType()).add("v", kind)
+    given = [{"id": 1, "v": value}, {"id": 2, "v": None}, {"id": 3, "v": value}]
+    entry = Live(lake.sink(partition_by="bucket(1000, v)"), tmp_path, columns=columns).commit(given)
+    assert entry.rows == 3
+    assert {file.partition[0] for file in lake.current_data_files()} == {(hashed & 0x7FFFFFFF) % 1000, None}
+    assert [field.name for field in lake.table.spec().fields] == ["v_bucket"]
+    assert lake.rows() == lake.library_rows() == given
+
+
+def test_values_are_cut_as_icebergs_specification_has_it(lake: IcebergLake, tmp_path: Path) -> None:
+    columns = T.StructType().add("id", T.LongType()).add("n", T.IntegerType()).add("d", T.DecimalType(6, 2))
+    columns = columns.add("s", T.StringType())
+    given: list[dict[str, Any]] = [
+        {"id": 1, "n": 1, "d": Decimal("10.65"), "s": "iceberg"},
+        {"id": 2, "n": -1, "d": Decimal("-0.01"), "s": "üñß€😀"},
+        {"id": 3, "n": None, "d": None, "s": None},
+    ]
+    cut = ["truncate(10, n)", "truncate(50, d)", "truncate(3, s)"]
+    Live(lake.sink(partition_by=cut), tmp_path, columns=columns).commit(given)
+    partitions_of = [tuple(file.partition[n] for n in range(3)) for file in lake.current_data_files()]
+    expected = [(0, Decimal("10.50"), "ice"), (-10, Decimal("-0.50"), "üñß"), (None, None, None)]
+    assert sorted(partitions_of, key=str) == sorted(expected, key=str)
+    assert [field.name for field in lake.table.spec().fields] == ["n_trunc", "d_trunc", "s_trunc"]
+    assert lake.rows() == lake.library_rows() == given
+    assert [row["id"] for row in lake.find(row_filter="n < 0")] == [2]
+    again = Live(lake.sink(partition_by=cut), tmp_path, run=2, columns=columns)
+    again.commit([{**given[0], "id": 4}])
+    assert len(lake.ids()) == 4
+
+
 def test_days_of_dates_are_partitioned_as_iceberg_has_it(lake: IcebergLake, tmp_path: Path) -> None:
     columns = T.StructType().add("id", T.LongType()).add("d", T.DateType())
     days = [datetime.date(1969, 12, 31), datetime.date(1970, 1, 1), datetime.date(1583, 2, 28)]

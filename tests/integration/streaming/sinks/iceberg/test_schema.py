@@ -63,7 +63,7 @@ def test_a_table_is_made_when_the_tasks_need_it_and_not_before(lake: IcebergLake
         (
             [LONG, TEXT],
             {"partition_spec": PartitionSpec(PartitionField(1, 1000, parse_transform("bucket[16]"), "b"))},
-            r"is partitioned by \['bucket\[16\]\(id\)'\], and the sink declares",
+            r"is partitioned by \['bucket\(16, id\)'\], and the sink declares",
         ),
         (
             [LONG, TEXT],
@@ -90,7 +90,10 @@ def test_a_table_that_does_not_fit_is_refused_by_name_before_anything_starts(
         (T.StructType().add("v", T.VariantType()), (), "column 'v' has the type variant"),
         (T.StructType().add("id", T.LongType()), ("day",), "partition_by names 'day'; the columns are id"),
         (T.StructType().add("id", T.LongType()), ("bucket[16](id)",), "partition_by names 'bucket"),
-        (T.StructType().add("id", T.LongType()), ("truncate(id)",), "truncate is not computed by this sink"),
+        (T.StructType().add("id", T.LongType()), ("truncate(id)",), r"bucket\(16, column\) or truncate\(16, column\)"),
+        (T.StructType().add("id", T.LongType()), ("bucket(0, id)",), "with any number from 1"),
+        (T.StructType().add("id", T.LongType()), ("day(16, id)",), "year, month, day or hour of one"),
+        (T.StructType().add("id", T.DoubleType()), ("bucket(16, id)",), "column 'id' is double; accepted are tinyint"),
         (T.StructType().add("at", T.TimestampType()), ("at",), "column 'at' is timestamp; accepted are string"),
         (T.StructType().add("d", T.DateType()), ("hour(d)",), "column 'd' is date; accepted are timestamp"),
     ],

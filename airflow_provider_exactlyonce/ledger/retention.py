@@ -88,6 +88,7 @@ class History:
         self._retention: Final = retention
         self._window: list[Record] = []
         self._chosen = 0
+        self._held_at: int | None = None
         self._next_offset = 0
 
     def expired(self, place: LedgerPointer, *, needed_from: Callable[[], int | None], now_milliseconds: int) -> Expired:
@@ -95,19 +96,22 @@ class History:
 
         :param place: the newest commit and claim
         :param needed_from: returns the oldest commit that a restore or a backfill needs, None for none. It is asked
-            when a lot of records is old enough, not for each: in an object store an answer costs requests
+            when a lot of records is old enough, not for each, and when it keeps some, after a lot of commits again: in
+            an object store an answer costs requests
         """
         self._chosen = 0
         lot = max(1, min(_LOT, self._retention.commits // 10))
-        if place.commit - place.oldest < self._retention.commits:
+        is_held = self._held_at is not None and 0 < place.commit - self._held_at < lot
+        if place.commit - place.oldest < self._retention.commits or is_held:
             return Expired(oldest=place.oldest)
         if len(self._window) < lot:
             self._read_on()
         may_go_with = partial(may_go, retention=self._retention, place=place, now_milliseconds=now_milliseconds)
-        records, _ = self._oldest(partial(may_go_with, needed_from=None))
-        if len(records) < lot:
+        old, _ = self._oldest(partial(may_go_with, needed_from=None))
+        if len(old) < lot:
             return Expired(oldest=place.oldest)
         records, self._chosen = self._oldest(partial(may_go_with, needed_from=needed_from()))
+        self._held_at = place.commit if len(records) < len(old) else None
         commits = [record.commit for record in records if isinstance(record, CommitRecord)]
         oldest = max([place.oldest, *(commit + 1 for commit in commits)])
         return Expired(oldest=oldest, keys=tuple(record.key for record in records))

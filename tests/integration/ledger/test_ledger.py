@@ -199,24 +199,30 @@ def test_history_chooses_the_same_again_after_an_abort(crafted: CraftedPipeline)
         assert needed.keys == (b"commit/1", b"commit/2")
 
 
-def test_what_restores_need_is_asked_once_for_a_lot_of_records(crafted: CraftedPipeline) -> None:
+@pytest.mark.parametrize(
+    ("needed", "expected"), [(None, [0, 0, 0, 3, 0, 0, 3, 0, 0]), (2, [0, 0, 0, 1, 0, 0, 0, 0, 0])], ids=str
+)
+def test_what_restores_need_is_asked_once_for_a_lot_of_records(
+    crafted: CraftedPipeline, needed: int | None, expected: list[int]
+) -> None:
     asked = 0
 
-    def needed_from() -> None:
+    def needed_from() -> int | None:
         nonlocal asked
         asked += 1
+        return needed
 
     for _ in range(30):
         crafted.commit({}, committed=1_000)
     crafted.settle()
     with LedgerReader(crafted.config, crafted.pipeline) as reader:
         history, gone = History(reader, LedgerRetention(commits=30, days=1)), []
-        for _ in range(9):
+        for _ in expected:
             expired = history.expired(crafted.place, needed_from=needed_from, now_milliseconds=int(time.time() * 1000))
             crafted.commit({}, committed=1_000, before=replace(crafted.place, oldest=expired.oldest))
             history.committed()
             gone.append(len(expired.keys))
-    assert gone == [0, 0, 0, 3, 0, 0, 3, 0, 0]
+    assert gone == expected
     assert asked == 2
 
 

@@ -70,6 +70,7 @@ class ClusterDriver(RemoteDriver):
         self._submission: Final = submission
         self._asked = float("-inf")
         self._state = ClusterState.UNKNOWN
+        self._is_announced = False
         self._said = ""
 
     def ended(self) -> Ended | None:
@@ -80,7 +81,8 @@ class ClusterDriver(RemoteDriver):
             if submitted is None:
                 return None
             code = submitted or None  # 0: it was submitted, and how it ends only the driver tells
-            if code is None and not self._said:
+            if code is None and not self._is_announced:
+                self._is_announced = True  # also if nothing is said: the manager is asked once, not at each look
                 self._tell("submitted")
         if super().ended() is None:
             self._asked = float("-inf")

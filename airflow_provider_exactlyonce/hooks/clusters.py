@@ -149,7 +149,7 @@ class KubernetesCluster(Cluster):
             if ended is not None:
                 reasons.append((ended.reason, ended.message or f"exit code {ended.exit_code}"))
         said = dict.fromkeys(": ".join(filter(None, reason)) for reason in reasons if any(reason))
-        why = " ".join(f"{'; '.join(said)}".split())[:_DIAGNOSTICS_CHARACTERS]
+        why = " ".join("; ".join(said).split())[:_DIAGNOSTICS_CHARACTERS]
         output = f", kubectl -n {self._namespace} logs {name}"
         return f"pod {name} is {phase}{f' ({why})' if why else ''}{output}"
 

@@ -185,9 +185,8 @@ def _transformed(values: pa.Array, transform: Transform[Any, Any], source: Icebe
     if not isinstance(transform, BucketTransform | TruncateTransform):
         return _TRANSFORMS[str(transform)](values)
     # Pyiceberg knows each value's bucket; each different value is asked for once.
-    plain = {pa.types.is_date: pa.int32(), pa.types.is_timestamp: pa.int64()}
-    kind = next((kind for is_kind, kind in plain.items() if is_kind(values.type)), values.type)
-    encoded = values.cast(kind).dictionary_encode()
+    plain = values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else _same(values)
+    encoded = plain.dictionary_encode()
     compute = transform.transform(source)
     results = [compute(value) for value in encoded.dictionary.to_pylist()]
     return pa.array(results, schema_to_pyarrow(transform.result_type(source))).take(encoded.indices)

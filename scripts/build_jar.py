@@ -1,6 +1,6 @@
-"""Build the jar that is in the package from its Java source; the same source gives the same bytes.
+"""Build the jar that is in the package from its Java sources; the same sources give the same bytes.
 
-For maintainers, after the source changed. Needs javac 17; other releases may give other bytes.
+For maintainers, after a source changed. Needs javac 17; other releases may give other bytes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars
 from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
 
-SOURCE = EXCLUSIVE_FILES_JAR.with_name("ExclusiveCheckpointFileManager.java")
+SOURCES = sorted(EXCLUSIVE_FILES_JAR.parent.glob("*.java"))
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def build(jar: Path) -> None:
-    """Compile the source into a jar.
+    """Compile the sources into a jar.
 
     :raises subprocess.CalledProcessError: when it can't be compiled
     """
     class_path = ":".join(map(str, [*sorted(pyspark_jars().glob("*.jar")), *s3a_jars()]))
     with tempfile.TemporaryDirectory(prefix="exactlyonce-jar-") as folder:
         subprocess.run(
-            ["javac", "--release", "17", "-proc:none", "-cp", class_path, "-d", folder, str(SOURCE)], check=True
+            ["javac", "--release", "17", "-proc:none", "-cp", class_path, "-d", folder, *map(str, SOURCES)], check=True
         )
         with zipfile.ZipFile(jar, "w") as packed:  # not compressed: libraries compress differently
             for file in sorted(Path(folder).rglob("*.class")):

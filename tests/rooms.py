@@ -75,8 +75,16 @@ ROOMS: dict[str, set[str]] = {
         "streaming.registry",
     },
     "testing": {
-        *("kafka", "control", "ledger", "checkpoint", "streaming.settings", "streaming.sequencer", "streaming.sinks"),
-        *("streaming.sinks.kafka", "streaming.spark", "streaming.analysis", "streaming.job", "streaming.commit"),
+        *("kafka", "control", "ledger", "checkpoint", "streaming.settings", "streaming.file_systems"),
+        *(
+            "streaming.sequencer",
+            "streaming.sinks",
+            "streaming.sinks.kafka",
+            "streaming.spark",
+            "streaming.analysis",
+            "streaming.job",
+            "streaming.commit",
+        ),
     },
     "doctor": {"kafka", "control", "ledger", "audit", "transactions", "checkpoint", "streaming.commit"},
     "upgrade": {

@@ -1,4 +1,4 @@
-"""What Spark needs for a home that is not on this machine's file systems: jars, and settings of a session."""
+"""What Spark needs for a home, by the file system that it is on: jars, and settings of a session."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _HADOOP: Final = "spark.hadoop."
 class SparkFileSystem:
     """What Spark needs for homes of one scheme.
 
-    :param own_jars: of this package
-    :param jars: that Spark does not bring
+    :param own_jars: of this package, which nobody else brings
+    :param jars: that others may bring
     :param settings: of Hadoop; none is a secret
     :param keys: of Hadoop, secret: for executors, which lack the driver's environment
     :param file_manager: with which Spark creates the files of a checkpoint, of two who create one only one
@@ -37,9 +37,15 @@ class SparkFileSystem:
     jars: Callable[[], Sequence[Path]] = tuple
     settings: Callable[[], Mapping[str, str]] = dict
     keys: Callable[[], Mapping[str, str]] = dict
-    file_manager: str = DEFAULTS[FILE_MANAGER]
+    file_manager: str
     needs: str | None = None
 
+
+#: This machine's, mounted ones among them.
+LOCAL: Final = SparkFileSystem(
+    jars=lambda: (EXCLUSIVE_FILES_JAR,),  # it goes without, too
+    file_manager="exactlyonce.LocalCheckpointFileManager",
+)
 
 FILE_SYSTEMS: Final[Mapping[str, SparkFileSystem]] = {
     "s3": SparkFileSystem(
@@ -52,7 +58,7 @@ FILE_SYSTEMS: Final[Mapping[str, SparkFileSystem]] = {
     ),
     # It renames a finished file to its place, unless there is one.
     "hdfs": SparkFileSystem(
-        file_manager="org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
+        file_manager="org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager",
     ),
 }
 
@@ -74,18 +80,17 @@ def session_settings(place: Any) -> dict[str, str]:
 
     :raises DevkitError: when jars aren't there and can't be had
     """
-    if is_local(place):
-        return {}
-    system = FILE_SYSTEMS[place.protocol]
+    scheme = "" if is_local(place) else place.protocol
+    system = FILE_SYSTEMS.get(scheme, LOCAL)
     return {
-        "spark.jars": ",".join(map(str, _jars(place.protocol))),
+        "spark.jars": ",".join(map(str, _jars(scheme))),
         FILE_MANAGER: system.file_manager,
         **{f"{_HADOOP}{name}": value for name, value in system.settings().items()},
     }
 
 
 def _jars(scheme: str, *, complete: bool = True) -> list[Path]:
-    system = FILE_SYSTEMS.get(scheme, SparkFileSystem())
+    system = FILE_SYSTEMS.get(scheme, LOCAL)
     return [*system.own_jars, *(system.jars() if complete else ())]
 
 
@@ -95,18 +100,20 @@ def prepare(spark: SparkSession, place: Any) -> None:
     :raises SettingRefusedError: when the user's file manager is not exclusive there
     :raises RefusedError: when Spark lacks a jar
     """
+    submitted = spark.sparkContext.getConf()
+    manager = submitted.get(FILE_MANAGER)
     if is_local(place):
+        # A session that others have made may lack the jar; what Spark brings is as right there, and slower.
+        if manager in (None, DEFAULTS[FILE_MANAGER]) and _has_class(spark, LOCAL.file_manager):
+            spark.conf.set(FILE_MANAGER, LOCAL.file_manager)
         return
     system = FILE_SYSTEMS[place.protocol]
-    submitted = spark.sparkContext.getConf()
-    jvm: Any = spark.sparkContext._jvm
     for name in (system.needs, system.file_manager):
-        if name is not None and not jvm.org.apache.spark.util.Utils.classIsLoadable(name):
+        if name is not None and not _has_class(spark, name):
             raise RefusedError(
                 f"{place}: Spark lacks the class {name}. Start the driver with `exactlyonce run`, or give "
                 "spark-submit --jars with what `exactlyonce help homes` names"
             )
-    manager = submitted.get(FILE_MANAGER)
     if manager not in (None, DEFAULTS[FILE_MANAGER], system.file_manager):
         raise SettingRefusedError(
             FILE_MANAGER,
@@ -120,3 +127,8 @@ def prepare(spark: SparkSession, place: Any) -> None:
     for name, value in {**system.settings(), **keys}.items():
         if not submitted.contains(f"{_HADOOP}{name}"):
             hadoop.set(name, value)
+
+
+def _has_class(spark: SparkSession, name: str) -> bool:
+    jvm: Any = spark.sparkContext._jvm
+    return bool(jvm.org.apache.spark.util.Utils.classIsLoadable(name))

@@ -6,9 +6,10 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming import file_systems, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +32,8 @@ def local_session(conf: Mapping[str, str] | None = None) -> Iterator[SparkSessio
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").appName("exactlyonce job test")
-    for name, value in settings.submit_settings({**_SMALL, **(conf or {})}).items():
+    asked = {**_SMALL, **file_systems.session_settings(Path()), **(conf or {})}
+    for name, value in settings.submit_settings(asked).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     try:

@@ -7,12 +7,14 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from airflow_provider_exactlyonce.streaming import file_systems
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests.integration.streaming.harness import CONF
 
@@ -26,8 +28,15 @@ def one_jvm() -> Iterator[None]:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    arguments = ["--jars", ",".join(map(str, spark_connector_jars()))]
-    for name, value in {**CONF, "spark.ui.showConsoleProgress": "false", "spark.master": "local[2]"}.items():
+    of_files = file_systems.session_settings(Path())
+    jars = ",".join([*map(str, spark_connector_jars()), of_files.pop("spark.jars")])
+    arguments = ["--jars", jars]
+    for name, value in {
+        **CONF,
+        **of_files,
+        "spark.ui.showConsoleProgress": "false",
+        "spark.master": "local[2]",
+    }.items():
         arguments += ["--conf", f"{name}={value}"]
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYSPARK_SUBMIT_ARGS", f"{shlex.join(arguments)} pyspark-shell")

@@ -10,17 +10,19 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
 from airflow_provider_exactlyonce.storage.opening import hadoop_url, place_of
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 WRITERS = 8
 
 
-def main(location: str, races: int) -> None:
-    place = place_of(location)
-    spark = local_session("races", place)
+def race(spark: SparkSession, place: Any, races: int) -> dict[str, Any]:
+    """Let the writers create one file after the other in a place; returns how they ended."""
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     folder = jvm.org.apache.hadoop.fs.Path(hadoop_url(place))
@@ -38,16 +40,22 @@ def main(location: str, races: int) -> None:
 
     ended: Counter[str] = Counter()
     with ThreadPoolExecutor(WRITERS) as writers:
-        for race in range(races):
-            file = jvm.org.apache.hadoop.fs.Path(folder, f"offsets/{race}")
+        for number in range(races):
+            file = jvm.org.apache.hadoop.fs.Path(folder, f"offsets/{number}")
             outcomes = list(writers.map(partial(create, file), range(WRITERS)))
             assert outcomes.count("created") == 1, outcomes
-            assert (place / "offsets" / str(race)).read_bytes() == bytes([outcomes.index("created")])
+            assert (place / "offsets" / str(number)).read_bytes() == bytes([outcomes.index("created")])
             ended.update(outcomes)
     cancelled = manager.createAtomic(jvm.org.apache.hadoop.fs.Path(folder, "cancelled"), False)
     cancelled.write(b"x")
     cancelled.cancel()
-    print(json.dumps({"manager": manager.getClass().getName(), "left": (place / "cancelled").exists(), **ended}))
+    return {"manager": manager.getClass().getName(), "left": (place / "cancelled").exists(), **ended}
+
+
+def main(location: str, races: int) -> None:
+    place = place_of(location)
+    spark = local_session("races", place)
+    print(json.dumps(race(spark, place, races)))
     spark.stop()
 
 

@@ -65,6 +65,7 @@ def test_plain_records_pass_unchanged_to_the_partition_that_other_clients_would_
     send(raw.config, raw.source, keyed + keyless)
     driver = raw.start()
     assert driver.wait() == 0, driver.output()[-3000:]
+    assert not list(raw.home.rglob("offsets/.*")), "no notes of Hadoop's: this package's class has written them"
     source, sink = (read_committed(raw.config, topic) for topic in (raw.source, raw.sink))
     with_key = [
         sorted((r.partition, r.key, r.value or b"\x00null") for r in records if r.key is not None)

@@ -11,9 +11,10 @@ from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
 from airflow_provider_exactlyonce.streaming import file_systems
 
 
-def test_a_home_on_this_machine_needs_none() -> None:
-    assert file_systems.driver_jars(["--until", "available", "--home", "/tmp/home"]) == []
-    assert file_systems.driver_jars([]) == []
+def test_a_home_on_this_machine_gets_the_class_of_this_package_with_the_other_jars() -> None:
+    assert file_systems.driver_jars(["--until", "available", "--home", "/tmp/home"]) == [EXCLUSIVE_FILES_JAR]
+    assert file_systems.driver_jars([]) == [EXCLUSIVE_FILES_JAR]
+    assert file_systems.driver_jars([], complete=False) == [], "it goes without, too"
 
 
 @pytest.mark.parametrize("arguments", [["--home", "s3://bucket/home"], ["--until", "available", "--home=s3://c@b/h"]])

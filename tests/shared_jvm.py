@@ -21,6 +21,8 @@ import pytest
 
 from airflow_provider_exactlyonce.devkit import class_archive
 
+#: The files that Spark writes are for nobody else; Hadoop's own way would let others read them, by chmod.
+UMASK: Final = 0o077
 _PROGRAMS_ENVIRONMENT: Final = {"PYTHONHASHSEED": "0"}  # what spark-submit gives its program
 
 
@@ -117,7 +119,8 @@ class SharedJvm:
             patched.setenv("PYSPARK_SUBMIT_ARGS", options)
             for name, value in class_archive.environment(os.environ, {}).items():
                 patched.setenv(name, value)
-            self._gateway = launch_gateway(popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
+            how = {"stdout": log, "stderr": subprocess.STDOUT, "umask": UMASK}
+            self._gateway = launch_gateway(popen_kwargs=how)
 
     def _prepare(self, settings: Mapping[str, str]) -> None:
         jvm = self._gateway.jvm

@@ -1,33 +1,43 @@
 package exactlyonce;
 
-import java.io.BufferedOutputStream;
 import java.io.IOException;
-import java.io.OutputStream;
 import java.io.UncheckedIOException;
+import java.net.URI;
 import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.StandardCopyOption;
-import java.nio.file.StandardOpenOption;
 import java.util.UUID;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.FileAlreadyExistsException;
+import org.apache.hadoop.fs.LocalFileSystem;
 import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RawLocalFileSystem;
+import org.apache.hadoop.fs.permission.FsPermission;
 import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.CancellableFSDataOutputStream;
 import org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager;
 
-/** Moves or, if there must be no other, links a finished file into its place. Hadoop starts two programs for each file. */
+/** Moves a finished file into its place or, if there must be no other, links it there; starts no program for it. */
 public final class LocalCheckpointFileManager extends FileSystemBasedCheckpointFileManager {
-  public LocalCheckpointFileManager(Path path, Configuration conf) {
+  /** Notes checksums beside files. They get the rights that this process gives its files; Hadoop would call chmod. */
+  private final LocalFileSystem files =
+      new LocalFileSystem(
+          new RawLocalFileSystem() {
+            @Override
+            public void setPermission(Path path, FsPermission permission) {}
+          });
+
+  public LocalCheckpointFileManager(Path path, Configuration conf) throws IOException {
     super(path, conf);
+    files.initialize(URI.create("file:///"), conf);
   }
 
   @Override
   public CancellableFSDataOutputStream createAtomic(Path path, boolean overwrite) {
-    java.nio.file.Path place = java.nio.file.Path.of(path.toUri().getPath());
-    java.nio.file.Path unfinished = place.resolveSibling("." + path.getName() + "." + UUID.randomUUID() + ".tmp");
-    OutputStream file;
+    Path unfinished = new Path(path.getParent(), "." + path.getName() + "." + UUID.randomUUID() + ".tmp");
+    FSDataOutputStream file;
     try {
-      file = new BufferedOutputStream(Files.newOutputStream(unfinished, StandardOpenOption.CREATE_NEW));
+      file = files.create(unfinished);
     } catch (IOException error) {
       throw new UncheckedIOException(error);
     }
@@ -40,13 +50,17 @@ public final class LocalCheckpointFileManager extends FileSystemBasedCheckpointF
         ended = true;
         try {
           file.close();
-          // Hadoop would check the new content by what it has once noted of an old one.
-          Files.deleteIfExists(place.resolveSibling("." + path.getName() + ".crc"));
-          if (overwrite || !link(place, unfinished)) Files.move(unfinished, place, StandardCopyOption.ATOMIC_MOVE);
+          if (overwrite) {
+            Files.deleteIfExists(note(path)); // a file without one is read, and one with another's is not
+            move(local(unfinished), local(path));
+          } else if (!link(local(unfinished), local(path))) {
+            move(local(unfinished), local(path));
+          }
+          move(note(unfinished), note(path));
         } catch (java.nio.file.FileAlreadyExistsException error) {
           throw (IOException) new FileAlreadyExistsException(path + " is there").initCause(error);
         } finally {
-          Files.deleteIfExists(unfinished);
+          files.delete(unfinished, false);
         }
       }
 
@@ -56,7 +70,7 @@ public final class LocalCheckpointFileManager extends FileSystemBasedCheckpointF
         ended = true;
         try {
           file.close();
-          Files.deleteIfExists(unfinished);
+          files.delete(unfinished, false);
         } catch (IOException error) {
           throw new UncheckedIOException(error);
         }
@@ -64,8 +78,20 @@ public final class LocalCheckpointFileManager extends FileSystemBasedCheckpointF
     };
   }
 
+  private java.nio.file.Path local(Path path) {
+    return files.pathToFile(path).toPath();
+  }
+
+  private java.nio.file.Path note(Path path) {
+    return local(files.getChecksumFile(path));
+  }
+
+  private static void move(java.nio.file.Path from, java.nio.file.Path to) throws IOException {
+    Files.move(from, to, StandardCopyOption.ATOMIC_MOVE);
+  }
+
   /** Whether it is linked to its place; where a file system has no links, a look comes first, as in Spark's own way. */
-  private static boolean link(java.nio.file.Path place, java.nio.file.Path finished) throws IOException {
+  private static boolean link(java.nio.file.Path finished, java.nio.file.Path place) throws IOException {
     try {
       Files.createLink(place, finished);
       return true;

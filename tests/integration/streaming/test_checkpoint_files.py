@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,9 @@ def test_of_all_who_create_a_file_one_does(spark: SparkSession, folder: Path) ->
         "created": RACES,
         "FileAlreadyExistsException": RACES * (WRITERS - 1),
     }
-    assert sorted(os.listdir(folder / "offsets")) == sorted(map(str, range(RACES))), "nothing else is left"
+    notes = [f".{number}.crc" for number in range(RACES)]
+    assert sorted(os.listdir(folder / "offsets")) == sorted([*map(str, range(RACES)), *notes]), "nothing else is left"
+    assert all(read(spark, folder / "offsets" / str(number)) for number in range(RACES)), "as noted"
     assert os.listdir(folder) == ["offsets"]
 
 
@@ -65,6 +68,7 @@ def test_a_file_that_hadoop_has_written_is_replaced_with_what_hadoop_noted_of_it
     write(spark, SPARKS, file, b"old")
     assert sorted(os.listdir(folder)) == [".7.crc", "7"]
     write(spark, CLASS, file, b"new, and longer")
+    assert sorted(os.listdir(folder)) == [".7.crc", "7"]
     assert read(spark, file) == b"new, and longer"
 
 
@@ -74,3 +78,15 @@ def test_a_file_of_which_only_hadoops_note_is_left_is_created(spark: SparkSessio
     file.unlink()
     write(spark, CLASS, file, b"new, and longer", overwrite=False)
     assert read(spark, file) == b"new, and longer"
+
+
+def test_damage_is_found_and_rights_are_the_processs_own(spark: SparkSession, folder: Path) -> None:
+    file = folder / "7"
+    write(spark, CLASS, file, b"x" * 2000)
+    (folder / "other").touch()
+    assert stat.S_IMODE(file.stat().st_mode) == stat.S_IMODE((folder / "other").stat().st_mode)
+    with file.open("r+b") as opened:
+        opened.seek(1500)
+        opened.write(b"y")
+    with pytest.raises(Exception, match="Checksum error"):
+        read(spark, file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from tests.integration.streaming.harness import (
     open_transactions,
     read_committed,
 )
+from tests.shared_jvm import UMASK
 from tests.waiting import HANG_SECONDS, eventually
 
 
@@ -65,7 +67,8 @@ def test_plain_records_pass_unchanged_to_the_partition_that_other_clients_would_
     send(raw.config, raw.source, keyed + keyless)
     driver = raw.start()
     assert driver.wait() == 0, driver.output()[-3000:]
-    assert not list(raw.home.rglob("offsets/.*")), "no notes of Hadoop's: this package's class has written them"
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in raw.home.rglob("offsets/*")}
+    assert modes == {0o666 & ~UMASK}, "this package's class has written them, without chmod"
     source, sink = (read_committed(raw.config, topic) for topic in (raw.source, raw.sink))
     with_key = [
         sorted((r.partition, r.key, r.value or b"\x00null") for r in records if r.key is not None)

@@ -347,7 +347,8 @@ class _FieldReader:
     def _defaults(self, count: int) -> Any:
         """Return what is written for a default, so many times."""
         if self._type in _VARINTS:
-            return np.full(count, int(self._field.default_value) if self._type == "enum" else 0, np.int64)
+            is_symbol = self._type == "enum" and not self._field.is_repeated
+            return np.full(count, self._field.default_value if is_symbol else 0, np.int64)
         return np.zeros(count, _FIXED[self._type]) if self._type in _FIXED else pa.array([b""] * count, pa.binary())
 
     def _repeated(self, cursor: Cursor, owners: Places, values: Any) -> pa.Array:

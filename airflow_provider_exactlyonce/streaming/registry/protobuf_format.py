@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProtobufFormat(RegistryFormat):
-    """Values as Protobuf in the wire format of schema registries: a zero byte, the schema's id, which message, the message.
+    """Values as Protobuf in the wire format of schema registries: zero, the schema's id, which message, the message.
 
     A source decodes each record with the schema that its id names, and reads it as ``schema``. A sink registers
     ``schema`` when the pipeline starts, and writes its id. The registry is the one of ``EXACTLYONCE_SCHEMA_REGISTRY``,

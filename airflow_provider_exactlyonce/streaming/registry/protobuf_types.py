@@ -158,7 +158,7 @@ def _single(field: FieldDescriptor, above: tuple[str, ...]) -> Column:
         parts = _fields(field.message_type, above)
         arrow = struct_of(parts)
     required = not field.has_presence or field.is_required
-    default = None if field.has_presence else _default(field, arrow)
+    default = None if field.has_presence or field.is_repeated else _default(field, arrow)
     return Column(field.name, arrow, required, field.number, default, parts)
 
 

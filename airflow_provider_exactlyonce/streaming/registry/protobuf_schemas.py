@@ -110,7 +110,7 @@ def _protoc(schema: str, imports: tuple[tuple[str, str], ...]) -> bytes:
         )
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if ".proto:" in line and "warning:" not in line]
-            reason = said[0].removeprefix(f"{_FILE}:").strip() if said else done.stderr[-300:]
+            reason = said[0].rpartition(f"{_FILE}:")[2].strip() if said else done.stderr[-300:]
             raise RefusedError(f"{schema[:200]!r} is no Protobuf schema: {reason}")
         return Path(folder, "compiled").read_bytes()
 

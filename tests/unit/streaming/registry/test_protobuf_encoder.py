@@ -67,8 +67,8 @@ def shop() -> Descriptor:
 def test_columns_are_written_as_fields_that_hold_them(shop: Descriptor) -> None:
     columns = "price DECIMAL(10,2), id TINYINT, total DECIMAL(18,0), kind INT, at TIMESTAMP, cash SMALLINT, name STRING"
     moment = datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)
-    [value] = written(shop, columns, (Decimal("1.50"), -1, Decimal(2**63 - 1), 1, moment, None, None))
-    expected = message_factory.GetMessageClass(shop)(price="1.50", id=-1, total=2**63 - 1, kind=1)
+    [value] = written(shop, columns, (Decimal("1.50"), -1, Decimal(10**18 - 1), 1, moment, None, None))
+    expected = message_factory.GetMessageClass(shop)(price="1.50", id=-1, total=10**18 - 1, kind=1)
     expected.at.seconds, expected.at.nanos = -1, 999_999_000
     assert value == expected.SerializeToString()
 

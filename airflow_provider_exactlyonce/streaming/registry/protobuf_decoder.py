@@ -23,13 +23,22 @@ from airflow_provider_exactlyonce.streaming.registry.columnar import (
     named,
 )
 from airflow_provider_exactlyonce.streaming.registry.cursors import ALL, Cursor, Places
-from airflow_provider_exactlyonce.streaming.registry.protobuf_types import Column
+from airflow_provider_exactlyonce.streaming.registry.protobuf_types import (
+    BYTES,
+    FIXED,
+    FIXED32,
+    FIXED64,
+    GROUP,
+    GROUP_END,
+    VARINT,
+    Column,
+    wire_type,
+)
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
     from numpy.typing import NDArray
 
-_VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _TAGS: Final = range(8, 2**32)
 _NO_TAG: Final = 2**62  # a message that has ended; above all tags
 _DEEPEST: Final = 100
@@ -43,14 +52,6 @@ _VARINTS: Final[dict[str, tuple[int, int, str]]] = {
     "int64": (-(2**63), 2**63 - 1, "i8"),
     "sint64": (-(2**63), 2**63 - 1, "i8"),
     "uint64": (-(2**63), 2**63 - 1, "u8"),  # its bits are read as those of a signed number
-}
-_FIXED: Final = {
-    "double": "<f8",
-    "fixed64": "<u8",
-    "sfixed64": "<i8",
-    "float": "<f4",
-    "fixed32": "<u4",
-    "sfixed32": "<i4",
 }
 _INTEGERS: Final = frozenset(_VARINTS) - {"enum", "bool"} | {"fixed32", "fixed64", "sfixed32", "sfixed64"}
 #: What a value of another type may be read as.
@@ -222,14 +223,14 @@ class _MessageReader:
 
 
 def _skip(cursor: Cursor, rows: Places, wire: int, what: str) -> None:
-    if wire == _VARINT:
+    if wire == VARINT:
         cursor.number(rows, what)
-    elif wire == _BYTES:
+    elif wire == BYTES:
         cursor.piece(rows, cursor.number(rows, what), what)
-    elif wire in (_FIXED32, _FIXED64):
-        cursor.piece(rows, 4 if wire == _FIXED32 else 8, what)
+    elif wire in (FIXED32, FIXED64):
+        cursor.piece(rows, 4 if wire == FIXED32 else 8, what)
     else:
-        reason = "is a group" if wire in (_GROUP, _GROUP_END) else f"has the wire type {wire}"
+        reason = "is a group" if wire in (GROUP, GROUP_END) else f"has the wire type {wire}"
         cursor.fail(rows, np.ones(len(rows), np.bool_), f"{what} {reason}, which can't be read")
 
 
@@ -246,18 +247,18 @@ class _FieldReader:
         self._column: Final = column
         self._what: Final = what
         self._type: Final = protobuf_types.type_name(field)
-        self._item: Final = column
+        is_list = field.is_repeated and pa.types.is_list(column.kind)
+        self._item: Final = column.parts[0] if is_list else column
         self._message: _MessageReader | None = None
         if protobuf_types.is_map(field):
             if not pa.types.is_map(column.kind):
                 raise self._mismatch()
             self._message = _MessageReader(field.message_type, _entry(column), f"{what}.")
             return
-        if field.is_repeated:
-            if not pa.types.is_list(column.kind):
-                raise self._mismatch()
-            self._item = column.parts[0]
+        if field.is_repeated and not is_list:
+            raise self._mismatch()
         kind = self._item.kind
+        inner: tuple[Column, ...] = self._item.parts
         if self._type != "message":
             if not _is_readable(self._type, kind):
                 raise self._mismatch()
@@ -267,9 +268,7 @@ class _FieldReader:
             inner = (Column("value", kind, True, 1),)
         elif name == protobuf_schemas.TIMESTAMP and pa.types.is_timestamp(kind) and kind.tz is not None:
             inner = (Column("seconds", pa.int64(), True, 1), Column("nanos", pa.int32(), True, 2))
-        elif pa.types.is_struct(kind):
-            inner = self._item.parts
-        else:
+        elif not pa.types.is_struct(kind):
             raise self._mismatch()
         self._message = _MessageReader(field.message_type, inner, f"{what}{'[]' if field.is_repeated else ''}.")
 
@@ -277,18 +276,12 @@ class _FieldReader:
         kind = protobuf_types.described(self._field)
         return SchemaMismatchError(f"{named(self._what)} is {kind}, which is not {column_type(self._column.kind)}")
 
-    @property
-    def _wire(self) -> int:
-        if self._type in _VARINTS:
-            return _VARINT
-        return (_FIXED64 if _FIXED[self._type].endswith("8") else _FIXED32) if self._type in _FIXED else _BYTES
-
     def read(self, cursor: Cursor, rows: Places, wire: int) -> list[_Read]:
         """Read the field of messages that stand behind its tag."""
         where = ALL if len(rows) == len(cursor) else rows
-        if wire == self._wire:
+        if wire == wire_type(self._type):
             return [(rows, self._value(cursor, where))]
-        if wire == _BYTES and self._field.is_repeated:
+        if wire == BYTES and self._field.is_repeated:
             return self._packed(cursor, rows)
         reason = f"{named(self._what)} has the wire type {wire}, which {self._type} has not"
         cursor.fail(rows, np.ones(len(rows), np.bool_), reason)
@@ -297,8 +290,8 @@ class _FieldReader:
     def _value(self, cursor: Cursor, rows: Any) -> Any:
         if self._type in _VARINTS:
             return cursor.number(rows, self._what)
-        if self._type in _FIXED:
-            dtype = _FIXED[self._type]
+        if self._type in FIXED:
+            dtype = FIXED[self._type]
             return np.ascontiguousarray(cursor.bytes(rows, int(dtype[-1]), self._what)).view(dtype)[:, 0]
         return cursor.piece(rows, cursor.number(rows, self._what), self._what).array(pa.binary())
 
@@ -349,7 +342,7 @@ class _FieldReader:
         if self._type in _VARINTS:
             is_symbol = self._type == "enum" and not self._field.is_repeated
             return np.full(count, self._field.default_value if is_symbol else 0, np.int64)
-        return np.zeros(count, _FIXED[self._type]) if self._type in _FIXED else pa.array([b""] * count, pa.binary())
+        return np.zeros(count, FIXED[self._type]) if self._type in FIXED else pa.array([b""] * count, pa.binary())
 
     def _repeated(self, cursor: Cursor, owners: Places, values: Any) -> pa.Array:
         count = len(cursor)
@@ -411,7 +404,8 @@ class _FieldReader:
         read = reader.read(inner)
         name = self._field.message_type.full_name
         if name == protobuf_schemas.TIMESTAMP and not pa.types.is_struct(self._item.kind):
-            read = _instants(inner, *read.flatten(), self._what)
+            seconds, nanos = read.flatten()
+            read = _instants(inner, seconds, nanos, self._what)
         elif name in protobuf_types.WRAPPERS:
             [read] = read.flatten()
         _hand_on(inner, cursor, owners)
@@ -446,7 +440,7 @@ def _instants(cursor: Cursor, seconds: pa.Array, nanos: pa.Array, what: str) -> 
 
 def _is_readable(writer: str, kind: pa.DataType) -> bool:
     if writer in _INTEGERS:
-        return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
     if writer == "string" and pa.types.is_decimal(kind):
         return True
-    return kind in _READABLE[writer]
+    return bool(kind in _READABLE[writer])

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas, protobuf_types
 from airflow_provider_exactlyonce.streaming.registry.columnar import column_type
+from airflow_provider_exactlyonce.streaming.registry.protobuf_types import BYTES, FIXED, VARINT, wire_type
 from airflow_provider_exactlyonce.streaming.registry.wire_format import varint
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
     from numpy.typing import NDArray
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _VARINTS: Final[dict[str, pa.DataType]] = {
     "bool": pa.bool_(),
     "enum": pa.int32(),
@@ -27,14 +27,6 @@ _VARINTS: Final[dict[str, pa.DataType]] = {
     **dict.fromkeys(("int64", "sint64"), pa.int64()),
     "uint32": pa.uint32(),
     "uint64": pa.uint64(),
-}
-_FIXED: Final[dict[str, tuple[pa.DataType, str]]] = {
-    "double": (pa.float64(), "<f8"),
-    "float": (pa.float32(), "<f4"),
-    "fixed64": (pa.uint64(), "<u8"),
-    "sfixed64": (pa.int64(), "<i8"),
-    "fixed32": (pa.uint32(), "<u4"),
-    "sfixed32": (pa.int32(), "<i4"),
 }
 #: The columns that a field can be written with; a number's with those of all integers that fit it.
 _WRITABLE: Final[dict[str, tuple[pa.DataType, ...]]] = {
@@ -109,10 +101,10 @@ class _FieldWriter:
             raise _mismatch(field, kind, what)
         if is_map:
             key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-            self._entry += [_ValueWriter(key, kind.key_type, what), _ValueWriter(value, kind.item_type, what)]
+            self._entry.extend([_ValueWriter(key, kind.key_type, what), _ValueWriter(value, kind.item_type, what)])
         else:
             self._value: Final = _ValueWriter(field, kind.value_type if field.is_repeated else kind, what)
-        self._tag: Final = varint(field.number << 3 | (_BYTES if self._entry or field.is_packed else self._value.wire))
+        self._tag: Final = varint(field.number << 3 | (BYTES if self._entry or field.is_packed else self._value.wire))
 
     def write(self, values: pa.Array) -> list[pa.Array]:
         """Return, of each row, the pieces that the field is, one after the other; they are empty where it is absent."""
@@ -163,7 +155,7 @@ class _ValueWriter:
         self._enum: Final = field.enum_type
         self._what: Final = what
         self._name: Final = field.message_type.full_name if field.message_type is not None else ""
-        self.wire: Final = _wire(self._type)
+        self.wire: Final = wire_type(self._type)
         rows = self._rows(kind)
         if rows is None and (self._type in ("message", "group") or not _is_writable(kind, self._type)):
             raise _mismatch(field, kind, what)
@@ -183,11 +175,11 @@ class _ValueWriter:
             return self._message.write(self._messages(values))
         if self._type == "enum":
             return self._numbers(values).astype(np.int64).view(np.uint64)
-        if self.wire == _BYTES:
+        if self.wire == BYTES:
             return values.cast(pa.string() if pa.types.is_decimal(values.type) else pa.binary()).cast(pa.binary())
-        if self._type in _FIXED:
-            kind, dtype = _FIXED[self._type]
-            return self._cast(values, kind).to_numpy(zero_copy_only=False).astype(dtype)
+        if self._type in FIXED:
+            dtype = np.dtype(FIXED[self._type])
+            return self._cast(values, pa.from_numpy_dtype(dtype)).to_numpy(zero_copy_only=False).astype(dtype)
         numbers = self._cast(values, _VARINTS[self._type]).to_numpy(zero_copy_only=False)
         if self._type in ("bool", "uint32", "uint64"):
             return numbers.astype(np.uint64)
@@ -196,9 +188,9 @@ class _ValueWriter:
 
     def framed(self, raw: Any, tag: bytes, present: NDArray[np.bool_]) -> list[pa.Array]:
         """Return the pieces of each that is present, after its tag; empty ones of the others."""
-        if self.wire == _BYTES:
+        if self.wire == BYTES:
             return _with_length(raw, tag, present)
-        return [_numbers(tag, raw, present) if self.wire == _VARINT else _fixed(tag, raw, present)]
+        return [_numbers(tag, raw, present) if self.wire == VARINT else _fixed(tag, raw, present)]
 
     def _cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
         try:
@@ -219,7 +211,8 @@ class _ValueWriter:
             unknown = [number for number in numbers.tolist() if number not in known.values()]
         if unknown:
             raise _refused(f"column {self._what} is {unknown[0]!r}, which the enum {self._enum.full_name} lacks")
-        return numbers[index]
+        symbols: NDArray[np.int32] = numbers[index]
+        return symbols
 
     def _messages(self, values: pa.Array) -> pa.StructArray:
         if self._name in protobuf_types.WRAPPERS:
@@ -243,7 +236,7 @@ def _is_instant(kind: pa.DataType) -> bool:
 def _is_writable(kind: pa.DataType, field: str) -> bool:
     if field in _WRITABLE:
         return kind in _WRITABLE[field] or (field == "string" and pa.types.is_decimal(kind))
-    return pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
+    return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0))
 
 
 def _mismatch(field: FieldDescriptor, kind: pa.DataType, what: str) -> RefusedError:
@@ -257,16 +250,11 @@ def _refused(message: str) -> RecordRefusedError:
     return RecordRefusedError(mark(RecordRefusedError, message))
 
 
-def _wire(kind: str) -> int:
-    if kind in _VARINTS:
-        return _VARINT
-    return (_FIXED64 if _FIXED[kind][1].endswith("8") else _FIXED32) if kind in _FIXED else _BYTES
-
-
 def _is_other_than_zero(raw: Any) -> NDArray[np.bool_]:
     if isinstance(raw, pa.Array):
-        return np.greater(pc.binary_length(raw).to_numpy(), 0)
-    return raw.view(f"u{raw.itemsize}") != 0  # by its bits: -0.0 is written
+        raw = pc.binary_length(raw).to_numpy()
+    others: NDArray[np.bool_] = np.not_equal(raw.view(f"u{raw.itemsize}"), 0)  # by its bits: -0.0 is written
+    return others
 
 
 def _spread(raw: Any, valid: NDArray[np.bool_]) -> Any:

@@ -167,7 +167,8 @@ def indexes_of(message: Descriptor) -> list[int]:
 
     :raises RefusedError: when not all readers would find it by them
     """
-    indexes, inner = [], message
+    indexes: list[int] = []
+    inner = message
     while (outer := inner.containing_type) is not None:
         place, other = (_names(way).index(inner.name) for way in (_declared(outer), outer.nested_types))
         if place != other:

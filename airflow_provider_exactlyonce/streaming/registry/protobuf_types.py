@@ -53,6 +53,19 @@ _TYPES: Final = (
 )
 
 
+#: What is written in a number of bytes that its type says, as numpy's types.
+FIXED: Final[Mapping[str, str]] = {
+    "double": "<f8",
+    "fixed64": "<u8",
+    "sfixed64": "<i8",
+    "float": "<f4",
+    "fixed32": "<u4",
+    "sfixed32": "<i4",
+}
+#: Wire types, as in Protobuf's encoding.
+VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = range(6)
+
+
 @dataclass(frozen=True)
 class Column:
     """A column, or a part of one.
@@ -75,6 +88,13 @@ class Column:
 def type_name(field: FieldDescriptor) -> str:
     """Return what a field's type is called in a schema: ``message`` and ``enum`` for those."""
     return _TYPES[field.type]
+
+
+def wire_type(name: str) -> int:
+    """Return how values of a type are written."""
+    if name in FIXED:
+        return FIXED64 if FIXED[name].endswith("8") else FIXED32
+    return BYTES if name in ("string", "bytes", "message") else VARINT
 
 
 def is_map(field: FieldDescriptor) -> bool:
@@ -145,7 +165,8 @@ def _field(field: FieldDescriptor, above: tuple[str, ...]) -> Column:
 
 
 def _single(field: FieldDescriptor, above: tuple[str, ...]) -> Column:
-    kind, parts = type_name(field), ()
+    kind = type_name(field)
+    parts: tuple[Column, ...] = ()
     if kind == "group":
         raise RefusedError(f"the Protobuf field {field.full_name} is a group, which no column can be")
     if kind != "message":

@@ -41,7 +41,7 @@ class ProtobufWriter:
     @property
     def name(self) -> str:
         """The full name of the message."""
-        return self.descriptor.full_name
+        return str(self.descriptor.full_name)
 
     def check(self, values: DataFrame) -> None:
         """Compare the columns with the message's fields.

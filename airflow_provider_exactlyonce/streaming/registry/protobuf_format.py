@@ -42,6 +42,7 @@ class ProtobufFormat(RegistryFormat):
             return None
         from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas, protobuf_types
 
+        protobuf_schemas.check_compiler()
         file = protobuf_schemas.compiled(self.schema)
         return protobuf_types.columns_ddl(protobuf_schemas.message_named(file, self.message))
 
@@ -50,6 +51,7 @@ class ProtobufFormat(RegistryFormat):
         from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas, protobuf_types
         from airflow_provider_exactlyonce.streaming.registry.readers import ProtobufReader
 
+        protobuf_schemas.check_compiler()
         if self.schema is None:
             return ProtobufReader(protobuf_types.of_columns(columns), address)
         message = protobuf_schemas.message_named(protobuf_schemas.compiled(self.schema), self.message)
@@ -57,8 +59,10 @@ class ProtobufFormat(RegistryFormat):
 
     def writer(self, schema: str, imports: Mapping[str, str]) -> Writer:
         """Return what writes a sink's values."""
+        from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas
         from airflow_provider_exactlyonce.streaming.registry.protobuf_writer import ProtobufWriter
 
+        protobuf_schemas.check_compiler()
         return ProtobufWriter(schema, tuple(imports.items()), self.message)
 
     def schema_of(self, columns: str, name: str, latest: Callable[[], Writer | None]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
 from airflow_provider_exactlyonce.state import ddl
 
 if TYPE_CHECKING:
@@ -50,13 +50,26 @@ INSTEAD: Final[Mapping[str, str]] = {
 _KEYS: Final = ("BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "STRING")
 
 
+def check_compiler() -> None:
+    """Refuse to begin where no schema could be compiled, which would say nothing of a schema.
+
+    :raises RefusedError: when protoc is not installed
+    """
+    if importlib.util.find_spec("grpc_tools") is None:
+        raise RefusedError(
+            "the compiler of Protobuf schemas is not installed (grpc_tools is missing): install "
+            "airflow-provider-exactlyonce[registry]"
+        )
+
+
 def compiled(schema: str, imports: Mapping[str, str] | None = None) -> FileDescriptor:
     """Return the file that a schema is.
 
     :param schema: the text of a ``.proto`` file, or a serialized ``FileDescriptorProto`` in base64, as some serializers
         register it
     :param imports: the schemas that it imports, and that those import, by name; ``google/protobuf`` needs none
-    :raises RefusedError: with protoc's words when it is no schema, or protoc is not installed
+    :raises RefusedError: with protoc's words when it is no schema
+    :raises BatchFailedError: when protoc does not say
     """
     return _compiled(schema, tuple((imports or {}).items()))
 
@@ -76,11 +89,6 @@ def _protoc(schema: str, imports: tuple[tuple[str, str], ...]) -> bytes:
     """Return a schema and all that it imports as a serialized ``FileDescriptorSet``, those first that others import."""
     from google.protobuf import descriptor_pb2
 
-    if importlib.util.find_spec("grpc_tools") is None:
-        raise RefusedError(
-            "the compiler of Protobuf schemas is not installed (grpc_tools is missing): install "
-            "airflow-provider-exactlyonce[registry]"
-        )
     given = descriptor_pb2.FileDescriptorSet()
     with tempfile.TemporaryDirectory(prefix="exactlyonce-protoc-") as folder:
         for name, text in (*imports, (_FILE, schema)):
@@ -110,7 +118,11 @@ def _protoc(schema: str, imports: tuple[tuple[str, str], ...]) -> bytes:
         )
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if ".proto:" in line and "warning:" not in line]
-            reason = said[0].rpartition(f"{_FILE}:")[2].strip() if said else done.stderr[-300:]
+            if not said:
+                raise BatchFailedError(
+                    f"protoc ended with {done.returncode}, and says of no schema: {done.stderr[-500:]}"
+                )
+            reason = said[0].rpartition(f"{_FILE}:")[2].strip()
             raise RefusedError(f"{schema[:200]!r} is no Protobuf schema: {reason}")
         return Path(folder, "compiled").read_bytes()
 

@@ -59,6 +59,7 @@ class ProtobufReader:
         def decoder(number: int, schema: str, referred: Mapping[str, str]) -> Decoder:
             return ProtobufDecoder(protobuf_schemas.compiled(schema, referred), self.columns, number)
 
+        protobuf_schemas.check_compiler()
         kind = protobuf_types.struct_of(self.columns)
         return _wire_decoder(kind, connection.connect(self.address), "PROTOBUF", decoder)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import sys
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSource, ProtobufFormat
 from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas
 from airflow_provider_exactlyonce.streaming.registry.protobuf_schemas import compiled, message_named
@@ -76,9 +77,13 @@ def test_what_can_not_be_read_is_refused_when_it_is_declared(given: dict[str, An
 
 def test_without_the_compiler_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        RefusedError, match=r"grpc_tools is missing\): install airflow-provider-exactlyonce\[registry\]"
-    ):
+    with pytest.raises(RefusedError, match="grpc_tools is missing.*install airflow-provider-exactlyonce.registry"):
+        KafkaSource("in", value_format=ProtobufFormat(SCHEMA))
+
+
+def test_a_compiler_that_fails_says_nothing_of_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(BatchFailedError, match="protoc ended with 1, and says of no schema"):
         compiled('syntax = "proto3"; message NotCompiledBefore {}')
 
 

@@ -77,7 +77,7 @@ def test_what_can_not_be_read_is_refused_when_it_is_declared(given: dict[str, An
 
 def test_without_the_compiler_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RefusedError, match="grpc_tools is missing.*install airflow-provider-exactlyonce.registry"):
+    with pytest.raises(RefusedError, match=r"grpc_tools is missing.*install airflow-provider-exactlyonce.registry"):
         KafkaSource("in", value_format=ProtobufFormat(SCHEMA))
 
 

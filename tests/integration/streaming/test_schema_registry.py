@@ -162,7 +162,7 @@ class Orders:
         context = SerializationContext(self._world.sink, MessageField.VALUE)
         by_id: dict[int, Any] = {}
         for record in read_committed(self._world.config, self._world.sink):
-            order = self.format.decoded(record.value, context)
+            order = self.format.decoded(record.value or b"", context)
             assert isinstance(order, dict) and record.key == order["k"].encode()
             assert order["id"] not in by_id, f"order {order['id']} was written twice"
             by_id[order["id"]] = order

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import strategies as st
 
 from airflow_provider_exactlyonce.streaming.registry import protobuf_types
+from airflow_provider_exactlyonce.streaming.registry.protobuf_schemas import TIMESTAMP
 
 FIELD = descriptor_pb2.FieldDescriptorProto
 FLOAT = st.floats(width=32, allow_nan=False)
@@ -150,7 +151,7 @@ def messages(draw: st.DrawFn, kind: Descriptor) -> Any:
 
 
 def _fill(draw: st.DrawFn, message: Any) -> None:
-    if message.DESCRIPTOR.full_name == protobuf_types.TIMESTAMP:
+    if message.DESCRIPTOR.full_name == TIMESTAMP:
         moment = draw(st.datetimes(timezones=st.just(UTC)))
         message.FromDatetime(moment)
         return
@@ -199,7 +200,7 @@ def _value(value: Any, field: FieldDescriptor) -> Any:
         if field.enum_type is not None:
             return field.enum_type.values_by_number[value].name
         return Decimal(value) if field.type in (FIELD.TYPE_UINT64, FIELD.TYPE_FIXED64) else value
-    if field.message_type.full_name == protobuf_types.TIMESTAMP:
+    if field.message_type.full_name == TIMESTAMP:
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
     if field.message_type.full_name in protobuf_types.WRAPPERS:
         return _value(value.value, field.message_type.fields_by_name["value"])

@@ -74,7 +74,7 @@ def shop() -> Descriptor:
 
 
 def order(shop: Descriptor, **fields: Any) -> bytes:
-    return HEAD + message_factory.GetMessageClass(shop)(**fields).SerializeToString()
+    return HEAD + bytes(message_factory.GetMessageClass(shop)(**fields).SerializeToString())
 
 
 def test_columns_are_found_by_name_and_converted(shop: Descriptor) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas, protobuf_types
 from airflow_provider_exactlyonce.streaming.registry.columnar import (
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
     from numpy.typing import NDArray
 
-_TAGS: Final = range(8, 2**32)
-_NO_TAG: Final = 2**62  # a message that has ended; above all tags
+_SMALLEST_TAG: Final = 8  # of field number 1
+_NO_TAG: Final = 2**32  # of a message that has ended; above all tags
 _DEEPEST: Final = 100
 #: The smallest and largest value, and the type, of what is written in a variable number of bytes; of 64 bits all fit.
 _VARINTS: Final[dict[str, tuple[int, int, str]]] = {
@@ -93,7 +94,7 @@ class ProtobufDecoder:
         """
         head = Cursor(values, skipped)
         paths, index = _message_indexes(head)
-        begins = np.diff(_offsets(values)) - head.left(ALL)
+        begins = pc.binary_length(values).to_numpy() - head.left(ALL)
         reasons, gathered = dict(head.reasons), Gathered(len(values))
         fits = np.ones(len(values), np.bool_)
         fits[list(reasons)] = False
@@ -128,7 +129,7 @@ def _message_indexes(head: Cursor) -> tuple[list[tuple[int, ...]], Places]:
     counts = head.signed(ALL, what)
     wrong = (counts < 0) | (counts > np.minimum(head.left(ALL), _DEEPEST))
     counts[wrong] = 0
-    head.fail(ALL, wrong, "its message indexes are none")
+    head.fail(ALL, wrong, "its message indexes are broken")
     deepest = int(counts.max(initial=0))
     if deepest == 0:  # the short form of the first message
         return [(0,)], np.zeros(len(head), np.int64)
@@ -140,10 +141,6 @@ def _message_indexes(head: Cursor) -> tuple[list[tuple[int, ...]], Places]:
         steps[rows, 1 + depth] = head.signed(rows, what)
     different, index = np.unique(steps, axis=0, return_inverse=True)
     return [tuple(path[: 1 + path[0]][1:]) for path in different.tolist()], index.reshape(-1)
-
-
-def _offsets(values: pa.Array) -> Places:
-    return np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
 
 
 class _MessageReader:
@@ -190,8 +187,9 @@ class _MessageReader:
                 break
             rows = np.flatnonzero(pending == tag)
             number, wire = tag >> 3, tag & 7
-            if tag not in _TAGS:
-                cursor.fail(rows, np.ones(len(rows), np.bool_), "it is no Protobuf message: a tag is none")
+            if tag < _SMALLEST_TAG:
+                reason = "it is no Protobuf message: no field can have such a number"
+                cursor.fail(rows, np.ones(len(rows), np.bool_), reason)
                 continue
             if number in self._oneofs:
                 self._check_oneof(cursor, rows, number, chosen)
@@ -212,7 +210,8 @@ class _MessageReader:
         pending[rows] = _NO_TAG
         unfinished = rows[cursor.left(rows) > 0]
         if len(unfinished):
-            pending[unfinished] = cursor.number(ALL if len(unfinished) == len(cursor) else unfinished, "a tag")
+            tags = cursor.number(ALL if len(unfinished) == len(cursor) else unfinished, "a tag")
+            pending[unfinished] = np.where((tags >= _SMALLEST_TAG) & (tags < _NO_TAG), tags, 0)
 
     def _check_oneof(self, cursor: Cursor, rows: Places, number: int, chosen: dict[str, Places]) -> None:
         oneof, name = self._oneofs[number]
@@ -354,6 +353,8 @@ class _FieldReader:
         if not pa.types.is_map(self._column.kind):
             return pa.ListArray.from_arrays(pa.array(offsets), items, type=self._column.kind)
         keys, inner = items.flatten()
+        if keys.null_count:  # a key that does not fit, of a record that has its reason
+            keys = keys.fill_null(pa.scalar(0, keys.type))
         cursor.fail(ALL, has_key_twice(keys, owners[order], count), f"{named(self._what)} has a key twice")
         return pa.MapArray.from_arrays(pa.array(offsets), keys, inner, type=self._column.kind)
 
@@ -391,9 +392,7 @@ class _FieldReader:
         numbers, index = np.unique(values, return_inverse=True)
         names = {value.number: value.name for value in reversed(self._field.enum_type.values)}
         symbols = [names.get(number) for number in numbers.tolist()]
-        unknown = (
-            np.array([symbol is None for symbol in symbols], np.bool_)[index] if len(values) else np.zeros(0, np.bool_)
-        )
+        unknown = np.array([symbol is None for symbol in symbols], np.bool_)[index]
         for number in np.unique(values[unknown]).tolist():
             enum = self._field.enum_type.name
             cursor.fail(owners, values == number, f"{named(self._what)} is {number}, which {enum} has no name for")

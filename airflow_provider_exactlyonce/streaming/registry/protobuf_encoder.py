@@ -108,8 +108,7 @@ class _FieldWriter:
 
     def write(self, values: pa.Array) -> list[pa.Array]:
         """Return, of each row, the pieces that the field is, one after the other; they are empty where it is absent."""
-        has_null = not self._field.has_presence or self._field.is_required
-        if values.null_count and has_null:
+        if values.null_count and (self._field.is_required or not self._field.has_presence):
             instead = "an empty one" if self._field.is_repeated else "another value, or make the field optional"
             raise _refused(f"column {self._what} is null, and {self._field.full_name} can't be: give it {instead}")
         if self._field.is_repeated:

@@ -52,12 +52,18 @@ message_type {
   field { name: "price" number: 10 type: TYPE_STRING label: LABEL_OPTIONAL }
   field { name: "owner" number: 11 type_name: ".shop.Order.Owner" label: LABEL_OPTIONAL }
   field { name: "ratio" number: 12 type: TYPE_FLOAT label: LABEL_OPTIONAL }
+  field { name: "seen" number: 13 type_name: ".shop.Order.SeenEntry" label: LABEL_REPEATED }
   oneof_decl { name: "paid" }
   oneof_decl { name: "_name" }
   enum_type { name: "Kind" value { name: "NONE" number: 0 } value { name: "SOLD" number: 1 } }
   nested_type {
     name: "CountsEntry" options { map_entry: true }
     field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+    field { name: "value" number: 2 type: TYPE_INT32 label: LABEL_OPTIONAL }
+  }
+  nested_type {
+    name: "SeenEntry" options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_UINT64 label: LABEL_OPTIONAL }
     field { name: "value" number: 2 type: TYPE_INT32 label: LABEL_OPTIONAL }
   }
   nested_type { name: "Owner" field { name: "name" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL } }

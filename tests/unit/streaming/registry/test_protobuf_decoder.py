@@ -115,8 +115,15 @@ def test_columns_are_found_by_name_and_converted(shop: Descriptor) -> None:
         ("id BIGINT", b"\x08" + b"\xff" * 11, "id has more than 64 bits"),
         ("id BIGINT", b"\x12\x05a", "it ends in the middle of field number 2"),
         ("id BIGINT", b"\x80", "it ends in the middle of a tag"),
-        ("id BIGINT", b"\x00", "it is no Protobuf message: a tag is none"),
-        ("id BIGINT", b"\xff" * 9 + b"\x01", "it is no Protobuf message: a tag is none"),
+        ("id BIGINT", b"\x00", "it is no Protobuf message: no field can have such a number"),
+        ("id BIGINT", b"\xff" * 9 + b"\x01", "it is no Protobuf message: no field"),
+        ("id BIGINT", b"\x80" * 4 + b"\x10", "it is no Protobuf message: no field"),
+        ("id BIGINT", b"\x80" * 8 + b"\x40", "it is no Protobuf message: no field"),
+        (
+            "seen MAP<INT, INT>",
+            b"\x6a\x08\x08\x80\x80\x80\x80\x10\x10\x01",
+            "field seen.key does not fit INT: 4294967296",
+        ),
         ("id BIGINT", b"\xa3\x06\xa4\x06", "field number 100 is a group, which can't be read"),
         ("id BIGINT", b"\xa6\x06", "field number 100 has the wire type 6, which can't be read"),
     ],
@@ -171,9 +178,9 @@ def test_each_value_is_read_as_the_message_that_its_indexes_name(shop: Descripto
     assert reasons == {
         3: "its message indexes [2] lead to no message of its schema",
         4: "its message indexes [0, 0, 0] lead to no message of its schema",
-        5: "its message indexes are none",
+        5: "its message indexes are broken",
         6: "it ends in the middle of its message indexes",
-        7: "its message indexes are none",
+        7: "its message indexes are broken",
     }
 
 

@@ -34,7 +34,7 @@ def decoded(
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_messages_are_what_the_runtime_makes_of_them(data: st.DataObject) -> None:
     schema = data.draw(schemas())
     written = data.draw(st.lists(messages(schema), max_size=6))
@@ -46,7 +46,7 @@ def test_any_messages_are_what_the_runtime_makes_of_them(data: st.DataObject) ->
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_message_is_judged_by_itself_and_never_read_as_what_the_runtime_does_not_read(data: st.DataObject) -> None:
     schema = data.draw(schemas())
     written = [message.SerializeToString() for message in data.draw(st.lists(messages(schema), min_size=1, max_size=4))]

@@ -155,6 +155,7 @@ class _MessageReader:
         fields = {field.number: field for field in message.fields}
         by_name = {field.name: field for field in message.fields}
         self._path: Final = path
+        self._is_entry: Final = bool(message.GetOptions().map_entry)
         self._columns: Final = columns
         self._kind: Final = protobuf_types.struct_of(columns)
         self._wanted: Final[dict[int, _FieldReader]] = {}
@@ -195,6 +196,9 @@ class _MessageReader:
                 self._check_oneof(cursor, rows, number, chosen)
             if number in self._wanted:
                 read[number] += self._wanted[number].read(cursor, rows, wire)
+            elif self._is_entry:  # what some of Protobuf's parsers then leave out is the entry
+                reason = f"{self._path}field number {number} is in a map's entry, which has key and value"
+                cursor.fail(rows, np.ones(len(rows), np.bool_), reason)
             else:
                 _skip(cursor, rows, wire, f"{self._path}field number {number}")
         arrays = [

@@ -108,6 +108,7 @@ def test_columns_are_found_by_name_and_converted(shop: Descriptor) -> None:
         ("owner STRUCT<name: STRING>", b"\x5a\x03\x0a\x01\xff", "field owner.name is not UTF-8"),
         ("owner STRUCT<name: STRING>", b"\x5a\x03\x0a\x05a", "it ends in the middle of owner.name"),
         ("counts MAP<STRING, INT>", b"\x4a\x05\x0a\x01a\x10\x01" * 2, "field counts has a key twice"),
+        ("counts MAP<STRING, INT>", b"\x4a\x02\x18\x00", "counts.field number 3 is in a map's entry"),
         ("parts ARRAY<INT>", b"\x42\x02\x01\x80", "it ends in the middle of parts"),
         ("parts ARRAY<INT>", b"\x42\x02\x01", "it ends in the middle of parts"),
         ("id BIGINT", b"\x0a\x01a", "field id has the wire type 2, which int64 has not"),

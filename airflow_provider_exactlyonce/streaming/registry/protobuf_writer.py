@@ -55,6 +55,7 @@ class ProtobufWriter:
     def encode(self, value: Column, schema_id: int) -> Column:
         """Return the value's bytes in the wire format, with the indexes of the message."""
         from pyspark.sql import functions as F
+        from pyspark.sql.pandas.functions import arrow_udf
         from pyspark.sql.types import BinaryType
 
         head = wire_format.head(schema_id) + wire_format.message_indexes(protobuf_schemas.indexes_of(self.descriptor))
@@ -62,7 +63,7 @@ class ProtobufWriter:
         def exactlyonce_encoding(rows: pa.Array) -> pa.Array:
             return self.open(rows.type).write(rows)
 
-        return F.concat(F.lit(head), F.arrow_udf(exactlyonce_encoding, BinaryType())(value))
+        return F.concat(F.lit(head), arrow_udf(exactlyonce_encoding, BinaryType())(value))
 
     @functools.lru_cache  # noqa: B019  # a process has few
     def open(self, rows: pa.StructType) -> MessageWriter:

@@ -63,7 +63,8 @@ class ProtobufWriter:
         def exactlyonce_encoding(rows: pa.Array) -> pa.Array:
             return self.open(rows.type).write(rows)
 
-        return F.concat(F.lit(head), arrow_udf(exactlyonce_encoding, BinaryType())(value))
+        encoding = arrow_udf(exactlyonce_encoding, BinaryType())  # type: ignore[call-overload]  # its stubs know no hints
+        return F.concat(F.lit(head), encoding(value))
 
     @functools.lru_cache  # noqa: B019  # a process has few
     def open(self, rows: pa.StructType) -> MessageWriter:

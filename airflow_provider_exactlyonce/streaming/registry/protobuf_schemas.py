@@ -6,6 +6,7 @@ import base64
 import binascii
 import functools
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -238,6 +239,8 @@ def _message(columns: Sequence[ddl.Field], name: str, path: str, before: Descrip
     gone += [(reserved.start, reserved.end - 1) for reserved in known.reserved_range]
     highest = max([*numbers.values(), *(last for _, last in gone)], default=0)
     lines = [f"  reserved {', '.join(_range(*numbers) for numbers in sorted(gone))};"] if gone else []
+    names = sorted({*known.reserved_name, *numbers} - wanted)  # registries ask for them as well
+    lines += [f"  reserved {', '.join(map(json.dumps, names))};"] if names else []
     declared = []
     for column in columns:
         if column.name not in numbers:

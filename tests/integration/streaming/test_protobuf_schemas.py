@@ -206,9 +206,11 @@ syntax = "proto3";
 
 message rows_value {
   reserved 2;
+  reserved "gone";
   int32 id = 1;
   message Home {
     reserved 1;
+    reserved "zip";
     optional string street = 2;
     optional string town = 3;
   }

@@ -154,6 +154,7 @@ class Registry:
 
         :raises BatchFailedError: when it does not answer
         """
+        self._client.clear_latest_caches()  # it may be another one than at this process's last start
         version = self._asked(
             f"the latest schema of subject {subject}",
             lambda: self._client.get_latest_version(subject),

@@ -67,9 +67,10 @@ class ProtobufFormat(RegistryFormat):
 
     def schema_of(self, columns: str, name: str, latest: Callable[[], Writer | None]) -> str:
         """Return the schema of a message that has a table's columns; each keeps the number that it had before."""
-        from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas
+        from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas, protobuf_types
         from airflow_provider_exactlyonce.streaming.registry.protobuf_writer import ProtobufWriter
 
+        protobuf_types.of_columns(columns)  # what has no type is refused before a registry is asked
         before = latest()
         known = before.descriptor if isinstance(before, ProtobufWriter) and before.name == name else None
         return protobuf_schemas.schema_of_columns(columns, name, known)

@@ -106,6 +106,7 @@ def test_a_schema_that_columns_make_keeps_the_numbers_of_the_subjects_latest(
 
     def numbers(columns: str) -> dict[str, int]:
         encode(sink, spark.sql(f"SELECT {columns}"))
+        client.clear_latest_caches()
         schema = str(client.get_latest_version("numbered-value").schema.schema_str)
         message = protobuf_schemas.message_named(protobuf_schemas.compiled(schema), "numbered_value")
         return {field.name: field.number for field in message.fields}

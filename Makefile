@@ -50,7 +50,7 @@ pytest: setup
 test-all: lint ## the same with the slow tests; resumes: on the same files nothing that has passed runs again
 	@$(PYTEST) -p tests.resume -m "" $(ARGS)
 
-test-registry: setup ## the tests of Avro with a real schema registry; needs Java 21, of which the rest can do without
+test-registry: setup ## the tests of Avro and Protobuf with a real schema registry; needs Java 21, of which the rest can do without
 	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/unit/streaming/registry tests/integration/streaming/test_schema_registry.py $(ARGS)
 
 crash-matrix: setup ## N faults at every step of the protocol, then some at Spark's own sink; resumes

@@ -35,6 +35,8 @@ _OTHERS: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
 _PACKAGE: Final = "airflow_provider_exactlyonce"
 #: Every Spark has PySpark of its own version; Airflow stays where the task runs.
 _NOT_SHIPPED: Final = ("pyspark", "pyspark-client", "py4j", "apache-airflow")
+#: What grpcio-tools asks for, and its protoc does without.
+_UNUSED: Final = frozenset({"grpcio", "setuptools"})
 _NEEDED_BY_NOBODY: Final = frozenset({"tests", "__pycache__", "include"})
 _WHEELS_FOLDER: Final = "exactlyonce_wheels"
 _PACKAGE_FOLDER: Final = "exactlyonce_package"
@@ -131,7 +133,7 @@ def _needed() -> Iterator[metadata.Distribution]:
             if required.marker is not None and not required.marker.evaluate({"extra": extra}):
                 continue
             needed = canonicalize_name(required.name)
-            if not needed.startswith(_NOT_SHIPPED):
+            if not needed.startswith(_NOT_SHIPPED) and needed not in _UNUSED:
                 new = {(needed, extra) for extra in ("", *required.extras)} - seen
                 seen |= new
                 waiting += sorted(new)

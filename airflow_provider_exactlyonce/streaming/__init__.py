@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.keyed.connected_stream import ConnectedStream, connect
     from airflow_provider_exactlyonce.streaming.keyed.keyed_stream import KeyedStream, key_by, spread
     from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
+    from airflow_provider_exactlyonce.streaming.registry.protobuf_format import ProtobufFormat
     from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
     from airflow_provider_exactlyonce.streaming.sinks.files.file_table import FileTable
     from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
@@ -47,6 +48,7 @@ __all__ = [
     "OnCancellation",
     "Pipeline",
     "PostgresSink",
+    "ProtobufFormat",
     "SavepointRetention",
     "Share",
     "Sink",
@@ -77,6 +79,7 @@ _HOMES: Final = {
     "OnCancellation": "job.checkpoint_config",
     "Pipeline": "declaration",
     "PostgresSink": "sinks.postgres.sink",
+    "ProtobufFormat": "registry.protobuf_format",
     "SavepointRetention": "job.checkpoint_config",
     "Share": "sinks.spi",
     "Sink": "sinks.spi",

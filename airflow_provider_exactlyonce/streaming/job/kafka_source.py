@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
-from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
+from airflow_provider_exactlyonce.streaming.registry.registry_format import RegistryFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +77,8 @@ class KafkaSource:
     :param offset_column: beside the schema's columns, one of this name with the record's offset: the order of records
         that have one key, which are in one partition
     :param options: more options of Spark's Kafka source
-    :param value_format: what the values are, None for JSON. ``schema`` is made of the one of an :class:`AvroFormat`
+    :param value_format: what the values are, None for JSON. ``schema`` is made of the one of an :class:`AvroFormat` or
+        of a :class:`ProtobufFormat`
     :param topic_column: beside the schema's columns, one of this name with the record's topic
     """
 
@@ -87,7 +88,7 @@ class KafkaSource:
     max_offsets_per_trigger: int | None = None
     offset_column: str | None = field(default=None, repr=False)  # the version of a pipeline without it stays
     options: Mapping[str, str] = field(default_factory=dict)
-    value_format: AvroFormat | None = field(default=None, repr=False)  # its schema is in the other one
+    value_format: RegistryFormat | None = field(default=None, repr=False)  # its schema is in the other one
     topic_column: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -152,10 +153,11 @@ class KafkaSource:
             raise self._refused("starting_offsets", "partitions and offsets from 0")
         return offsets
 
-    def _encoded_columns(self, value_format: AvroFormat) -> str:
-        if not isinstance(value_format, AvroFormat) or value_format.schema_id is not None:
+    def _encoded_columns(self, value_format: RegistryFormat) -> str:
+        if not isinstance(value_format, RegistryFormat) or value_format.schema_id is not None:
             raise self._refused(
-                "value_format", "None for JSON, or an AvroFormat without schema_id: each record has one"
+                "value_format",
+                "None for JSON, or an AvroFormat or a ProtobufFormat without schema_id: each record has one",
             )
         columns = value_format.columns()
         if columns is None and self.schema is None:
@@ -316,11 +318,11 @@ class KafkaSource:
         stays = values.fits() if leave_out_bad else values.fits_or_raises()
         return values.parsed(records).where(stays).select(*values.columns())
 
-    def _encoded_values(self, value_format: AvroFormat) -> EncodedValues:
+    def _encoded_values(self, value_format: RegistryFormat) -> EncodedValues:
         from airflow_provider_exactlyonce.streaming.registry import connection
-        from airflow_provider_exactlyonce.streaming.registry.encoded_values import AvroReader, EncodedValues
+        from airflow_provider_exactlyonce.streaming.registry.encoded_values import EncodedValues
 
-        reader = AvroReader(value_format.reading_schema(str(self.schema)), connection.from_environment())
+        reader = value_format.reader(str(self.schema), connection.from_environment())
         return EncodedValues(reader, self._struct(), self.offset_column, self.topic_column)
 
     def _struct(self) -> StructType:

@@ -11,6 +11,14 @@ import pyarrow as pa
 
 from airflow_provider_exactlyonce.streaming.registry import avro_types
 from airflow_provider_exactlyonce.streaming.registry.avro_types import AvroField, AvroType
+from airflow_provider_exactlyonce.streaming.registry.columnar import (
+    Gathered,
+    SchemaMismatchError,
+    as_text,
+    cast,
+    has_key_twice,
+    named,
+)
 from airflow_provider_exactlyonce.streaming.registry.cursors import ALL, Cursor, Rows
 
 if TYPE_CHECKING:
@@ -31,41 +39,6 @@ _PROMOTIONS: Final = {
     "fixed": frozenset({"fixed", "bytes"}),
     "enum": frozenset({"enum", "string"}),
 }
-
-
-class Gathered:
-    """An array that is made of parts, each of which has the values of some places.
-
-    :param count: of its places
-    """
-
-    def __init__(self, count: int) -> None:
-        self._slots: Final = np.full(count, -1, np.int64)
-        self._parts: Final[list[pa.Array]] = []
-        self._ready = 0
-
-    def add(self, places: NDArray[np.bool_], part: pa.Array | None) -> None:
-        """Take the values of the places that are true in a mask; None for values that nobody wants."""
-        if part is not None:
-            self._slots[places] = np.arange(self._ready, self._ready + len(part))
-            self._parts.append(part)
-            self._ready += len(part)
-
-    @property
-    def absent(self) -> NDArray[np.bool_]:
-        """The places that no part has a value for."""
-        return np.less(self._slots, 0)
-
-    def array(self, kind: pa.DataType) -> pa.Array:
-        """Return it, null where no part has a value."""
-        if len(self._parts) == 1 and len(self._parts[0]) == len(self._slots):
-            return self._parts[0]
-        joined = pa.concat_arrays(self._parts) if self._parts else pa.array([], kind)
-        return joined.take(pa.array(np.maximum(self._slots, 0), mask=self.absent))
-
-
-class SchemaMismatchError(Exception):
-    """A writer's schema can't be read as the reader's; the message says where."""
 
 
 class AvroDecoder:
@@ -114,7 +87,7 @@ class _Reader:
         if writer.kind in ("array", "map"):
             return self._repeated(writer, value if reader is not None else None, reader is not None, what)
         if reader is not None and not _is_readable(writer, value):
-            raise SchemaMismatchError(f"{_field(what)} is {writer}, which is not {reader}")
+            raise SchemaMismatchError(f"{named(what)} is {writer}, which is not {reader}")
         return _primitive(writer, value, what)
 
     def _union(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
@@ -128,7 +101,7 @@ class _Reader:
 
         def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
             index = cursor.signed(rows, what)
-            cursor.fail(rows, (index < 0) | (index >= len(branches)), f"{_field(what)} has a type that its union lacks")
+            cursor.fail(rows, (index < 0) | (index >= len(branches)), f"{named(what)} has a type that its union lacks")
             gathered = Gathered(len(index))
             for number, branch in enumerate(branches):
                 chosen = index == number
@@ -155,7 +128,7 @@ class _Reader:
 
     def _record(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
         if reader is None or reader.kind != "record":
-            raise SchemaMismatchError(f"{_field(what)} is {writer}, which is not {reader}")
+            raise SchemaMismatchError(f"{named(what)} is {writer}, which is not {reader}")
         wanted = {name: field for field in reader.fields for name in (*field.aliases, field.name)}
         parts = []
         for field in writer.fields:
@@ -192,10 +165,10 @@ class _Reader:
 
     def _repeated(self, writer: AvroType, reader: AvroType | None, is_wanted: bool, what: str) -> Read:
         if is_wanted and (reader is None or reader.kind != writer.kind):
-            raise SchemaMismatchError(f"{_field(what)} is {writer}, which is not {reader}")
+            raise SchemaMismatchError(f"{named(what)} is {writer}, which is not {reader}")
         items, wanted = writer.items, reader.items if reader is not None else None
         if items is None:
-            raise SchemaMismatchError(f"{_field(what)} has no items")
+            raise SchemaMismatchError(f"{named(what)} has no items")
         read_item = self.of(items, wanted, f"{what}[]")
         kind = avro_types.arrow_type(reader) if reader is not None else None
         is_map = writer.kind == "map"
@@ -213,7 +186,7 @@ class _Reader:
             if not is_map:
                 return pa.ListArray.from_arrays(pa.array(offsets), listed, type=kind)
             texts = pa.concat_arrays(keys).take(pa.array(order)) if keys else pa.array([], pa.string())
-            cursor.fail(rows, _has_key_twice(texts, owner[order], count), f"{_field(what)} has a key twice")
+            cursor.fail(rows, has_key_twice(texts, owner[order], count), f"{named(what)} has a key twice")
             return pa.MapArray.from_arrays(pa.array(offsets), texts, listed, type=kind)
 
         return read
@@ -237,7 +210,7 @@ def _rounds(
                 counts[sized] = -counts[sized]
             beyond = (counts < 0) | (counts > cursor.left(places[ended]))
             counts[beyond] = 0
-            cursor.fail(places[ended], beyond, f"{_field(what)} has more items than bytes")
+            cursor.fail(places[ended], beyond, f"{named(what)} has more items than bytes")
             left[ended] = counts
             unfinished = unfinished[left[unfinished] > 0]
         if not len(unfinished):
@@ -250,15 +223,6 @@ def _rounds(
             owners.append(unfinished)
         left[unfinished] -= 1
     return keys, values, owners
-
-
-def _has_key_twice(keys: pa.Array, owner: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """Say which of some maps have a key twice; each key has the position of its map as its owner."""
-    codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    pairs, times = np.unique(owner * max(len(codes), 1) + codes, return_counts=True)
-    has_twice = np.zeros(count, np.bool_)
-    has_twice[pairs[times > 1] // max(len(codes), 1)] = True
-    return has_twice
 
 
 def _is_readable(writer: AvroType, reader: AvroType | None) -> bool:
@@ -285,7 +249,7 @@ def _primitive(writer: AvroType, reader: AvroType | None, what: str) -> Read:
 
     def converted(cursor: Cursor, rows: Rows) -> pa.Array | None:
         numbers = read(cursor, rows, writer, what)
-        return None if kind is None else _cast(cursor, rows, pa.array(numbers).cast(natural), kind, what)
+        return None if kind is None else cast(cursor, rows, pa.array(numbers).cast(natural), kind, what)
 
     return converted
 
@@ -299,7 +263,7 @@ def _natural(writer: AvroType) -> pa.DataType:
 
 def _booleans(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
     values = cursor.bytes(rows, 1, what)[:, 0]
-    cursor.fail(rows, values > 1, f"{_field(what)} is neither true nor false")
+    cursor.fail(rows, values > 1, f"{named(what)} is neither true nor false")
     return np.equal(values, 1)
 
 
@@ -308,7 +272,7 @@ def _integers(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArra
     if writer.kind == "long":
         return numbers
     beyond = (numbers < _INT[0]) | (numbers > _INT[1])
-    cursor.fail(rows, beyond, f"{_field(what)} has more than the 32 bits of an int")
+    cursor.fail(rows, beyond, f"{named(what)} has more than the 32 bits of an int")
     return np.where(beyond, 0, numbers).astype(np.int32)
 
 
@@ -324,32 +288,14 @@ def _pieces(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
         if kind is None and writer.kind != "string":
             return None
         raw = piece.array(pa.binary())
-        texts = _as_text(cursor, rows, raw, what) if writer.kind == "string" or kind == pa.string() else raw
+        texts = as_text(cursor, rows, raw, what) if writer.kind == "string" or kind == pa.string() else raw
         return None if kind is None else (raw if kind == pa.binary() else texts)
 
     return read
 
 
 def _text(cursor: Cursor, rows: Rows, what: str) -> pa.Array:
-    return _as_text(cursor, rows, cursor.piece(rows, cursor.signed(rows, what), what).array(pa.binary()), what)
-
-
-def _as_text(cursor: Cursor, rows: Rows, raw: pa.Array, what: str) -> pa.Array:
-    try:
-        return raw.cast(pa.string())
-    except pa.ArrowInvalid:
-        wrong = np.array([not _is_text(value) for value in raw.to_pylist()])
-        cursor.fail(rows, wrong, f"{_field(what)} is not UTF-8")
-        texts = raw.take(pa.array(np.arange(len(raw)), mask=wrong)).cast(pa.string())
-        return texts.fill_null("")  # a map's key can't be null
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return as_text(cursor, rows, cursor.piece(rows, cursor.signed(rows, what), what).array(pa.binary()), what)
 
 
 def _symbols(writer: AvroType, reader: AvroType | None, what: str) -> Read:
@@ -362,11 +308,11 @@ def _symbols(writer: AvroType, reader: AvroType | None, what: str) -> Read:
     def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
         index = cursor.signed(rows, what)
         beyond = (index < 0) | (index >= len(known))
-        cursor.fail(rows, beyond, f"{_field(what)} is none of its enum's symbols")
+        cursor.fail(rows, beyond, f"{named(what)} is none of its enum's symbols")
         if reader is None:
             return None
         index = np.where(beyond, len(known), index)
-        cursor.fail(rows, ~beyond & np.append(unread, True)[index], f"{_field(what)} is a symbol that {reader} lacks")
+        cursor.fail(rows, ~beyond & np.append(unread, True)[index], f"{named(what)} is a symbol that {reader} lacks")
         return symbols.take(pa.array(index))
 
     return read
@@ -380,42 +326,13 @@ def _decimals(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
         if kind is None:
             return None
         words, larger = piece.integers()
-        cursor.fail(rows, larger, f"{_field(what)} has more digits than a decimal column")
+        cursor.fail(rows, larger, f"{named(what)} has more digits than a decimal column")
         words[larger] = 0
         buffers = [None, pa.py_buffer(np.ascontiguousarray(words))]
         decimals = pa.Array.from_buffers(pa.decimal128(38, scale), len(words), buffers)
-        return _cast(cursor, rows, decimals, kind, what)
+        return cast(cursor, rows, decimals, kind, what)
 
     return read
-
-
-def _cast(cursor: Cursor, rows: Rows, values: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
-    """Convert values; a record whose value would be another one in the new type does not fit."""
-    if values.type == kind:
-        return values
-    try:
-        return values.cast(kind)
-    except pa.ArrowInvalid:
-        wrong = np.zeros(len(values), np.bool_)
-        _find_wrong(values, kind, 0, wrong)
-        for row in np.flatnonzero(wrong).tolist():
-            only = np.zeros(len(values), np.bool_)
-            only[row] = True
-            cursor.fail(rows, only, f"{_field(what)} does not fit {avro_types.column_type(kind)}: {values[row]}")
-        return values.take(pa.array(np.arange(len(values)), mask=wrong)).cast(kind)
-
-
-def _find_wrong(values: pa.Array, kind: pa.DataType, first: int, wrong: NDArray[np.bool_]) -> None:
-    """Note which values can't be converted, by halves."""
-    try:
-        values.cast(kind)
-    except pa.ArrowInvalid:
-        if len(values) == 1:
-            wrong[first] = True
-            return
-        middle = len(values) // 2
-        _find_wrong(values[:middle], kind, first, wrong)
-        _find_wrong(values[middle:], kind, first + middle, wrong)
 
 
 def _default(field: AvroField, what: str) -> pa.Scalar:
@@ -431,7 +348,3 @@ def _default(field: AvroField, what: str) -> pa.Scalar:
         if value.logical == "decimal":
             given = decimal.Decimal(int.from_bytes(given, "big", signed=True)).scaleb(-value.digits[1])
     return pa.scalar(given, kind)
-
-
-def _field(what: str) -> str:
-    return f"field {what}" if what else "the value"

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.registry.registry_format import Reader, RegistryFormat, Writer
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-
-_SUBJECTS: Final = ("topic", "record", "topic_record")
-LATEST: Final = "latest"
+    from airflow_provider_exactlyonce.streaming.registry.connection import RegistryAddress
 
 
 @dataclass(frozen=True)
-class AvroFormat:
+class AvroFormat(RegistryFormat):
     """Values as Avro in the wire format of schema registries: a zero byte, the schema's id, the Avro binary.
 
     A source decodes each record with the schema that its id names, and reads it as ``schema``. A sink registers
@@ -32,37 +30,10 @@ class AvroFormat:
     :raises RefusedError: when the values do not go together
     """
 
-    schema: str | None = None
-    schema_id: int | None = None
-    _: KW_ONLY
-    subject: str = field(default="topic", repr=False)  # the version of a pipeline without them stays
-    register: bool = field(default=True, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.subject not in _SUBJECTS:
-            raise RefusedError(f"AvroFormat(subject={self.subject!r}): {', '.join(_SUBJECTS)}")
-        if self.schema == LATEST and self.subject != "topic":
-            raise RefusedError(
-                f"AvroFormat('latest', subject={self.subject!r}): the record is not known before; 'topic'"
-            )
-        if self.schema_id is not None and self.schema in (None, LATEST):
-            raise RefusedError(f"AvroFormat(schema_id={self.schema_id}): the id is of a schema, which it needs, too")
-        if self.schema_id is not None and not 0 <= self.schema_id < 2**31:
-            raise RefusedError(f"AvroFormat(schema_id={self.schema_id}): 0 to {2**31 - 1}")
-
-    def __str__(self) -> str:
-        return repr(self) if self.subject == "topic" else f"{self!r}, subject {self.subject}"
-
-    @property
-    def names_topic(self) -> bool:
-        """Whether a sink's subject is named after its topic."""
-        return self.schema_id is None and self.subject != "record"
+    kind = "AVRO"
 
     def columns(self) -> str | None:
-        """Return the columns of a source that reads records as the schema, in DDL; None when it names no schema.
-
-        :raises RefusedError: when no columns can have what the schema says
-        """
+        """Return the columns of a source that reads records as the schema, in DDL; None when it names no schema."""
         from airflow_provider_exactlyonce.streaming.registry import avro_types
 
         return None if self.schema is None else avro_types.columns_ddl(avro_types.parse(self.schema))
@@ -79,14 +50,22 @@ class AvroFormat:
 
         return self.schema or json.dumps(avro_types.schema_of_columns(columns, "columns", reading=True))
 
-    def encode(self, value: Column) -> Column:
-        """Return the value's bytes; the format has a schema and its id.
+    def reader(self, columns: str, address: RegistryAddress) -> Reader:
+        """Return what reads a source's values as the schema, or as its columns."""
+        from airflow_provider_exactlyonce.streaming.registry.readers import AvroReader
 
-        :param value: a struct
-        """
-        from pyspark.sql import functions as F
-        from pyspark.sql.avro.functions import to_avro
+        return AvroReader(self.reading_schema(columns), address)
 
-        from airflow_provider_exactlyonce.streaming.registry import wire_format
+    def writer(self, schema: str, imports: Mapping[str, str]) -> Writer:
+        """Return what writes a sink's values."""
+        from airflow_provider_exactlyonce.streaming.registry.avro_writer import AvroWriter
 
-        return F.concat(F.lit(wire_format.head(int(self.schema_id or 0))), to_avro(value, str(self.schema)))
+        return AvroWriter(schema)
+
+    def schema_of(self, columns: str, name: str, latest: Callable[[], Writer | None]) -> str:
+        """Return the schema of a record that has a table's columns; they are found by name, whatever was before."""
+        import json
+
+        from airflow_provider_exactlyonce.streaming.registry import avro_types
+
+        return json.dumps(avro_types.schema_of_columns(columns, name))

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state import ddl
+from airflow_provider_exactlyonce.streaming.registry.columnar import column_type, quoted
 
 _PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 #: Logical types that say what a value is; others are what lies below them.
@@ -197,20 +198,6 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     **dict.fromkeys(("timestamp-millis", "timestamp-micros", "timestamp-nanos"), pa.timestamp("us", "UTC")),
     **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"), pa.timestamp("us")),
 }
-_DDL: Final[Mapping[pa.DataType, str]] = {
-    pa.bool_(): "BOOLEAN",
-    pa.int8(): "TINYINT",
-    pa.int16(): "SMALLINT",
-    pa.int32(): "INT",
-    pa.int64(): "BIGINT",
-    pa.float32(): "FLOAT",
-    pa.float64(): "DOUBLE",
-    pa.binary(): "BINARY",
-    pa.string(): "STRING",
-    pa.date32(): "DATE",
-    pa.timestamp("us", "UTC"): "TIMESTAMP",
-    pa.timestamp("us"): "TIMESTAMP_NTZ",
-}
 _AVRO: Final[Mapping[str, tuple[str, str | None]]] = {
     "BOOLEAN": ("boolean", None),
     "TINYINT": ("int", "tinyint"),
@@ -262,24 +249,9 @@ def columns_ddl(record: AvroType) -> str:
         raise RefusedError(f"the Avro type {named[0]} has itself in its fields, and no column can")
     columns = [(field, arrow_type(field.type)) for field in record.fields]
     return ", ".join(
-        f"{_quoted(field.name)} {column_type(kind)}{'' if field.type.is_nullable else ' NOT NULL'}"
+        f"{quoted(field.name)} {column_type(kind)}{'' if field.type.is_nullable else ' NOT NULL'}"
         for field, kind in columns
     )
-
-
-def column_type(kind: pa.DataType) -> str:
-    """Return a type in Spark's DDL."""
-    if pa.types.is_decimal(kind):
-        return f"DECIMAL({kind.precision},{kind.scale})"
-    if pa.types.is_struct(kind):
-        return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {column_type(field.type)}' for field in kind)}>"
-    if pa.types.is_map(kind):
-        return f"MAP<STRING, {column_type(kind.item_type)}>"
-    return f"ARRAY<{column_type(kind.value_type)}>" if pa.types.is_list(kind) else _DDL[kind]
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def schema_of_columns(columns: str, name: str, *, reading: bool = False) -> dict[str, Any]:

@@ -112,18 +112,18 @@ class Registry:
         """
         return self._asked(f"schema {number}", lambda: self._client.get_schema(number), none_if_unknown=True)
 
-    def referred(self, schema: Schema) -> list[Schema]:
-        """Return the schemas that one refers to, those first that others refer to.
+    def referred(self, schema: Schema) -> dict[str, str]:
+        """Return the texts of the schemas that one refers to, by name, those first that others refer to.
 
         :raises BatchFailedError: when it does not answer
         """
-        schemas: list[Schema] = []
+        schemas: dict[str, str] = {}
         for reference in schema.references or ():
             what = f"version {reference.version} of subject {reference.subject}"
             version = self._asked(
                 what, functools.partial(self._client.get_version, str(reference.subject), int(reference.version or 0))
             )
-            schemas += [*self.referred(version.schema), version.schema]
+            schemas |= {**self.referred(version.schema), str(reference.name): str(version.schema.schema_str)}
         return schemas
 
     def register(self, subject: str, kind: str, text: str) -> int:
@@ -149,16 +149,18 @@ class Registry:
         what = f"the schema under subject {subject}"
         return self._asked(what, lambda: int(self._client.lookup_schema(subject, Schema(text, kind)).schema_id or 0))
 
-    def latest(self, subject: str) -> tuple[int, Schema]:
-        """Return id and schema of a subject's latest version.
+    def latest(self, subject: str) -> tuple[int, Schema] | None:
+        """Return id and schema of a subject's latest version, None when there certainly is no such subject.
 
-        :raises RefusedError: when there is no such subject
         :raises BatchFailedError: when it does not answer
         """
+        self._client.clear_latest_caches()  # it may be another one than at this process's last start
         version = self._asked(
-            f"the latest schema of subject {subject}", lambda: self._client.get_latest_version(subject)
+            f"the latest schema of subject {subject}",
+            lambda: self._client.get_latest_version(subject),
+            none_if_unknown=True,
         )
-        return int(version.schema_id or 0), version.schema
+        return None if version is None else (int(version.schema_id or 0), version.schema)
 
     def _asked(self, what: str, ask: Callable[[], Answer], *, none_if_unknown: bool = False) -> Answer:
         from confluent_kafka.schema_registry.error import SchemaRegistryError

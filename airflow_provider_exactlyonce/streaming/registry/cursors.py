@@ -27,12 +27,14 @@ class Cursor:
     """Where each of many records is read.
 
     :param values: binary, none of them null
-    :param skipped: bytes that each begins with and that are no part of what is read
+    :param skipped: bytes that each begins with and that are no part of what is read; of each, or of all
     :ivar reasons: {position of a record: why it can't be read}
     """
 
-    def __init__(self, values: pa.Array, skipped: int) -> None:
-        offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
+    def __init__(self, values: pa.Array, skipped: Places | int) -> None:
+        offsets = np.frombuffer(values.buffers()[1] or bytes(4), np.int32, len(values) + 1, values.offset * 4).astype(
+            np.int64
+        )
         content = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
         self._data: Final = np.concatenate((content, np.zeros(_MARGIN, np.uint8)))
         self._buffer: Final = pa.py_buffer(self._data)

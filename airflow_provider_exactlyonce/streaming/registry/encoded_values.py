@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError
-from airflow_provider_exactlyonce.streaming.registry import avro_types, connection
-from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder
-from airflow_provider_exactlyonce.streaming.registry.connection import RegistryAddress
-from airflow_provider_exactlyonce.streaming.registry.subjects import AVRO
-from airflow_provider_exactlyonce.streaming.registry.wire_format import Decoder, WireDecoder
+from airflow_provider_exactlyonce.exceptions import BadRecordError
+from airflow_provider_exactlyonce.streaming.registry.registry_format import Reader
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 
 if TYPE_CHECKING:
@@ -26,41 +20,6 @@ if TYPE_CHECKING:
 #: The name by which a plan knows what decodes a source.
 DECODING: Final = "exactlyonce_decoding"
 _PLACE: Final = ("topic", "partition", "offset")
-
-
-@dataclass(frozen=True)
-class AvroReader:
-    """Reads values of any schemas that the registry knows as one of its own; pickled to the tasks.
-
-    :param schema: that it reads them as, JSON
-    :param address: of the registry
-    """
-
-    schema: str
-    address: RegistryAddress
-
-    @functools.lru_cache  # noqa: B019  # a process has few, and what it has looked up serves all of its tasks
-    def open(self) -> WireDecoder:
-        """Return what decodes the values, the same one in all tasks of a process."""
-        reader = avro_types.parse(self.schema)
-        registry = connection.connect(self.address)
-
-        def find(number: int) -> Decoder | str:
-            schema = registry.schema(number)
-            if schema is None:
-                return f"the schema registry has no schema {number}"
-            if schema.schema_type != AVRO:
-                return f"schema {number} of the registry is {schema.schema_type}, not {AVRO}"
-            named: dict[str, avro_types.AvroType] = {}
-            for referred in registry.referred(schema):
-                named |= avro_types.named_types(avro_types.parse(str(referred.schema_str), named))
-            try:
-                writer = avro_types.parse(str(schema.schema_str), named)
-            except RefusedError as error:
-                return f"schema {number} of the registry can't be read: {error}"
-            return AvroDecoder(writer, reader)
-
-        return WireDecoder(avro_types.arrow_type(reader), find)
 
 
 class EncodedValues:
@@ -74,7 +33,7 @@ class EncodedValues:
 
     def __init__(
         self,
-        reader: AvroReader,
+        reader: Reader,
         schema: StructType,
         offset_column: str | None = None,
         topic_column: str | None = None,
@@ -116,7 +75,7 @@ class EncodedValues:
 
 
 def fitting(
-    batches: Iterable[pa.RecordBatch], reader: AvroReader, *, leave_out_bad: bool, kept: Sequence[str] = ()
+    batches: Iterable[pa.RecordBatch], reader: Reader, *, leave_out_bad: bool, kept: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
     """Yield the columns of records; called in a task.
 
@@ -140,7 +99,7 @@ def fitting(
         yield pa.RecordBatch.from_arrays(columns, names)
 
 
-def misfitting(batches: Iterable[pa.RecordBatch], reader: AvroReader) -> Iterator[pa.RecordBatch]:
+def misfitting(batches: Iterable[pa.RecordBatch], reader: Reader) -> Iterator[pa.RecordBatch]:
     """Yield the records that do not fit, with the reason; called in a task."""
     decoder = reader.open()
     for batch in batches:

@@ -1,15 +1,18 @@
-"""The wire format of schema registries: a zero byte, the schema's id in four bytes, the encoded value."""
+"""The wire format of schema registries: a zero byte, the schema's id in four bytes, the encoded value.
+
+Before a Protobuf value stands, too, which message of the schema it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_exactlyonce.streaming.registry.avro_decoder import Gathered, SchemaMismatchError
+from airflow_provider_exactlyonce.streaming.registry.columnar import Gathered, SchemaMismatchError
 
 MAGIC_BYTE: Final = 0
 HEAD_BYTES: Final = 5
@@ -19,6 +22,18 @@ _LARGEST_ID: Final = 2**31 - 1
 def head(schema_id: int) -> bytes:
     """Return what stands before a value that a schema was used for."""
     return bytes([MAGIC_BYTE]) + schema_id.to_bytes(4, "big")
+
+
+def message_indexes(indexes: Sequence[int]) -> bytes:
+    """Return what stands before a Protobuf message: which one of its schema it is; the first one is a zero byte."""
+    numbers = [] if list(indexes) == [0] else indexes
+    return b"".join(varint(number << 1) for number in (len(numbers), *numbers))
+
+
+def varint(number: int) -> bytes:
+    """Return a number, not negative, in the variable length of Avro and Protobuf."""
+    digits = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
+    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
 
 
 class Decoder(Protocol):

@@ -455,7 +455,7 @@ def test_what_does_not_go_together_is_refused_when_it_is_declared() -> None:
         ({}, "needs a topic"),
         ({"topic": "t", "bad_records": "drop"}, "'stop' or 'topic'"),
         ({"topic": "t", "bad_records": "topic", "bad_records_topic": "t"}, "another one"),
-        ({"topic": "t", "value_format": "xml"}, "'json', 'raw' or an AvroFormat"),
+        ({"topic": "t", "value_format": "xml"}, "'json', 'raw', an AvroFormat or a ProtobufFormat"),
         ({"topic": "t", "compression": "brotli"}, "brotli"),
     )
     for arguments, reason in refused:

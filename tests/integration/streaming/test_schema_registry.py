@@ -1,4 +1,4 @@
-"""Avro in and out with a real registry; what is written is judged by confluent-kafka's own (de)serializers."""
+"""Avro and Protobuf in and out with a real registry, judged by confluent-kafka's own (de)serializers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from urllib.request import Request, urlopen
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import message_factory
 
+from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas
+from airflow_provider_exactlyonce.streaming.registry.wire_format import head, message_indexes
 from tests.apicurio import Apicurio
 from tests.integration.streaming.harness import World, check_ledger, read_committed
 from tests.waiting import eventually
@@ -43,14 +47,96 @@ NEW = {
 }
 
 
+#: As text, with a schema that it imports, which some serializers register; confluent-kafka's own registers base64.
+OLD_PROTO = 'syntax = "proto3"; message Order { sint32 id = 1; string k = 2; string v = 3; }'
+NEW_PROTO = """syntax = "proto3"; import "tags.proto";
+message Other { bool other = 1; }
+message Order { repeated Tag tags = 9; string v = 3; string k = 2; int64 id = 1; optional string note = 20; }"""
+TAGS_PROTO = 'syntax = "proto3"; message Tag { string name = 1; }'
+
+
+class Avro:
+    """How the owner of the orders' schemas writes them in Avro, and any reader reads what becomes of them."""
+
+    name = "avro"
+    #: What makes a value that is no order of it.
+    misfits: Mapping[str, Callable[[bytes], bytes | None]] = {
+        "it ends in the middle of v": lambda good: good[:-1],
+        "bytes follow its last field": lambda good: good + b"\0",
+    }
+
+    def __init__(self, client: SchemaRegistryClient) -> None:
+        self._serializers = [AvroSerializer(client, json.dumps(schema)) for schema in (OLD, NEW)]
+        self._deserialize = AvroDeserializer(client)
+        self._client = client
+
+    def encoded(self, order: dict[str, Any], context: SerializationContext, *, new: bool) -> bytes:
+        return bytes(self._serializers[new](order, context) or b"")
+
+    def decoded(self, value: bytes, context: SerializationContext) -> Any:
+        return self._deserialize(value, context)
+
+    def other(self, topic: str) -> Schema:
+        """Return a schema of the record that a sink writes, with which it is not compatible."""
+        fields = [{"name": "id", "type": "string"}]
+        return Schema(json.dumps({"type": "record", "name": f"{topic}_value", "fields": fields}), "AVRO")
+
+    def fields(self, schema: str) -> list[str]:
+        return [field["name"] for field in json.loads(schema)["fields"]]
+
+
+class Protobuf:
+    """The same in Protobuf."""
+
+    name = "protobuf"
+    misfits: Mapping[str, Callable[[bytes], bytes | None]] = {
+        "it ends in the middle of v": lambda good: good[:-1],
+        "it ends in the middle of a tag": lambda good: good + b"\x80",
+        "its message indexes [7] lead to no message of its schema": lambda good: good[:5] + b"\x02\x0e" + good[6:],
+    }
+
+    def __init__(self, client: SchemaRegistryClient) -> None:
+        self._client = client
+        self._old = self._class(protobuf_schemas.compiled(OLD_PROTO), "Order")
+        self._serializer = ProtobufSerializer(self._old, client, {"use.deprecated.format": False})
+        self._new = self._class(protobuf_schemas.compiled(NEW_PROTO, {"tags.proto": TAGS_PROTO}), "Order")
+
+    @staticmethod
+    def _class(file: Any, name: str) -> Any:
+        return message_factory.GetMessageClass(protobuf_schemas.message_named(file, name))
+
+    def encoded(self, order: dict[str, Any], context: SerializationContext, *, new: bool) -> bytes:
+        order = {**order, "v": str(order["v"])}
+        if not new:
+            return bytes(self._serializer(self._old(**order), context) or b"")
+        self._client.register_schema("tags", Schema(TAGS_PROTO, "PROTOBUF"))
+        schema = Schema(NEW_PROTO, "PROTOBUF", [SchemaReference("tags.proto", "tags", 1)])
+        number = self._client.register_schema(f"{context.topic}-new", schema)
+        order["tags"] = [{"name": tag} for tag in order["tags"]]
+        return head(number) + message_indexes([1]) + bytes(self._new(**order).SerializeToString())
+
+    def decoded(self, value: bytes, context: SerializationContext) -> Any:
+        written = self._client.get_schema(int.from_bytes(value[1:5], "big")).schema_str
+        kind = self._class(protobuf_schemas.compiled(str(written)), f"{str(context.topic).replace('-', '_')}_value")
+        order: Any = ProtobufDeserializer(kind, {"use.deprecated.format": False})(value, context)
+        note = order.note if order.HasField("note") else None
+        return {"id": order.id, "k": order.k, "twice": Decimal(order.twice), "note": note}
+
+    def other(self, topic: str) -> Schema:
+        return Schema(f'syntax = "proto3"; message {topic}_value {{ string id = 1; }}', "PROTOBUF")
+
+    def fields(self, schema: str) -> list[str]:
+        return [field.name for field in protobuf_schemas.message_named(protobuf_schemas.compiled(schema), None).fields]
+
+
 class Orders:
     """Sends orders as their schema's owner would, and reads what became of them as any reader would."""
 
-    def __init__(self, world: World, server: Apicurio) -> None:
+    def __init__(self, world: World, server: Apicurio, kind: type[Avro | Protobuf]) -> None:
         self._world = world
         self.client = SchemaRegistryClient({"url": server.url})
-        self._serializers = [AvroSerializer(self.client, json.dumps(schema)) for schema in (OLD, NEW)]
-        self.environment: dict[str, str] = {"EXACTLYONCE_SCHEMA_REGISTRY": server.url}
+        self.format = kind(self.client)
+        self.environment: dict[str, str] = {"EXACTLYONCE_SCHEMA_REGISTRY": server.url, "TEST_FORMAT": kind.name}
         self.sent: dict[int, dict[str, Any]] = {}
 
     def encoded(self, number: int, *, new: bool) -> bytes:
@@ -58,8 +144,7 @@ class Orders:
         if new:
             order |= {"note": f"note {number}", "tags": ["a"] * (number % 3)}
         self.sent[number] = {"id": number, "k": order["k"], "twice": 2 * order["v"], "note": order.get("note")}
-        context = SerializationContext(self._world.source, MessageField.VALUE)
-        return bytes(self._serializers[new](order, context) or b"")
+        return self.format.encoded(order, SerializationContext(self._world.source, MessageField.VALUE), new=new)
 
     def send(self, records: int, *, new: Callable[[int], bool]) -> None:
         first = len(self.sent)
@@ -74,21 +159,20 @@ class Orders:
     def check(self) -> None:
         """Each order that was sent is in the sink once, as confluent-kafka's own deserializer reads it."""
         check_ledger(self._world)
-        deserialize = AvroDeserializer(self.client)
         context = SerializationContext(self._world.sink, MessageField.VALUE)
         by_id: dict[int, Any] = {}
         for record in read_committed(self._world.config, self._world.sink):
-            order = deserialize(record.value, context)
+            order = self.format.decoded(record.value or b"", context)
             assert isinstance(order, dict) and record.key == order["k"].encode()
             assert order["id"] not in by_id, f"order {order['id']} was written twice"
             by_id[order["id"]] = order
         assert by_id == self.sent
 
 
-@pytest.fixture
-def orders(world: World, registry_server: Apicurio) -> Orders:
+@pytest.fixture(params=[Avro, Protobuf], ids=lambda kind: kind.name)
+def orders(world: World, registry_server: Apicurio, request: pytest.FixtureRequest) -> Orders:
     world.job = "registry_orders.py"
-    return Orders(world, registry_server)
+    return Orders(world, registry_server, request.param)
 
 
 @pytest.mark.slow
@@ -111,8 +195,7 @@ def test_a_schema_that_the_subject_refuses_stops_the_start_with_the_registrys_wo
     world: World, orders: Orders
 ) -> None:
     subject = f"{world.sink}-value"
-    before = {"type": "record", "name": "Priced", "fields": [{"name": "id", "type": "string"}]}
-    AvroSerializer(orders.client, json.dumps(before))({"id": "x"}, SerializationContext(world.sink, MessageField.VALUE))
+    orders.client.register_schema(subject, orders.format.other(world.sink.replace("-", "_")))
     orders.client.set_compatibility(subject, level="BACKWARD")
     driver = world.start(environment=orders.environment)
     assert driver.wait() == 64, driver.output()[-3000:]
@@ -126,8 +209,6 @@ MISFITS: Mapping[str, Callable[[bytes], bytes | None]] = {
     "it is not in a schema registry's wire format: its first byte is 0x7b, not 0x00": lambda good: b'{"id": 1}',
     "it is not in a schema registry's wire format: 3 bytes": lambda good: good[:3],
     "the schema registry has no schema 987654": lambda good: b"\0" + (987654).to_bytes(4, "big") + good[5:],
-    "it ends in the middle of v": lambda good: good[:-1],
-    "bytes follow its last field": lambda good: good + b"\0",
 }
 
 
@@ -140,7 +221,7 @@ def test_old_and_new_schemas_in_one_batch_are_written_once_and_bad_records_with_
     admin.create_topics([NewTopic(bad_topic, 1, 1)])[bad_topic].result(30)
     orders.send(400, new=lambda number: number % 3 == 0)
     good = orders.encoded(1, new=False)
-    bad = {reason: spoil(good) for reason, spoil in MISFITS.items()}
+    bad = {reason: spoil(good) for reason, spoil in {**MISFITS, **orders.format.misfits}.items()}
     orders.produce(*bad.values())
     driver = world.start(environment={**orders.environment, "TEST_BAD_RECORDS": "topic", "TEST_GUARANTEE": guarantee})
     assert driver.wait() == 0, driver.output()[-3000:]
@@ -151,9 +232,9 @@ def test_old_and_new_schemas_in_one_batch_are_written_once_and_bad_records_with_
         assert headers["exactlyonce.origin"].decode().startswith(f"{world.source}-")
         values[headers["exactlyonce.reason"].decode()] = record.value
     assert values == bad
-    assert [commit.bad_records for commit in world.ledger()[0]] == [len(MISFITS)]
+    assert [commit.bad_records for commit in world.ledger()[0]] == [len(bad)]
     written = orders.client.get_latest_version(f"{world.sink}-value").schema.schema_str
-    assert [field["name"] for field in json.loads(str(written))["fields"]] == ["id", "k", "twice", "note"]
+    assert orders.format.fields(str(written)) == ["id", "k", "twice", "note"]
 
 
 @contextmanager
@@ -208,7 +289,7 @@ def test_a_record_whose_schema_is_there_when_bad_ones_are_looked_at_again_is_not
     orders.send(1, new=lambda _: True)
     number = int.from_bytes(orders.encoded(0, new=True)[1:5], "big")
     with late_registry(registry_server, number) as url:
-        environment = {"EXACTLYONCE_SCHEMA_REGISTRY": url, "TEST_BAD_RECORDS": "topic"}
+        environment = {**orders.environment, "EXACTLYONCE_SCHEMA_REGISTRY": url, "TEST_BAD_RECORDS": "topic"}
         driver = world.start(environment=environment)
         assert driver.wait() == 0, driver.output()[-3000:]
     assert "1 source records were left out, and 0 of them were bad when they were looked at again" in driver.output()
@@ -219,7 +300,7 @@ def test_a_record_whose_schema_is_there_when_bad_ones_are_looked_at_again_is_not
 @pytest.mark.slow
 def test_a_bad_record_stops_the_pipeline_before_its_batch_commits(world: World, orders: Orders) -> None:
     orders.send(30, new=lambda _: False)
-    orders.produce(b"no avro")
+    orders.produce(b"no value of a registry")
     driver = world.start(environment=orders.environment)
     assert driver.wait() == 67, driver.output()[-3000:]
     assert f"BadRecordError: {world.source}-" in driver.output()

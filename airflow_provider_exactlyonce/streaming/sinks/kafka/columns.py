@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
 from airflow_provider_exactlyonce.streaming.registry import subjects
-from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
+from airflow_provider_exactlyonce.streaming.registry.registry_format import RegistryFormat
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
@@ -107,8 +107,8 @@ def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
         return (F.col("key") if "key" in types else F.lit(None).cast("binary")), F.col("value")
     named = [F.col(f"`{name}`") for name in types]
     content = F.struct(*named)
-    if isinstance(sink.value_format, AvroFormat):
-        value = subjects.settled(sink.value_format, sink.topic, frame.select(*named)).encode(content)
+    if isinstance(sink.value_format, RegistryFormat):
+        value = subjects.settled(sink.value_format, sink.topic, frame.select(*named))(content)
     else:
         value = F.to_json(content, {"ignoreNullFields": "false"})
     if sink.key is None:

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.compression import Compression
-from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
+from airflow_provider_exactlyonce.streaming.registry.registry_format import RegistryFormat
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class KafkaSink:
 
     :param topic: the topic, which must exist; None when every row names its own
     :param key: the column whose text or bytes is the record key, None for records without a key
-    :param value_format: ``"json"``, ``"raw"`` or an :class:`AvroFormat`, None for the rule above
+    :param value_format: ``"json"``, ``"raw"``, an :class:`AvroFormat` or a :class:`ProtobufFormat`, None for the rule
+        above
     :param headers: a column ``array<struct<key: string, value: binary>>``, as Spark's Kafka source gives it
     :param partition: an integer column with the target partition; rows with null go by their key
     :param timestamp: a column, timestamp or milliseconds since the epoch, with the record's CreateTime; null is now
@@ -41,7 +42,7 @@ class KafkaSink:
     key: str | None = None
     transaction_timeout_seconds: int = 300
     _: KW_ONLY
-    value_format: str | AvroFormat | None = None
+    value_format: str | RegistryFormat | None = None
     headers: str | None = None
     partition: str | None = None
     timestamp: str | None = None
@@ -59,10 +60,13 @@ class KafkaSink:
                 raise RefusedError(f"KafkaSink({name}={value!r}): a name, or None")
         if self.topic is None and self.topic_column is None:
             raise RefusedError("KafkaSink needs a topic, or a topic_column")
-        if not (self.value_format in (None, "json", "raw") or isinstance(self.value_format, AvroFormat)):
-            raise RefusedError(f"KafkaSink(value_format={self.value_format!r}): 'json', 'raw' or an AvroFormat")
-        if isinstance(self.value_format, AvroFormat) and self.topic is None and self.value_format.names_topic:
-            raise RefusedError("KafkaSink without a topic: AvroFormat(subject='record'), or with a schema_id")
+        if not (self.value_format in (None, "json", "raw") or isinstance(self.value_format, RegistryFormat)):
+            raise RefusedError(
+                f"KafkaSink(value_format={self.value_format!r}): 'json', 'raw', an AvroFormat or a ProtobufFormat"
+            )
+        if isinstance(self.value_format, RegistryFormat) and self.topic is None and self.value_format.names_topic:
+            name = type(self.value_format).__name__
+            raise RefusedError(f"KafkaSink without a topic: {name}(subject='record'), or with a schema_id")
         if self.bad_records not in ("stop", "topic"):
             raise RefusedError(f"KafkaSink(bad_records={self.bad_records!r}): 'stop' or 'topic'")
         if self.diverts and (self.topic is None or self.bad_topic == self.topic):

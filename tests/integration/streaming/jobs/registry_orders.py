@@ -1,11 +1,13 @@
-"""Orders in Avro, priced again in Avro; both schemas are in a registry."""
+"""Orders in Avro or Protobuf, priced again in the same format; both schemas are in a registry."""
 
 import os
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaSource, ProtobufFormat, pipeline
+
+FORMAT = {"avro": AvroFormat, "protobuf": ProtobufFormat}[os.environ["TEST_FORMAT"]]
 
 
 @pipeline(
@@ -13,13 +15,13 @@ from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaS
     source=KafkaSource(
         os.environ["TEST_SOURCE"],
         schema="id BIGINT NOT NULL, k STRING NOT NULL, v DECIMAL(12,2) NOT NULL, note STRING",
-        value_format=AvroFormat(),
+        value_format=FORMAT(),
         max_offsets_per_trigger=int(os.environ.get("TEST_BATCH", "1000")),
     ),
     sink=KafkaSink(
         os.environ["TEST_SINK"],
         key="k",
-        value_format=AvroFormat(os.environ.get("TEST_SINK_SCHEMA")),
+        value_format=FORMAT(os.environ.get("TEST_SINK_SCHEMA")),
         bad_records=os.environ.get("TEST_BAD_RECORDS", "stop"),
     ),
     guarantee=os.environ.get("TEST_GUARANTEE", "exactly_once"),

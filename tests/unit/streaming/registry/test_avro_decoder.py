@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_exactlyonce.streaming.registry import avro_types
-from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder, SchemaMismatchError
+from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder
 from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
+from airflow_provider_exactlyonce.streaming.registry.columnar import SchemaMismatchError
 
 HEAD = b"\0\0\0\0\7"
 

@@ -48,7 +48,7 @@ def fields(*types: Any) -> str:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "of KafkaSource('in'): it needs a schema, of its own or of the source": {"value_format": AvroFormat()},
-    "of KafkaSource('in'): None for JSON, or an AvroFormat without schema_id: each record has one": {
+    "None for JSON, or an AvroFormat or a ProtobufFormat without schema_id: each record has one": {
         "value_format": AvroFormat("{}", 7)
     },
     "the columns are those of value_format's schema": {

@@ -123,6 +123,8 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             raise ValueError(f"{self.task_id}: give pipeline or checkpoint")
         if self.on_worker_shutdown == "stop_with_savepoint":
             raise ValueError(f"{self.task_id}: a backfill takes no savepoints; on_worker_shutdown='detach' or 'kill'")
+        if self.standby is not None:
+            raise ValueError(f"{self.task_id}: a backfill has no standby; a restart goes on where it was")
         self.pipeline = pipeline
         self.commits = commits
         self.offsets = offsets

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import recover
-from airflow_provider_exactlyonce.control import releases
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import releases, standbys
+from airflow_provider_exactlyonce.control.lease import Lease
 from airflow_provider_exactlyonce.control.status import DriverState
-from airflow_provider_exactlyonce.exceptions import DivergedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import (
+    DivergedError,
+    ExactlyOnceError,
+    RefusedError,
+    StopRequestedError,
+)
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
@@ -56,6 +63,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("exactlyonce")
 
+#: How often a standby looks whether it is its turn, where a look costs nothing.
+_LOOK_SECONDS: Final = 0.2
+
 #: How a pipeline's batches are committed, by what it guarantees.
 SINKS: Final[Mapping[CheckpointingMode, Callable[[BatchAttempt, Callable[[], bool]], TransactionalSink]]] = {
     CheckpointingMode.EXACTLY_ONCE: lambda attempt, stop: BatchTransaction(attempt, TransactionalWriter(attempt), stop),
@@ -81,12 +91,14 @@ class Driver:
     def _drive(self) -> None:
         """Do what the driver is for; returns when it is done. What needs no Spark is checked before it starts."""
         self._options.home.check_can_be_made()
+        left = self._stand_by() if self._options.standby else None
         run = self._lifecycle.open_run(
             RunOptions(
                 config=self._options.config,
                 token=self._options.token,
                 version=self._pipeline.version,
                 transaction_timeout_milliseconds=self._pipeline.transaction_timeout_seconds * 1000,
+                left=left,
                 accept_home=self._options.accept_home,
                 allow_single_replica=self._options.allow_single_replica,
                 ledger_retention=self._pipeline.ledger_retention,
@@ -124,6 +136,41 @@ class Driver:
         with listen(spark) as listener:
             self._supervised(spark, run, listener, topics, tail, committers)
 
+    def _stand_by(self) -> Lease | None:
+        """Wait for the turn of a standby, with Spark up and the plan checked; returns the lease that was found left.
+
+        What is found out here ends a standby that could not run. Nothing of it is used: the start that follows is that
+        of any driver, but for Spark's session, which is there.
+        """
+        home, token = self._options.home, self._options.token
+        turn = standbys.turn_of(home, token, self._options.supervisor)
+        if not standbys.keeps_waiting(turn):
+            return turn.left
+        releases.check_start(home, self._pipeline.version, token)
+        gone = standbys.check_only(home, self._pipeline.name)
+        spark = self._lifecycle.open_session()
+        if spark.conf.get("spark.submit.deployMode", "client") == "cluster":
+            raise RefusedError("--standby warm needs deploy mode client: in a cluster its manager starts each driver")
+        self._plan_result(spark)
+        with leases.holding(home.standby, self._pipeline.name, token, gone):
+            log.info("standby: ready, waits for the end of the driver")
+            while standbys.keeps_waiting(turn):
+                if reason := self._lifecycle.stop.reason():
+                    raise StopRequestedError(reason)
+                if spark.sparkContext._jsc.sc().isStopped():
+                    raise ExactlyOnceError("Spark has ended while the standby was waiting")
+                time.sleep(home.look_every(_LOOK_SECONDS))
+        log.info("standby: takes over")
+        return turn.left
+
+    def _plan_result(self, spark: SparkSession) -> tuple[DataFrame, list[str], DeliveryGuarantee]:
+        """Return the stream that goes to the sinks, what may give other rows in it, and what the pipeline gives."""
+        result = self._lifecycle.result(spark)
+        self._pipeline.check(result)
+        unsure = determinism.find(result)
+        settings = dict(spark.sparkContext.getConf().getAll())
+        return result, unsure, self._promise(guarantees.examine(self._pipeline, result, unsure, settings))
+
     def _supervised(
         self,
         spark: SparkSession,
@@ -134,16 +181,11 @@ class Driver:
         committers: dict[str, SinkCommitter],
     ) -> None:
         # Whatever can be refused is, before the start of the run fences anybody.
-        result = self._lifecycle.result(spark)
-        self._pipeline.check(result)
+        result, unsure, guarantee = self._plan_result(spark)
         if not any(source.may_lose for source in self._pipeline.sources.values()):
             check_sources_go_on(tail, sources_of(result))
         for name, rows in self._pipeline.routes.other_rows(result).items():
             committers[name].expect_columns(rows.schema)
-        unsure = determinism.find(result)
-        guarantee = self._promise(
-            guarantees.examine(self._pipeline, result, unsure, dict(spark.sparkContext.getConf().getAll()))
-        )
         run.guarantee = guarantee.gives
         check_replay(run, tail, unsure, accept_nondeterminism=self._options.accept_nondeterminism)
         lineage = run.home.current()

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
 from airflow_provider_exactlyonce.control.processes import Ended
-from airflow_provider_exactlyonce.control.status import ENDED, DriverState, Status, has_progressed
+from airflow_provider_exactlyonce.control.status import ENDED, Status, has_progressed
 from airflow_provider_exactlyonce.control.stopping import EXIT_GRACE_SECONDS, POLL_SECONDS
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import StopRequestedError, UnhealthyError
@@ -31,7 +31,7 @@ class DriverWatch:
 
     :param stop: whether we were asked to stop
     :param give_up: stops it, for a reason
-    :param runs: called at each look that finds it running
+    :param told: called with what it tells of itself, at each look while it is ours and wanted
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class DriverWatch:
         attached: DriverAttachment,
         stop: StopSignal,
         give_up: Callable[[str], None],
-        runs: Callable[[], None] = lambda: None,
+        told: Callable[[Status], None] = lambda status: None,
     ) -> None:
         self._home: Final = home
         self._supervision: Final = supervision
         self.attached: Final = attached
         self._stop: Final = stop
         self._give_up: Final = give_up
-        self._runs: Final = runs
+        self._told: Final = told
         self._heartbeats: Final = HeartbeatMonitor(attached.driver.token, home.lease)
         self._shown: Status | None = None
         self._unanswered: float | None = None  # since when the home does not answer
@@ -99,8 +99,8 @@ class DriverWatch:
         status = exit_classification.status_of(self._home, self.attached.driver.token)
         if self.ended is None and self.attached.ours and self._stop.reason is None:
             self._check_health()
-            if status is not None and status.state is DriverState.RUNNING:
-                self._runs()
+            if status is not None:
+                self._told(status)
         if status is not None and has_progressed(self._shown, status):
             self._shown = status
             yield status

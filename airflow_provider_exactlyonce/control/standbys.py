@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Lease, Life
 from airflow_provider_exactlyonce.control.processes import ChildDriver, Ended
+from airflow_provider_exactlyonce.control.status import ENDED, DriverState, Status
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     ExactlyOnceError,
@@ -142,7 +143,7 @@ class LeaseTurn(Turn):
             return True
         life = self._beats.look()
         self._lived = self._lived or life is Life.ALIVE
-        if life is Life.ALIVE or (life is Life.STALE and self._is_here(self._held)):
+        if life is Life.ALIVE or self._is_here(self._held):
             self._warn(life)
             return False
         if not self._lived:  # its end was none while somebody stood by
@@ -162,7 +163,11 @@ class LeaseTurn(Turn):
         self._held, self._beats, self._lived = held, HeartbeatMonitor(held.token, self._home.lease), False
 
     def _is_here(self, held: Lease) -> bool:
-        return held.machine == process_identity.this_machine()
+        """Whether a driver's process is on this machine, and has not said that its work is over."""
+        if held.machine != process_identity.this_machine() or leases.life(held, now=held.heartbeat) is Life.DEAD:
+            return False
+        status = exit_classification.status_of(self._home, held.token)
+        return status is None or status.state not in ENDED
 
     def _warn(self, life: Life) -> None:
         if life is Life.STALE and not self._warned and self._held is not None:
@@ -210,8 +215,13 @@ class StandbyKeeper:
         self._standby: Standby | None = None
         self._due = 0.0
 
-    def keep(self) -> None:
-        """Start one if there is none; what fails then is tried again later, and costs the driver nothing."""
+    def keep(self, driver: Status) -> None:
+        """Start one if there is none; what fails then is tried again later, and costs the driver nothing.
+
+        :param driver: what the driver tells; while it has not committed what it found, it needs the cores for itself
+        """
+        if driver.state is not DriverState.RUNNING or not (driver.commits_of_run or driver.lag == 0):
+            return
         if self._standby is not None and self._standby.driver.ended() is None:
             return
         if self._standby is not None:

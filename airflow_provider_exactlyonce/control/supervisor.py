@@ -218,9 +218,9 @@ class Supervisor:
             self._end(attached)
         return SupervisorEvent.FOUND_OURS if attached.ours else SupervisorEvent.FOUND_ANOTHERS
 
-    def _keep_standby(self) -> None:
+    def _keep_standby(self, status: Status) -> None:
         if self.supervision.standby:
-            self._standbys.keep()
+            self._standbys.keep(status)
 
     def _follow(self) -> Generator[Status, None, SupervisorEvent]:
         yield from self._watch.until_its_end()

@@ -306,8 +306,8 @@ class _TaskSupervision:
         if task.standby is not None and cluster is not None:
             raise RefusedError(
                 f"standby='warm' needs a driver that runs where the task does, and connection {task.conn_id} has "
-                f"deploy-mode cluster ({cluster.name}), where the manager starts each driver. Leave standby out, or give "
-                "the task a connection with deploy-mode client"
+                f"deploy-mode cluster ({cluster.name}), where the manager starts each driver. Leave standby out, or "
+                "give the task a connection with deploy-mode client"
             )
         if task.standby is not None and self._until == untils.RUNNING:
             raise RefusedError("standby='warm' and until='running': once the task is done nobody starts the next one")

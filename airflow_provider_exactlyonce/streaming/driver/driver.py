@@ -159,7 +159,7 @@ class Driver:
                     raise StopRequestedError(reason)
                 if spark.sparkContext._jsc.sc().isStopped():
                     raise ExactlyOnceError("Spark has ended while the standby was waiting")
-                time.sleep(home.look_every(_LOOK_SECONDS))
+                time.sleep(home.look_every(_LOOK_SECONDS, reads=2))
         log.info("standby: takes over")
         return turn.left
 

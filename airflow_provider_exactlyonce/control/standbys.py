@@ -31,7 +31,6 @@ from airflow_provider_exactlyonce.control.processes import ChildDriver, Ended
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState, Status
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
-    ExactlyOnceError,
     FencedError,
     StopRequestedError,
 )
@@ -72,7 +71,7 @@ def check_only(home: Home, pipeline: str) -> Lease | None:
 class Turn(ABC):
     """Whether it is a standby's turn to start."""
 
-    #: The lease that was found left by a driver whose machine can't be asked, None for none.
+    #: The lease of the driver that was lost, as it was seen last; None where nobody stood by for one.
     left: Lease | None = None
 
     @abstractmethod
@@ -139,6 +138,7 @@ class LeaseTurn(Turn):
         held = leases.read(self._home.lease)
         if held is not None and (self._held is None or held.token != self._held.token):
             self._follow(held)
+        self._held = held or self._held
         if self._held is None or self._beats is None:
             return True
         life = self._beats.look()
@@ -150,7 +150,7 @@ class LeaseTurn(Turn):
             return True
         if not self._is_restartable(self._held.token):
             return False
-        self.left = held if life is Life.STALE else None
+        self.left = self._held
         return True
 
     def _follow(self, held: Lease) -> None:
@@ -160,7 +160,7 @@ class LeaseTurn(Turn):
                 f"pipeline {held.pipeline} is supervised by {intent.owner}, which starts the next driver itself; give "
                 "the operator standby='warm' instead"
             )
-        self._held, self._beats, self._lived = held, HeartbeatMonitor(held.token, self._home.lease), False
+        self._beats, self._lived = HeartbeatMonitor(held.token, self._home.lease), False
 
     def _is_here(self, held: Lease) -> bool:
         """Whether a driver's process is on this machine, and has not said that its work is over."""
@@ -232,13 +232,13 @@ class StandbyKeeper:
         self._due = time.monotonic() + _AGAIN_SECONDS
         try:
             self._standby = self._start()
-        except (ExactlyOnceError, OSError) as error:
+        except Exception as error:  # whatever it is, the driver goes on
             _log.warning("no standby could be started: %s", error)
         else:
             _log.info("started a standby, pid %s, output in %s", self._standby.driver.process.pid, self._standby.log)
 
-    def take(self, launch: Launch) -> Standby | None:
-        """Return the standby, to be the next driver; None when there is none that lives.
+    def ready(self, launch: Launch) -> Standby | None:
+        """Return the standby, which may be the next driver; None when there is none that lives.
 
         :param launch: how the next driver is to be started; a standby that was started otherwise is ended
         """
@@ -246,8 +246,11 @@ class StandbyKeeper:
         if standby is None or standby.driver.ended() is not None or standby.launch != launch:
             self.end()
             return None
-        self._standby, self._due = None, 0.0
         return standby
+
+    def handed_over(self) -> None:
+        """Forget the standby, which is the driver now; the next one may be started at once."""
+        self._standby, self._due = None, 0.0
 
     def end(self) -> None:
         """End the standby: there is nothing that it could lose."""

@@ -24,7 +24,6 @@ from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import (
     exit_classification,
     launching,
-    processes,
     requests,
     restarts,
     stopping,
@@ -168,7 +167,7 @@ class Supervisor:
             raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
         self.home.check_can_be_made()
         launch = self._next_launch()  # what it refuses leaves no trace
-        cluster, standby = self.supervision.cluster, self._standbys.take(launch)
+        cluster, standby = self.supervision.cluster, self._standbys.ready(launch)
         token = standby.driver.token if standby else str(uuid.uuid4())
         log = standby.log if standby else launching.next_log(self.home)
         requests.forget_older(self.home, "account-*.json")
@@ -188,9 +187,9 @@ class Supervisor:
         try:
             driver = launching.start(self.home, launch, intent, announced=self._heed_stop, standby=ready)
         except BaseException:
-            if standby is not None:  # nobody else ends it, and it would wait for ever
-                processes.kill_leftovers(token)
+            self._standbys.end()  # an intent may name it, and nobody knows whether it goes on
             raise
+        self._standbys.handed_over()
         if self._dead is not None:
             restarts.relaunched(self.home.restarts, self._dead.token, time.time())
         _log.info("%s %s", "the standby goes on, as" if standby else "started", launch.printable)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import recover
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control import releases, standbys
+from airflow_provider_exactlyonce.control import releases, requests, standbys
 from airflow_provider_exactlyonce.control.lease import Lease
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
     DivergedError,
     ExactlyOnceError,
     RefusedError,
@@ -81,17 +83,25 @@ class Driver:
         self._pipeline: Final = pipeline
         self._options: Final = options
         self._lifecycle: Final = DriverLifecycle(pipeline, options, pipeline.name)
+        self._standing_by: Final = ExitStack()
         self._replay: Replay | None = None
         self._accepts_other_rows = options.accept_nondeterminism
 
     def run(self) -> int:
         """Run to the end; returns the process's exit code."""
-        return self._lifecycle.run(self._drive, self._delete_checkpoint)
+        return self._lifecycle.run(self._work, self._delete_checkpoint)
 
-    def _drive(self) -> None:
-        """Do what the driver is for; returns when it is done. What needs no Spark is checked before it starts."""
+    def _work(self) -> None:
+        """Do what the driver is for; returns when it is done."""
         self._options.home.check_can_be_made()
-        left = self._stand_by() if self._options.standby else None
+        with self._standing_by:
+            self._drive(self._stand_by() if self._options.standby else None)
+
+    def _drive(self, left: Lease | None) -> None:
+        """Start and run; what needs no Spark is checked before Spark starts.
+
+        :param left: the lease of the driver that this one takes over from, None for none
+        """
         run = self._lifecycle.open_run(
             RunOptions(
                 config=self._options.config,
@@ -137,10 +147,11 @@ class Driver:
             self._supervised(spark, run, listener, topics, tail, committers)
 
     def _stand_by(self) -> Lease | None:
-        """Wait for the turn of a standby, with Spark up and the plan checked; returns the lease that was found left.
+        """Wait for the turn of a standby, with Spark up and the plan checked; returns the lease of the lost driver.
 
         What is found out here ends a standby that could not run. Nothing of it is used: the start that follows is that
-        of any driver, but for Spark's session, which is there.
+        of any driver, but for Spark's session, which is there. Others see the standby until they see its claim, so that
+        a stop in between is meant for it: whoever asks the lost driver asks it.
         """
         home, token = self._options.home, self._options.token
         turn = standbys.turn_of(home, token, self._options.supervisor)
@@ -152,15 +163,17 @@ class Driver:
         if spark.conf.get("spark.submit.deployMode", "client") == "cluster":
             raise RefusedError("--standby warm needs deploy mode client: in a cluster its manager starts each driver")
         self._plan_result(spark)
-        with leases.holding(home.standby, self._pipeline.name, token, gone):
-            log.info("standby: ready, waits for the end of the driver")
-            while standbys.keeps_waiting(turn):
-                if reason := self._lifecycle.stop.reason():
-                    raise StopRequestedError(reason)
-                if spark.sparkContext._jsc.sc().isStopped():
-                    raise ExactlyOnceError("Spark has ended while the standby was waiting")
-                time.sleep(home.look_every(_LOOK_SECONDS, reads=2))
+        self._standing_by.enter_context(leases.holding(home.standby, self._pipeline.name, token, gone))
+        log.info("standby: ready, waits for the end of the driver")
+        while standbys.keeps_waiting(turn):
+            if reason := self._lifecycle.stop.reason():
+                raise StopRequestedError(reason)
+            if spark.sparkContext._jsc.sc().isStopped():
+                raise ExactlyOnceError("Spark has ended while the standby was waiting")
+            time.sleep(home.look_every(_LOOK_SECONDS, reads=2))
         log.info("standby: takes over")
+        if (left := turn.left) is not None:
+            self._lifecycle.stop.ask(lambda: requests.stop_requested(home, left.token))
         return turn.left
 
     def _plan_result(self, spark: SparkSession) -> tuple[DataFrame, list[str], DeliveryGuarantee]:
@@ -195,6 +208,8 @@ class Driver:
         stream = sink.prepare(result)
         releases.check_start(run.home, run.options.version, run.options.token)  # an upgrade may have begun meanwhile
         self._lifecycle.start_run(run, spark, others)
+        with suppress(AlreadyRunningError):  # after a freeze another one may stand by already
+            self._standing_by.close()
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         try:
             needs_replay = reconcile(checkpoint, run.lineage, run.tail)

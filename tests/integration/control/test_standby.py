@@ -17,7 +17,7 @@ import pytest
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import lease, processes, requests, restarts, standbys
+from airflow_provider_exactlyonce.control import lease, processes, requests, restarts, standbys, stopping
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.pipeline_state import outlook
@@ -231,7 +231,7 @@ def test_alone_it_is_refused_where_a_supervisor_starts_the_next_driver(home: Hom
             standbys.LeaseTurn(home).has_come()
 
 
-def test_the_outlook_of_a_pipeline_names_its_standby(home: Home) -> None:
+def test_between_death_and_takeover_the_outlook_names_the_standby_and_a_stop_is_meant_for_it(home: Home) -> None:
     home.control.mkdir(parents=True)
     driver = start(home, "first", "take-lease go")
     wait_for(lambda: lease.read(home.lease))
@@ -241,5 +241,9 @@ def test_the_outlook_of_a_pipeline_names_its_standby(home: Home) -> None:
     driver.kill()
     driver.wait()
     assert f"the standby (pid {standby.pid} on" in str(outlook(home))
-    standby.kill()
-    standby.wait()
+    stop = stopping.StopRequest(home, "aa11", reason="somebody")
+    assert stop.target() == "first"
+    assert stop.advance()
+    os.kill(standby.pid, signal.SIGCONT)
+    assert standby.wait() != 0, "it sees that the driver was asked to stop"
+    assert lease.read(home.lease).token == "first"  # type: ignore[union-attr]

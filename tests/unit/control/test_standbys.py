@@ -61,7 +61,8 @@ def test_a_driver_of_this_machine_lives_however_long_it_is_silent(
     assert not turn.has_come(), "somebody has removed its lease"
     monkeypatch.setattr(process_identity, "process_start", lambda _: None)
     assert turn.has_come(), "its process has ended"
-    assert turn.left is None
+    assert turn.left is not None
+    assert turn.left.token == "theirs"
 
 
 def test_a_driver_elsewhere_is_lost_when_it_is_silent_for_long_enough(home: Home, clock: StandingClock) -> None:

@@ -34,7 +34,7 @@ pytestmark = [
 
 def stand_by(world: World, **how: object) -> Driver:
     """Start a standby, and return when it is ready."""
-    driver = world.start("--standby", "warm", own_jvm=True, **how)  # type: ignore[arg-type]
+    driver = world.start("--standby", "warm", own_jvm=True, **how)
     before = standbys.waiting(Home(world.home))
 
     def ready() -> bool:

@@ -47,6 +47,7 @@ from airflow_provider_exactlyonce.streaming.commit.start_checks import (
     first_repeated,
     reconcile,
 )
+from airflow_provider_exactlyonce.streaming.driver import rehearsal
 from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle, listen
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
@@ -163,6 +164,7 @@ class Driver:
         if spark.conf.get("spark.submit.deployMode", "client") == "cluster":
             raise RefusedError("--standby warm needs deploy mode client: in a cluster its manager starts each driver")
         self._plan_result(spark)
+        rehearsal.rehearse(spark)
         self._standing_by.enter_context(leases.holding(home.standby, self._pipeline.name, token, gone))
         log.info("standby: ready, waits for the end of the driver")
         while standbys.keeps_waiting(turn):

@@ -10,41 +10,28 @@ supervisor writes the intent, as before every start, and the standby goes on whe
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import time
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
-from airflow_provider_exactlyonce.control import exit_classification, launching, processes, requests
+from airflow_provider_exactlyonce.control import exit_classification, requests
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Lease, Life
-from airflow_provider_exactlyonce.control.processes import ChildDriver, Ended
-from airflow_provider_exactlyonce.control.status import ENDED, DriverState, Status
+from airflow_provider_exactlyonce.control.processes import Ended
+from airflow_provider_exactlyonce.control.status import ENDED
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     FencedError,
     StopRequestedError,
 )
-from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.store import is_no_answer
 
 #: What a driver that takes the option ``--standby`` gets: it makes itself ready to run before it waits.
 WARM: Final = "warm"
 #: Environment variable with pid and start time of the supervisor that a standby belongs to.
 SUPERVISOR_VARIABLE: Final = "EXACTLYONCE_SUPERVISOR"
-
-#: A standby that dies again and again is started no more often.
-_AGAIN_SECONDS: Final = 60.0
-_TERM_SECONDS: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -188,88 +175,6 @@ class LeaseTurn(Turn):
             raise error
         _log.warning("%s; this standby takes over", error)
         return True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Standby:
-    """A standby that a supervisor has started.
-
-    :param launch: as what it was started, without what makes it wait
-    :param log: its output
-    """
-
-    driver: ChildDriver
-    launch: Launch
-    log: Path
-
-
-class StandbyKeeper:
-    """Keeps a standby beside the driver that a supervisor watches.
-
-    :param launch: tells how a driver is started now
-    """
-
-    def __init__(self, home: Home, launch: Callable[[], Launch]) -> None:
-        self._home: Final = home
-        self._launch: Final = launch
-        self._standby: Standby | None = None
-        self._due = 0.0
-
-    def keep(self, driver: Status) -> None:
-        """Start one if there is none; what fails then is tried again later, and costs the driver nothing.
-
-        :param driver: what the driver tells; while it has not committed what it found, it needs the cores for itself
-        """
-        if driver.state is not DriverState.RUNNING or not (driver.commits_of_run or driver.lag == 0):
-            return
-        if self._standby is not None and self._standby.driver.ended() is None:
-            return
-        if self._standby is not None:
-            _log.warning("the standby has ended, output in %s", self._standby.log)
-            self._standby = None
-        if time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + _AGAIN_SECONDS
-        try:
-            self._standby = self._start()
-        except Exception as error:  # whatever it is, the driver goes on
-            _log.warning("no standby could be started: %s", error)
-        else:
-            _log.info("started a standby, pid %s, output in %s", self._standby.driver.process.pid, self._standby.log)
-
-    def ready(self, launch: Launch) -> Standby | None:
-        """Return the standby, which may be the next driver; None when there is none that lives.
-
-        :param launch: how the next driver is to be started; a standby that was started otherwise is ended
-        """
-        standby = self._standby
-        if standby is None or standby.driver.ended() is not None or standby.launch != launch:
-            self.end()
-            return None
-        return standby
-
-    def handed_over(self) -> None:
-        """Forget the standby, which is the driver now; the next one may be started at once."""
-        self._standby, self._due = None, 0.0
-
-    def end(self) -> None:
-        """End the standby: there is nothing that it could lose."""
-        standby, self._standby, self._due = self._standby, None, 0.0
-        if standby is None or standby.driver.ended() is not None:
-            return
-        standby.driver.signal(signal.SIGTERM)  # so that Spark removes what it has on disk
-        if poll_until(standby.driver.ended, seconds=_TERM_SECONDS, poll_seconds=0.1) is None:
-            processes.kill_leftovers(standby.driver.token)
-
-    def _start(self) -> Standby:
-        launch, log, token = self._launch(), launching.next_log(self._home), str(uuid.uuid4())
-        me = os.getpid()
-        waits = replace(
-            launch,
-            command=[*launch.command, "--standby", WARM],
-            environment={**launch.environment, SUPERVISOR_VARIABLE: f"{me} {process_identity.process_start(me)}"},
-        )
-        return Standby(driver=launching.start_process(self._home, waits, token, log), launch=launch, log=log)
 
 
 def keeps_waiting(turn: Turn) -> bool:

@@ -37,7 +37,7 @@ from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver
 from airflow_provider_exactlyonce.control.restarts import RestartController
-from airflow_provider_exactlyonce.control.standbys import StandbyKeeper
+from airflow_provider_exactlyonce.control.standby_keeper import StandbyKeeper
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.control.supervision import (
     TRANSITIONS,

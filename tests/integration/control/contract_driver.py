@@ -59,6 +59,8 @@ class Driver:
 
     def stand_by(self) -> None:
         turn = standbys.turn_of(self.home, self.token, os.environ.get(standbys.SUPERVISOR_VARIABLE))
+        if not standbys.keeps_waiting(turn):
+            return
         with lease.holding(self.home.standby, "shop", self.token, standbys.check_only(self.home, "shop")):
             self.note("stands by")
             while standbys.keeps_waiting(turn):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce.devkit import class_training
 from airflow_provider_exactlyonce.storage.opening import hadoop_url
 from airflow_provider_exactlyonce.streaming import settings
-from airflow_provider_exactlyonce.streaming.spark.jvm import class_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +36,6 @@ def rehearse(spark: SparkSession) -> None:
             spark.conf.set(name, value)
         with tempfile.TemporaryDirectory(prefix="exactlyonce-standby-", ignore_cleanup_errors=True) as folder:
             class_training.run(spark, hadoop_url(Path(folder, "checkpoint")))
-        class_of(spark, "java.lang.System").gc()  # a standby may wait for weeks, with a heap as large as it needs to be
     except Exception as error:  # whatever it is, it says nothing of the pipeline
         log.warning("the standby's rehearsal failed, so that its first batch will take longer: %s", error)
     finally:

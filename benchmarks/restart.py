@@ -1,9 +1,11 @@
 """How long a pipeline stands still when its driver is killed: this project's supervisor beside a shell's loop.
 
-Both run the same aggregation on one broker, fed all the time, in turns. A driver is killed with all its processes
+The supervisor starts the next driver, or lets a standby go on that waits for it with Spark up (``standby="warm"``).
+
+All run the same aggregation on one broker, fed all the time, in turns. A driver is killed with all its processes
 (SIGKILL) once it has committed; what counts is the time to the next driver's start and to its first commit, and the CPU
-seconds of its processes until then. The loop is ``until spark-submit job.py; do :; done`` with Spark's own source and
-sink. Ours starts from the archive of Spark's classes if ``exactlyonce prepare`` has made it.
+seconds of its processes from the death until then. The loop is ``until spark-submit job.py; do :; done`` with Spark's
+own source and sink. Ours starts from the archive of Spark's classes if ``exactlyonce prepare`` has made it.
 
 ``--deferred`` measures what a deferrable task adds: a real API server, scheduler and triggerer, and a driver that is a
 plain process, from its death to the start of the next. Run it with ``make bench-restart``; the goals are 2 s to the
@@ -34,7 +36,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.cli.submission import submit_command
-from airflow_provider_exactlyonce.control import processes, restarts, status
+from airflow_provider_exactlyonce.control import processes, restarts, standbys, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.supervision import Supervision
@@ -42,6 +44,8 @@ from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 
 JOB = Path(__file__).with_name("restart_job.py")
@@ -49,6 +53,12 @@ RESULTS = Path(__file__).parent / "results" / "restart.json"
 CONF = {"spark.sql.shuffle.partitions": "4", "spark.ui.enabled": "false"}
 SOURCE = "events"
 PATIENCE_SECONDS = 180.0
+SETTLED_SECONDS = 5.0  # a driver is hardly killed in the moment in which its standby is ready
+LANES: dict[str, Callable[[Path, str], dict[str, float]]] = {
+    "supervised": lambda folder, servers: supervised(folder, servers),
+    "standby": lambda folder, servers: supervised(folder, servers, standby=True),
+    "looped": lambda folder, servers: looped(folder, servers),
+}
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:
@@ -109,7 +119,16 @@ def environment(servers: str, sink: str) -> dict[str, str]:
     }
 
 
-def supervised(folder: Path, servers: str) -> dict[str, float]:
+def megabytes(pids: list[int]) -> float:
+    """Return the memory of processes, of what they share their part."""
+    total = 0
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            total += psutil.Process(pid).memory_full_info().pss
+    return total / 2**20
+
+
+def supervised(folder: Path, servers: str, *, standby: bool = False) -> dict[str, float]:
     home = Home(folder / "home")
     command = submit_command(str(JOB), ["--home", str(home.path), "--until", "forever"], master="local[2]", conf=CONF)
     supervisor = Supervisor(
@@ -119,7 +138,9 @@ def supervised(folder: Path, servers: str) -> dict[str, float]:
             printable="",
             environment={**environment(servers, "supervised"), **class_archive.environment(os.environ, CONF)},
         ),
-        Supervision(owner="bench", until="forever", strategy=RestartStrategy.fixed_delay(1, timedelta(0))),
+        Supervision(
+            owner="bench", until="forever", strategy=RestartStrategy.fixed_delay(1, timedelta(0)), standby=standby
+        ),
     )
 
     def supervise() -> None:
@@ -138,6 +159,13 @@ def supervised(folder: Path, servers: str) -> dict[str, float]:
     eventually(lambda: committed() >= 3, "three commits")
     told = status.read(home.status)
     assert told is not None
+    before, memory = 0.0, 0.0
+    if standby:
+        eventually(lambda: standbys.waiting(home), "the standby is ready")
+        ready = standbys.waiting(home)
+        assert ready is not None
+        time.sleep(SETTLED_SECONDS)
+        before, memory = cpu_seconds(processes.members(ready.token)), megabytes(processes.members(ready.token))
     killed = time.time()
     kill(processes.members(told.token))
 
@@ -149,12 +177,21 @@ def supervised(folder: Path, servers: str) -> dict[str, float]:
     commit = time.time()
     now = status.read(home.status)
     assert now is not None
-    cpu = cpu_seconds(processes.members(now.token))
+    cpu = cpu_seconds(processes.members(now.token)) - before
+    claimed = claim_of(servers, now.run) - killed
     [restart] = restarts.read(home.restarts)
     assert restart.relaunched is not None
     supervisor.stop("measured")
     thread.join()
-    return {"to_start": restart.relaunched - killed, "to_commit": commit - killed, "cpu": cpu}
+    found = {"to_start": restart.relaunched - killed, "to_claim": claimed, "to_commit": commit - killed, "cpu": cpu}
+    return {**found, "standby_megabytes": memory} if standby else found
+
+
+def claim_of(servers: str, run: int) -> float:
+    """Return when a run has claimed the pipeline, seconds since the epoch."""
+    with LedgerReader({"bootstrap.servers": servers}, "bench-restart") as reader:
+        claims = [record for _, record in reader.records() if isinstance(record, ClaimRecord)]
+    return next(claim.claimed for claim in claims if claim.run == run) / 1000
 
 
 def looped(folder: Path, servers: str) -> dict[str, float]:
@@ -245,7 +282,7 @@ def main() -> None:
 
 
 def in_turns(folder: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
-    lanes: dict[str, list[dict[str, float]]] = {"supervised": [], "looped": []}
+    lanes: dict[str, list[dict[str, float]]] = {name: [] for name in LANES}
     with EmbeddedBroker(folder / "broker") as broker:
         servers = broker.bootstrap_servers
         admin = AdminClient({"bootstrap.servers": servers})
@@ -254,10 +291,10 @@ def in_turns(folder: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
             future.result(30)
         with fed(servers):
             for number in range(rounds):
-                for name, lane in (("supervised", supervised), ("looped", looped)):
+                for name, lane in LANES.items():
                     place = folder / f"{name}-{number}"
                     place.mkdir()
-                    if name == "supervised":  # a pipeline's ledger belongs to one home
+                    if name != "looped":  # a pipeline's ledger belongs to one home
                         fresh(admin)
                     lanes[name].append(lane(place, servers))
                     print(name, {key: round(value, 2) for key, value in lanes[name][-1].items()}, flush=True)
@@ -276,12 +313,18 @@ def fresh(admin: AdminClient) -> None:
 def report(kept: dict[str, object]) -> None:
     lanes = kept.get("lanes", {})
     assert isinstance(lanes, dict)
-    print(f"{'':12} {'to the next start':>22} {'to its first commit':>22} {'its CPU until then':>22}")
+    heads = {
+        "to_start": "to the next start",
+        "to_claim": "to its claim",
+        "to_commit": "to its first commit",
+        "cpu": "its CPU until then",
+        "standby_megabytes": "standby's MB",
+    }
+    print(f"{'':12}", *(f"{head:>22}" for head in heads.values()))
     for name, runs in lanes.items():
         cells = [
-            f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f})"
-            for values in ([run[key] for run in runs if key in run] for key in ("to_start", "to_commit", "cpu"))
-            if values  # older figures lack the last
+            f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f})" if values else ""
+            for values in ([run[key] for run in runs if key in run] for key in heads)
         ]
         print(f"{name:12}", *(f"{cell:>22}" for cell in cells))
     waits = kept.get("deferred", [])

@@ -60,7 +60,7 @@ ROOMS: dict[str, set[str]] = {
         *("streaming.sinks", "streaming.spark", "streaming.commit"),
     },
     "streaming.driver": {
-        *("kafka", "policies", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),
+        *("devkit", "kafka", "policies", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),
         *("streaming.sequencer", "streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
         *("storage", "streaming.file_systems", "streaming.job", "streaming.commit", "streaming.replay"),
     },

@@ -46,8 +46,8 @@ from airflow_provider_exactlyonce.storage.trees import (
 #: What means something only where it is: who holds what, what is asked of a driver, what it has printed; and the two
 #: documents that say of a home whether it is one. The same of each backfill's home, but for those documents.
 _LEFT_OUT: Final = re.compile(
-    r"home\.json|current|(backfills/[^/]+/)?control/(lease\.json|intent\.json|commands/.+|logs/.+)|backfills/turn\.lease\.json"
-    r"|(.+/)?[^/]+\.lock"
+    r"home\.json|current|(backfills/[^/]+/)?control/((lease|standby|intent)\.json|commands/.+|logs/.+)"
+    r"|backfills/turn\.lease\.json|(.+/)?[^/]+\.lock"
 )
 #: What is written last wherever it is: before it a directory counts as nothing.
 _MAKING: Final = re.compile(r"(.+/)?(lineage|manifest)\.json|backfills/[^/]+/(home\.json|current)")

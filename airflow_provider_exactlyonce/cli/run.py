@@ -28,7 +28,7 @@ def add_to(program: Command) -> None:
         example="dags/jobs/shop_totals.py --home .exactlyonce/home --until available",
         exit_codes={
             0: "everything that was asked for is committed, or a stop was asked for",
-            65: "another driver holds the pipeline",
+            65: "another driver holds the pipeline, or with --standby another standby waits",
             66: "a higher run has taken over",
             67: "a record can't be processed",
             68: "a batch took longer than its transaction may",

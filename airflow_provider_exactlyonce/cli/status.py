@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.control import lease, restarts, status, upgrade_plan
+from airflow_provider_exactlyonce.control import lease, restarts, standbys, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.pipeline_state import outlook, state_of
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
@@ -64,6 +64,7 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
     newest = driver if driver and claim and driver.token == claim.token else None
     plan = upgrade_plan.read(home)
     is_here = home.path.is_dir()
+    standby = standbys.waiting(home) if is_here else None
     return {
         "pipeline": pipeline,
         "run": claim.run if claim else None,
@@ -72,6 +73,7 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
         "next": outlook(home) if is_here else f"{home} is not on this machine: nothing is known of the driver",
         "pid": held.pid if held else None,
         "host": held.host if held else None,
+        "standby": f"pid {standby.pid} on {standby.host}" if standby else None,
         "home": str(home),
         "lineage": claim.lineage if claim else None,
         "version": claim.version if claim else None,

@@ -31,6 +31,7 @@ class DriverWatch:
 
     :param stop: whether we were asked to stop
     :param give_up: stops it, for a reason
+    :param told: called with what it tells of itself, at each look while it is ours and wanted
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class DriverWatch:
         attached: DriverAttachment,
         stop: StopSignal,
         give_up: Callable[[str], None],
+        told: Callable[[Status], None] = lambda status: None,
     ) -> None:
         self._home: Final = home
         self._supervision: Final = supervision
         self.attached: Final = attached
         self._stop: Final = stop
         self._give_up: Final = give_up
+        self._told: Final = told
         self._heartbeats: Final = HeartbeatMonitor(attached.driver.token, home.lease)
         self._shown: Status | None = None
         self._unanswered: float | None = None  # since when the home does not answer
@@ -96,6 +99,8 @@ class DriverWatch:
         status = exit_classification.status_of(self._home, self.attached.driver.token)
         if self.ended is None and self.attached.ours and self._stop.reason is None:
             self._check_health()
+            if status is not None:
+                self._told(status)
         if status is not None and has_progressed(self._shown, status):
             self._shown = status
             yield status

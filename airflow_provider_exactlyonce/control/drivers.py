@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import exit_classification, processes, requests, restarts
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
@@ -123,15 +124,10 @@ class Death:
 def awaiting_restart(home: Home) -> Death | None:
     """Return the death after which a supervisor is about to start the next driver, unless it was told not to.
 
-    A supervisor that sits in the triggerer takes some seconds to notice.
+    A supervisor that sits in the triggerer takes some seconds to notice, and a standby some for its start.
     """
-    dead = _unnoticed(home)
-    if dead is None:
-        recorded = restarts.read(home.restarts)
-        if not recorded or recorded[-1].relaunched is not None:
-            return None
-        dead = Death(token=recorded[-1].token, series=recorded[-1].series, died=recorded[-1].died)
-    return dead if requests.stop_requested(home, dead.token) is None else None
+    dead = _unnoticed(home) or _recorded(home) or _stood_by(home)
+    return dead if dead is None or requests.stop_requested(home, dead.token) is None else None
 
 
 def is_restarted_soon(dead: Death) -> bool:
@@ -155,6 +151,22 @@ def has_happened(home: Home, wait: WaitCondition) -> bool:
 
 def _starts_and_deaths(home: Home) -> tuple[Intent | None, tuple[Restart, ...]]:
     return intents.read(home.intent), restarts.read(home.restarts)[-1:]
+
+
+def _recorded(home: Home) -> Death | None:
+    recorded = restarts.read(home.restarts)
+    if not recorded or recorded[-1].relaunched is not None:
+        return None
+    return Death(token=recorded[-1].token, series=recorded[-1].series, died=recorded[-1].died)
+
+
+def _stood_by(home: Home) -> Death | None:
+    """Return the lost driver from which a standby is about to take over: it holds its own lease until it has that."""
+    if leases.life(leases.read(home.standby), silence=leases.stale_seconds(home.standby)) is not Life.ALIVE:
+        return None
+    held, status = leases.read(home.lease), statuses.read(home.status)
+    token = held.token if held is not None else status.token if status is not None else ""
+    return Death(token=token, series=token, died=time.time())
 
 
 def _unnoticed(home: Home) -> Death | None:

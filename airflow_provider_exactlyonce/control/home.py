@@ -9,7 +9,7 @@
     <home>/lineages/<id>/checkpoint/      Spark's checkpoint, Spark's query id is <id>
     <home>/lineages/<id>/jobs/            what the jobs that ran in it say of themselves, by version
     <home>/savepoints/<id>/               see checkpoint/savepoints.py
-    <home>/control/lease.json, status.json, intent.json, commands/, logs/
+    <home>/control/lease.json, standby.json, status.json, intent.json, commands/, logs/
 
 What a process writes by itself, its output, is on its host where the home is not on a mounted file system.
 """
@@ -125,6 +125,7 @@ class Home:
         self.lineages: Final = self.path / "lineages"
         self.control: Final = self.path / "control"
         self.lease: Final = self.control / "lease.json"
+        self.standby: Final = self.control / "standby.json"
         self.status: Final = self.control / "status.json"
         self.intent: Final = self.control / "intent.json"
         self.restarts: Final = self.control / "restarts.json"

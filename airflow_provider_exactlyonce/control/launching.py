@@ -37,12 +37,20 @@ class Launch:
     environment: Mapping[str, str]
 
 
-def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[], None] = lambda: None) -> ChildDriver:
+def start(
+    home: Home,
+    launch: Launch,
+    intent: Intent,
+    *,
+    announced: Callable[[], None] = lambda: None,
+    standby: ChildDriver | None = None,
+) -> ChildDriver:
     """Start a driver, or the submission of one to a cluster; it outlives this process.
 
     :param launch: how to start it
     :param intent: what is written before, and with the process's id after
     :param announced: called between that and the start of the process
+    :param standby: the process that waits for the intent, instead of a new one
     :raises OSError: when the program can't be started; leaves no intent, like an error that ``announced`` raises
     :raises OutcomeUnknownError: when the home does not answer; the driver may have been started
     """
@@ -50,13 +58,7 @@ def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[],
     _write(home, intent)
     try:
         announced()
-        driver = processes.start(
-            [part.replace(TOKEN_PLACEHOLDER, intent.token) for part in launch.command],
-            token=intent.token,
-            environment=launch.environment,
-            directory=home.here / "work",
-            log=Path(intent.log),
-        )
+        driver = standby or start_process(home, launch, intent.token, Path(intent.log))
     except (ExactlyOnceError, OSError):
         intents.remove(home.intent, intent.token)
         raise
@@ -67,6 +69,21 @@ def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[],
     return driver
 
 
+def start_process(home: Home, launch: Launch, token: str, log: Path) -> ChildDriver:
+    """Start what a launch says, without a word to anybody.
+
+    :param token: start token of the driver
+    :param log: receives its output
+    """
+    return processes.start(
+        [part.replace(TOKEN_PLACEHOLDER, token) for part in launch.command],
+        token=token,
+        environment=launch.environment,
+        directory=home.here / "work",
+        log=log,
+    )
+
+
 def _write(home: Home, intent: Intent) -> None:
     try:
         intents.write(home.intent, intent)
@@ -75,12 +92,14 @@ def _write(home: Home, intent: Intent) -> None:
 
 
 def next_log(home: Home) -> Path:
-    """Return the path of the next driver's output; forgets the oldest."""
+    """Return the path of the next driver's output; forgets the oldest, but not that of the newest start."""
     home.logs.mkdir(mode=0o700, parents=True, exist_ok=True)  # the process writes it itself
     store = store_of(home.logs)
     logs = sorted(fnmatch.filter(store.names(home.logs), "driver-*.log"), key=_number)
+    started = intents.read(home.intent)  # there may be many standbys after it
     for old in logs[: max(0, len(logs) - _LOGS_KEPT + 1)]:
-        store.delete(home.logs / old)
+        if started is None or started.log != str(home.logs / old):
+            store.delete(home.logs / old)
     return home.logs / f"driver-{_number(logs[-1]) + 1 if logs else 1}.log"
 
 

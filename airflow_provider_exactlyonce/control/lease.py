@@ -80,7 +80,7 @@ def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Le
     mine = _of_this_process(pipeline, token)
 
     def decide(held: Lease | None) -> Lease:
-        if held is not None and held.token != token and not _is_left(held, judged):
+        if held is not None and held.token != token and not is_left(held, judged):
             raise AlreadyRunningError(f"pid {held.pid} on {held.host} has taken pipeline {pipeline} meanwhile")
         return mine
 
@@ -89,7 +89,11 @@ def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Le
     return mine
 
 
-def _is_left(held: Lease, judged: Lease | None) -> bool:
+def is_left(held: Lease, judged: Lease | None) -> bool:
+    """Whether the holder is gone, or the lease is still as it was found left.
+
+    :param judged: what was found, None for none
+    """
     if life(held, now=held.heartbeat) is Life.DEAD:
         return True
     return judged is not None and (held.token, held.heartbeat) == (judged.token, judged.heartbeat)
@@ -191,7 +195,7 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
     done = threading.Event()
 
     def keep_renewing() -> None:
-        while not done.wait(HEARTBEAT_SECONDS):
+        while not done.wait(heartbeat_seconds(path)):
             with contextlib.suppress(AlreadyRunningError):  # the lock is held; the next time it is not
                 if renew(path, mine) is None:
                     return

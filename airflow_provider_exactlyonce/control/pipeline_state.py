@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from airflow_provider_exactlyonce.control import drivers, moving, requests, restarts, upgrade_plan
+from airflow_provider_exactlyonce.control import drivers, moving, requests, restarts, standbys, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
@@ -75,6 +75,7 @@ def _next(home: Home, token: str | None, status: Status | None) -> str:
         is_left = upgrade_plan.is_left(home, plan, time.time())
         return upgrade_plan.left_behind(plan) if is_left else f"{plan.sentence}, which alone starts the next one"
     entry, intent = _recorded(home, token, status), intents.read(home.intent)
+    standby = standbys.waiting(home)
     for dead in filter(None, (token, entry.token if entry else None, intent.token if intent else None)):
         if (reason := requests.stop_requested(home, dead)) is not None:
             return f"a stop was asked for ({reason}), so nobody starts the next one"
@@ -87,6 +88,8 @@ def _next(home: Home, token: str | None, status: Status | None) -> str:
         return f"restart {entry.number} was due at {due} and has not come: its supervisor is lost, start it again"
     if intent is not None:
         return f"its supervisor ({intent.owner}) has not noted its end yet, and has to decide on a restart"
+    if standby is not None:
+        return f"the standby (pid {standby.pid} on {standby.host}) takes over as soon as it is certain that it is lost"
     return "no supervisor is known to start the next one"
 
 

@@ -35,6 +35,7 @@ class Supervision:
     :param clears: how often the owner's DAG run was cleared; the end of a driver that nobody saw counts only while
         this is the same
     :param poll_seconds: how often the status is read
+    :param standby: whether a second driver stands by, ready to be the next one; only for drivers of this host
     :param stop_timeout_seconds: how long a driver may take to end its batch when it is asked to stop
     :param on_poll: called every tenth of a second or so; may stop the supervisor, and may leave by raising
     :param on_delay: called with the driver that died and the time of the next start, seconds since the epoch, before a
@@ -50,6 +51,7 @@ class Supervision:
     clears: int = 0
     poll_seconds: float = 1.0
     stop_timeout_seconds: float = 60.0
+    standby: bool = False
     on_poll: Callable[[], None] = lambda: None
     on_delay: Callable[[Intent, float], None] = lambda dead, due: None
 

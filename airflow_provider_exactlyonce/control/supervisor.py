@@ -37,6 +37,7 @@ from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver
 from airflow_provider_exactlyonce.control.restarts import RestartController
+from airflow_provider_exactlyonce.control.standby_keeper import StandbyKeeper
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.control.supervision import (
     TRANSITIONS,
@@ -77,6 +78,7 @@ class Supervisor:
         self._stop: Final = StopSignal()
         self._locator: Final = DriverLocator(home, supervision, self._stop)
         self._restarting: Final = RestartController(home, supervision, self._stop)
+        self._standbys: Final = StandbyKeeper(home, self._next_launch)
 
     def __repr__(self) -> str:
         return f"Supervisor({self.supervision.owner!r}, {self.state.name}, {self.home!r})"
@@ -106,9 +108,12 @@ class Supervisor:
             SupervisorState.JUDGING: self._judge,
             SupervisorState.DELAYING: self._delay,
         }
-        while self.state is not SupervisorState.DONE:
-            event = self._step(steps[self.state]) if self.state in steps else (yield from self._follow())
-            self.state = TRANSITIONS[self.state, event]
+        try:
+            while self.state is not SupervisorState.DONE:
+                event = self._step(steps[self.state]) if self.state in steps else (yield from self._follow())
+                self.state = TRANSITIONS[self.state, event]
+        finally:
+            self._standbys.end()
 
     def _step(self, step: Callable[[], SupervisorEvent]) -> SupervisorEvent:
         try:
@@ -161,8 +166,10 @@ class Supervisor:
         if self._stop.reason is not None:
             raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
         self.home.check_can_be_made()
-        launch = self._launch() if callable(self._launch) else self._launch  # what it refuses leaves no trace
-        cluster, token, log = self.supervision.cluster, str(uuid.uuid4()), launching.next_log(self.home)
+        launch = self._next_launch()  # what it refuses leaves no trace
+        cluster, standby = self.supervision.cluster, self._standbys.ready(launch)
+        token = standby.driver.token if standby else str(uuid.uuid4())
+        log = standby.log if standby else launching.next_log(self.home)
         requests.forget_older(self.home, "account-*.json")
         intent = Intent(
             token=token,
@@ -176,16 +183,25 @@ class Supervisor:
             machine=cluster.name if cluster is not None else process_identity.this_machine(),
         )
         self.log = log
-        driver = launching.start(self.home, launch, intent, announced=self._heed_stop)
+        ready = standby.driver if standby else None
+        try:
+            driver = launching.start(self.home, launch, intent, announced=self._heed_stop, standby=ready)
+        except BaseException:
+            self._standbys.end()  # an intent may name it, and nobody knows whether it goes on
+            raise
+        self._standbys.handed_over()
         if self._dead is not None:
             restarts.relaunched(self.home.restarts, self._dead.token, time.time())
-        _log.info("started %s", launch.printable)
+        _log.info("%s %s", "the standby goes on, as" if standby else "started", launch.printable)
         _log.info("pid %s, output in %s", driver.process.pid, log)
         process: DriverProcess = driver
         if cluster is not None:
             process = ClusterDriver(token, self.home.lease, cluster, submission=driver)
         self._attach(DriverAttachment(driver=process, intent=intent, ours=True))
         return SupervisorEvent.STARTED
+
+    def _next_launch(self) -> Launch:
+        return self._launch() if callable(self._launch) else self._launch
 
     def _heed_stop(self) -> None:
         if self._dead is not None:
@@ -195,11 +211,15 @@ class Supervisor:
         self.log = Path(attached.intent.log)
         if attached.ours:
             self.restarts, self.series = attached.intent.restarts, attached.intent.series
-        self._watch = DriverWatch(self.home, self.supervision, attached, self._stop, self.stop)
+        self._watch = DriverWatch(self.home, self.supervision, attached, self._stop, self.stop, self._keep_standby)
         self._attached = attached
         if self._stop.reason is not None:  # asked while we were starting it
             self._end(attached)
         return SupervisorEvent.FOUND_OURS if attached.ours else SupervisorEvent.FOUND_ANOTHERS
+
+    def _keep_standby(self, status: Status) -> None:
+        if self.supervision.standby:
+            self._standbys.keep(status)
 
     def _follow(self) -> Generator[Status, None, SupervisorEvent]:
         yield from self._watch.until_its_end()

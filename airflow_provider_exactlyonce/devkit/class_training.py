@@ -1,6 +1,6 @@
-"""The job whose classes are archived: it uses of Spark what most pipelines use, on rows that it makes itself.
+"""A query that uses of Spark what most pipelines use, on rows that it makes itself.
 
-``class_training.py FOLDER``; it runs a few batches with its checkpoint in FOLDER.
+``class_training.py FOLDER`` runs it, with its checkpoint in FOLDER, in the JVM whose classes are archived.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _LAST_BATCH: Final = 2
 _SETTINGS: Final = {
@@ -37,15 +37,13 @@ def _collect(rows: DataFrame, _: int) -> None:
     rows.collect()
 
 
-def main(folder: str) -> None:
-    """Run JSON, a filter, windows in RocksDB and a Python stage."""
-    from pyspark.sql import SparkSession
+def run(spark: SparkSession, checkpoint: str) -> None:
+    """Run JSON, a filter, windows in RocksDB and a Python stage, for a few batches.
+
+    :param checkpoint: an empty directory, as Spark names it
+    """
     from pyspark.sql import functions as F
 
-    builder = SparkSession.builder.appName("exactlyonce classes")
-    for name, value in _SETTINGS.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
     row = F.struct(
         F.col("value").alias("id"),
@@ -65,7 +63,7 @@ def main(folder: str) -> None:
     query = (
         encoded.mapInArrow(_unchanged, encoded.schema)
         .writeStream.outputMode("update")
-        .option("checkpointLocation", f"{folder}/checkpoint")
+        .option("checkpointLocation", checkpoint)
         .foreachBatch(_collect)
         .start()
     )
@@ -74,6 +72,17 @@ def main(folder: str) -> None:
     query.stop()
     if error := query.exception():
         raise error
+
+
+def main(folder: str) -> None:
+    """Run the query in a session of its own."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("exactlyonce classes")
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    run(spark, f"{folder}/checkpoint")
     spark.stop()
 
 

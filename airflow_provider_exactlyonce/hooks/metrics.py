@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.control import restarts
+from airflow_provider_exactlyonce.control import restarts, standbys
 from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS: Final = 10.0
 
 #: Of documents, in one report; it reads the savepoints' as well.
-_READS: Final = 12
+_READS: Final = 13
 
 PREFIX: Final = "exactlyonce"
 
@@ -40,6 +40,7 @@ METRICS: Final[Mapping[str, str]] = {
     "watermark_age_seconds": "how far the output's event time is behind; only with a watermark",
     "savepoint_age_seconds": "time since the newest savepoint; only once there is one",
     "drivers_running": "1 while a driver starts or runs, else 0",
+    "standbys_ready": "1 while a standby waits, ready to take over, else 0",
     "restarts_per_hour": "drivers that died within the last hour and were to be started again",
     "commits_total": "number of the last commit; it only grows, over all runs",
     "runs_total": "number of the run; it grows with every start of a driver",
@@ -102,6 +103,7 @@ def measure(home: Home, state: PipelineState, status: Status, now: float) -> Map
         **values,
         "transaction_age_seconds": 0.0 if status.batch_began is None else max(0.0, now - status.batch_began),
         "drivers_running": float(state in (PipelineState.STARTING, PipelineState.RUNNING)),
+        "standbys_ready": float(standbys.waiting(home) is not None),
         "restarts_per_hour": sum(now - at < 3600 for at in died),
         "commits_total": status.commit,
         "runs_total": status.run,

@@ -72,6 +72,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         its end and takes its result, ``fail`` fails, ``replace`` stops it and goes on where it was
     :param restart_strategy: when a driver that died is started again; default three times, after ten seconds each
     :param health: when a living driver, or one that dies often, is given up; default never
+    :param standby: none; a backfill's restart goes on where it was
     :param deferrable: wait in the triggerer, which must see the home, and take a worker's slot only to start a driver
         and to judge its end; default from ``[operators] default_deferrable``
     :param on_worker_shutdown: ``detach``: the driver goes on, the next try takes it over (needs ``retries``); ``kill``:
@@ -123,6 +124,8 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             raise ValueError(f"{self.task_id}: give pipeline or checkpoint")
         if self.on_worker_shutdown == "stop_with_savepoint":
             raise ValueError(f"{self.task_id}: a backfill takes no savepoints; on_worker_shutdown='detach' or 'kill'")
+        if self.standby is not None:
+            raise ValueError(f"{self.task_id}: a backfill has no standby; a restart goes on where it was")
         self.pipeline = pipeline
         self.commits = commits
         self.offsets = offsets

@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _IF_RUNNING: Final = ("adopt", "fail", "replace")
+_STANDBY: Final = ("warm",)
 _ON_SHUTDOWN: Final = ("detach", "stop_with_savepoint", "kill")
 
 #: What a task that runs gets into when a user marks or clears it.
@@ -100,6 +101,9 @@ class StreamingPipelineOperator(DriverOperator):
         always taken over
     :param restart_strategy: when a driver that died is started again; default three times, after ten seconds each
     :param health: when a living driver, or one that dies often, is given up; default never
+    :param standby: ``warm``: a second driver stands by, with Spark up and the plan checked, and is the next one that is
+        started. It costs the memory of an idle driver. Needs ``deferrable=False``, a driver that runs where the task
+        does, and an ``until`` other than ``running``. Default none
     :param deferrable: wait in the triggerer, which must see the home, and take a worker's slot only to start a driver
         and to judge its end; default from ``[operators] default_deferrable``
     :param on_worker_shutdown: what happens to the driver when the worker is shut down while it supervises.
@@ -130,6 +134,7 @@ class StreamingPipelineOperator(DriverOperator):
         if_running: str = "adopt",
         restart_strategy: RestartStrategy | None = None,
         health: HealthRules | None = None,
+        standby: str | None = None,
         on_worker_shutdown: str | None = None,
         stop_on_kill: bool = True,
         **kwargs: Any,
@@ -141,6 +146,7 @@ class StreamingPipelineOperator(DriverOperator):
         self.if_running = if_running
         self.restart_strategy = restart_strategy or RestartStrategy.fixed_delay(3, timedelta(seconds=10))
         self.health = health or HealthRules()
+        self.standby = standby
         self.on_worker_shutdown = on_worker_shutdown or ("detach" if self.retries else "kill")
         self.stop_on_kill = stop_on_kill
         self.retry_policy = self.retry_policy or StreamingRetryPolicy()
@@ -155,6 +161,13 @@ class StreamingPipelineOperator(DriverOperator):
         arguments.check_kind(self, "health", HealthRules, "HealthRules(max_restarts=20)")
         arguments.check(self, lambda: untils.text_of(self.until), "until")
         arguments.check(self, lambda: homes.check(self.checkpoint), "checkpoint")
+        if self.standby is not None:
+            arguments.check_choice(self, "standby", _STANDBY)
+            if self.deferrable:
+                raise ValueError(
+                    f"{self.task_id}: standby='warm' needs deferrable=False: the standby belongs to the task's "
+                    "process, which ends when the task defers"
+                )
         if self.on_worker_shutdown == "detach" and not self.retries:
             raise ValueError(
                 f"{self.task_id}: on_worker_shutdown='detach' needs retries of at least 1: without a next try nobody "
@@ -289,17 +302,27 @@ class _TaskSupervision:
             counts = untils.target_of(driver_until) is not None
         except ValueError as error:
             raise RefusedError(str(error)) from error
+        cluster = spark_submit.cluster_of(task.conn_id)
+        if task.standby is not None and cluster is not None:
+            raise RefusedError(
+                f"standby='warm' needs a driver that runs where the task does, and connection {task.conn_id} has "
+                f"deploy-mode cluster ({cluster.name}), where the manager starts each driver. Leave standby out, or "
+                "give the task a connection with deploy-mode client"
+            )
+        if task.standby is not None and self._until == untils.RUNNING:
+            raise RefusedError("standby='warm' and until='running': once the task is done nobody starts the next one")
         self._request: TaskRequest = request_of(self._home, self._context)
         supervision = Supervision(
             owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
             until=driver_until,
             strategy=task.restart_strategy,
-            cluster=spark_submit.cluster_of(task.conn_id),
+            cluster=cluster,
             if_running=IfRunning(task.if_running),
             health=task.health,
             clears=self._request.clears,
             poll_seconds=arguments.seconds(task.poll_interval),
             stop_timeout_seconds=arguments.seconds(task.stop_timeout),
+            standby=task.standby is not None,
             on_poll=self._on_poll,
             on_delay=self._on_delay,
         )

@@ -59,6 +59,7 @@ class RunOptions:
     :param token: start token of this driver
     :param version: content hash of the job
     :param transaction_timeout_milliseconds: from the first record to the commit of one batch
+    :param left: the lease that was found left by a driver, None where nobody has looked
     :param accept_home: the home was moved on purpose: it replaces the one that the ledger names
     :param allow_single_replica: topics may have one replica on a cluster of several brokers
     :param ledger_retention: how much of the ledger's history stays
@@ -71,6 +72,7 @@ class RunOptions:
     token: str
     version: str
     transaction_timeout_milliseconds: int
+    left: leases.Lease | None = None
     accept_home: bool = False
     allow_single_replica: bool = False
     ledger_retention: LedgerRetention = DEFAULT_RETENTION
@@ -105,7 +107,7 @@ class Run:
         self._history: Final = History(self._reader, options.ledger_retention)
         self._savepoints: Final = Savepoints(home.savepoints)
         self._lease: leases.Lease | None = None
-        self._left: leases.Lease | None = None  # by who had the pipeline before
+        self._left: leases.Lease | None = options.left  # by who had the pipeline before
         self._lineage: Lineage | None = None
         self._tail: LedgerTail | None = None
 
@@ -231,8 +233,8 @@ class Run:
         self.client.close()
 
     def _check_lease(self) -> None:
-        mine = leases.read(self.home.lease)
-        if mine is not None and mine.token == self.options.token:
+        found = leases.read(self.home.lease)
+        if found is not None and (found.token == self.options.token or leases.is_left(found, self._left)):
             return
         self._left, life = leases.observe(self.home.lease)
         held = self._left

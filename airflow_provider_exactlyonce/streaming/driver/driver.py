@@ -5,14 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import recover
-from airflow_provider_exactlyonce.control import releases
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import releases, requests, standbys
+from airflow_provider_exactlyonce.control.lease import Lease
 from airflow_provider_exactlyonce.control.status import DriverState
-from airflow_provider_exactlyonce.exceptions import DivergedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
+    DivergedError,
+    ExactlyOnceError,
+    RefusedError,
+    StopRequestedError,
+)
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
@@ -38,6 +47,7 @@ from airflow_provider_exactlyonce.streaming.commit.start_checks import (
     first_repeated,
     reconcile,
 )
+from airflow_provider_exactlyonce.streaming.driver import rehearsal
 from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle, listen
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
@@ -56,6 +66,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("exactlyonce")
 
+#: How often a standby looks whether it is its turn, where a look costs nothing.
+_LOOK_SECONDS: Final = 0.2
+
 #: How a pipeline's batches are committed, by what it guarantees.
 SINKS: Final[Mapping[CheckpointingMode, Callable[[BatchAttempt, Callable[[], bool]], TransactionalSink]]] = {
     CheckpointingMode.EXACTLY_ONCE: lambda attempt, stop: BatchTransaction(attempt, TransactionalWriter(attempt), stop),
@@ -71,22 +84,32 @@ class Driver:
         self._pipeline: Final = pipeline
         self._options: Final = options
         self._lifecycle: Final = DriverLifecycle(pipeline, options, pipeline.name)
+        self._standing_by: Final = ExitStack()
         self._replay: Replay | None = None
         self._accepts_other_rows = options.accept_nondeterminism
 
     def run(self) -> int:
         """Run to the end; returns the process's exit code."""
-        return self._lifecycle.run(self._drive, self._delete_checkpoint)
+        return self._lifecycle.run(self._work, self._delete_checkpoint)
 
-    def _drive(self) -> None:
-        """Do what the driver is for; returns when it is done. What needs no Spark is checked before it starts."""
+    def _work(self) -> None:
+        """Do what the driver is for; returns when it is done."""
         self._options.home.check_can_be_made()
+        with self._standing_by:
+            self._drive(self._stand_by() if self._options.standby else None)
+
+    def _drive(self, left: Lease | None) -> None:
+        """Start and run; what needs no Spark is checked before Spark starts.
+
+        :param left: the lease of the driver that this one takes over from, None for none
+        """
         run = self._lifecycle.open_run(
             RunOptions(
                 config=self._options.config,
                 token=self._options.token,
                 version=self._pipeline.version,
                 transaction_timeout_milliseconds=self._pipeline.transaction_timeout_seconds * 1000,
+                left=left,
                 accept_home=self._options.accept_home,
                 allow_single_replica=self._options.allow_single_replica,
                 ledger_retention=self._pipeline.ledger_retention,
@@ -124,6 +147,45 @@ class Driver:
         with listen(spark) as listener:
             self._supervised(spark, run, listener, topics, tail, committers)
 
+    def _stand_by(self) -> Lease | None:
+        """Wait for the turn of a standby, with Spark up and the plan checked; returns the lease of the lost driver.
+
+        What is found out here ends a standby that could not run. Nothing of it is used: the start that follows is that
+        of any driver, but for Spark's session, which is there. Others see the standby until they see its claim, so that
+        a stop in between is meant for it: whoever asks the lost driver asks it.
+        """
+        home, token = self._options.home, self._options.token
+        turn = standbys.turn_of(home, token, self._options.supervisor)
+        if not standbys.keeps_waiting(turn):
+            return turn.left
+        releases.check_start(home, self._pipeline.version, token)
+        gone = standbys.check_only(home, self._pipeline.name)
+        spark = self._lifecycle.open_session()
+        if spark.conf.get("spark.submit.deployMode", "client") == "cluster":
+            raise RefusedError("--standby warm needs deploy mode client: in a cluster its manager starts each driver")
+        self._plan_result(spark)
+        rehearsal.rehearse(spark)
+        self._standing_by.enter_context(leases.holding(home.standby, self._pipeline.name, token, gone))
+        log.info("standby: ready, waits for the end of the driver")
+        while standbys.keeps_waiting(turn):
+            if reason := self._lifecycle.stop.reason():
+                raise StopRequestedError(reason)
+            if spark.sparkContext._jsc.sc().isStopped():
+                raise ExactlyOnceError("Spark has ended while the standby was waiting")
+            time.sleep(home.look_every(_LOOK_SECONDS, reads=2))
+        log.info("standby: takes over")
+        if (left := turn.left) is not None:
+            self._lifecycle.stop.ask(lambda: requests.stop_requested(home, left.token))
+        return turn.left
+
+    def _plan_result(self, spark: SparkSession) -> tuple[DataFrame, list[str], DeliveryGuarantee]:
+        """Return the stream that goes to the sinks, what may give other rows in it, and what the pipeline gives."""
+        result = self._lifecycle.result(spark)
+        self._pipeline.check(result)
+        unsure = determinism.find(result)
+        settings = dict(spark.sparkContext.getConf().getAll())
+        return result, unsure, self._promise(guarantees.examine(self._pipeline, result, unsure, settings))
+
     def _supervised(
         self,
         spark: SparkSession,
@@ -134,16 +196,11 @@ class Driver:
         committers: dict[str, SinkCommitter],
     ) -> None:
         # Whatever can be refused is, before the start of the run fences anybody.
-        result = self._lifecycle.result(spark)
-        self._pipeline.check(result)
+        result, unsure, guarantee = self._plan_result(spark)
         if not any(source.may_lose for source in self._pipeline.sources.values()):
             check_sources_go_on(tail, sources_of(result))
         for name, rows in self._pipeline.routes.other_rows(result).items():
             committers[name].expect_columns(rows.schema)
-        unsure = determinism.find(result)
-        guarantee = self._promise(
-            guarantees.examine(self._pipeline, result, unsure, dict(spark.sparkContext.getConf().getAll()))
-        )
         run.guarantee = guarantee.gives
         check_replay(run, tail, unsure, accept_nondeterminism=self._options.accept_nondeterminism)
         lineage = run.home.current()
@@ -153,6 +210,8 @@ class Driver:
         stream = sink.prepare(result)
         releases.check_start(run.home, run.options.version, run.options.token)  # an upgrade may have begun meanwhile
         self._lifecycle.start_run(run, spark, others)
+        with suppress(AlreadyRunningError):  # after a freeze another one may stand by already
+            self._standing_by.close()
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         try:
             needs_replay = reconcile(checkpoint, run.lineage, run.tail)

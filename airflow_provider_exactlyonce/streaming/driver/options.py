@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from airflow_provider_exactlyonce.control import standbys
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
@@ -23,6 +24,8 @@ class DriverOptions:
     :param until: ``available`` ends when all that was available at the start is committed; ``forever`` doesn't end;
         others end at a target, see :mod:`airflow_provider_exactlyonce.policies.termination`
     :param goal: name under which the target is kept for later starts of the same run
+    :param standby: wait, ready to run, for the end of the driver that holds the pipeline, if one does
+    :param supervisor: pid and start time of the process whose standby it is, None for nobody's
     :param backfill: the home is that of a backfill, which is run and ends
     :param interval: Spark's processing-time trigger, but for ``available``; None for what the pipeline says
     """
@@ -37,6 +40,8 @@ class DriverOptions:
     allow_single_replica: bool = False
     accept_nondeterminism: bool = False
     allow_empty_state: bool = False
+    standby: bool = False
+    supervisor: str | None = None
     backfill: bool = False
 
 
@@ -70,6 +75,11 @@ def add_arguments(add: Callable[..., object]) -> None:
         action="store_true",
         help="if checkpoint and savepoints are lost, go on with empty state after the last commit",
     )
+    add(
+        "--standby",
+        choices=[standbys.WARM],
+        help="if another driver holds the pipeline: make Spark ready, wait until that driver is lost, and take over",
+    )
     add("--backfill", action="store_true", help="run the backfill that --home is of (started by exactlyonce backfill)")
 
 
@@ -89,6 +99,8 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         target_of(given.until)
     except ValueError as error:
         raise RefusedError(str(error)) from error
+    if given.standby and given.backfill:
+        raise RefusedError("--standby warm is not for a backfill: its range has an end, and a restart goes on there")
     s3_environment.take_up()
     return DriverOptions(
         home=Home(given.home),
@@ -101,5 +113,7 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         allow_single_replica=given.allow_single_replica,
         accept_nondeterminism=given.accept_nondeterminism,
         allow_empty_state=given.allow_empty_state,
+        standby=given.standby is not None,
+        supervisor=os.environ.get(standbys.SUPERVISOR_VARIABLE),
         backfill=given.backfill,
     )

@@ -1,8 +1,8 @@
 """A driver that speaks the control contract and runs no Spark: a real process for the supervisor's tests.
 
-``contract_driver.py --home HOME --until UNTIL [--goal NAME] [--backfill] PLAN [PLAN ...]``: the n-th start for a home
-follows the n-th plan, the last plan again when there are more starts. A plan is a list of steps, separated by spaces,
-each ``name`` or ``name=argument``.
+``contract_driver.py --home HOME --until UNTIL [--goal NAME] [--backfill] PLAN [PLAN ...] [--standby warm]``: the n-th
+start for a home follows the n-th plan, the last plan again when there are more starts. A plan is a list of steps,
+separated by spaces, each ``name`` or ``name=argument``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from airflow_provider_exactlyonce import process_identity
-from airflow_provider_exactlyonce.control import lease, requests, status
+from airflow_provider_exactlyonce.control import lease, requests, standbys, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
@@ -56,6 +56,16 @@ class Driver:
             with contextlib.suppress(OSError, OutcomeUnknownError):
                 lease.renew(self.home.lease, self.lease)
             time.sleep(0.2)
+
+    def stand_by(self) -> None:
+        turn = standbys.turn_of(self.home, self.token, os.environ.get(standbys.SUPERVISOR_VARIABLE))
+        if not standbys.keeps_waiting(turn):
+            return
+        with lease.holding(self.home.standby, "shop", self.token, standbys.check_only(self.home, "shop")):
+            self.note("stands by")
+            while standbys.keeps_waiting(turn):
+                time.sleep(0.02)
+        self.note("takes over")
 
     def take_lease_elsewhere(self, clock: str) -> None:
         """Take the lease as a driver of another host does, whose clock differs by so many seconds."""
@@ -149,10 +159,14 @@ def main() -> None:
     plans = sys.argv[sys.argv.index("--until") + 2 :]
     plans = plans[2:] if plans[:1] == ["--goal"] else plans
     plans = plans[1:] if plans[:1] == ["--backfill"] else plans
+    stands_by = plans[-2:] == ["--standby", standbys.WARM]
+    plans = plans[:-2] if stands_by else plans
     notes = home.here / "notes.jsonl"
     starts = notes.read_text().count('"started"') if notes.exists() else 0
     driver = Driver(home, run=starts + 1)
     driver.note("started")
+    if stands_by:
+        driver.stand_by()
     for step in plans[min(starts, len(plans) - 1)].split():
         name, _, argument = step.partition("=")
         driver.step(name, argument)

@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control import requests
+from airflow_provider_exactlyonce.control import requests, standbys
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.exceptions import (
     StopRequestedError,
     WorkerShutdownError,
 )
+from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.operators.streaming import Commits, RestartStrategy, StreamingPipelineOperator
 from tests.integration.control.alarms import after, alarm
@@ -283,6 +284,39 @@ def test_a_driver_is_not_left_alone_without_a_next_try() -> None:
         StreamingPipelineOperator(task_id="stream", application="a", checkpoint="/h", on_worker_shutdown="leave")
     with pytest.raises(ValueError, match="if_running='wait': one of adopt, fail, replace"):
         StreamingPipelineOperator(task_id="stream", application="a", checkpoint="/h", if_running="wait")
+
+
+def test_a_standby_is_the_driver_of_the_restart(tmp_path: Path, calls: Callable[[], list[dict[str, Any]]]) -> None:
+    plans = ("take-lease commit go die", "take-lease commit end=finished")
+    home = Home(tmp_path / "home")
+    with alarm(lambda: standbys.waiting(home), lambda: let_go(home)):
+        result = execute(operator(tmp_path, *plans, standby="warm"))
+    assert (result["run"], result["commit"], result["restarts"]) == (2, 2, 1)
+    driver, standby, *_ = calls()
+    assert standby["arguments"] == [*driver["arguments"], "--standby", "warm"]
+    status = statuses.read(home.status)
+    assert status is not None
+    assert status.token == standby["environment"]["EXACTLYONCE_TOKEN"]
+    assert standbys.waiting(home) is None
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_standby_is_refused_where_nobody_could_start_it_as_the_next_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="standby='cold': one of warm"):
+        operator(tmp_path, standby="cold")
+    with pytest.raises(ValueError, match="standby='warm' needs deferrable=False"):
+        operator(tmp_path, standby="warm", deferrable=True)
+    with pytest.raises(ValueError, match="a backfill has no standby"):
+        BackfillPipelineOperator(task_id="stream", checkpoint="/h", standby="warm")
+    with pytest.raises(RefusedError, match="once the task is done nobody starts the next one"):
+        execute(operator(tmp_path, "take-lease end=finished", standby="warm", until="running"))
+    extra = {"deploy-mode": "cluster", "yarn_resourcemanager_webapp_address": "http://127.0.0.1:1"}
+    cluster = {"conn_type": "spark", "host": "yarn", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(cluster))
+    with pytest.raises(RefusedError, match=r"connection spark_default has deploy-mode cluster \(yarn\)"):
+        execute(operator(tmp_path, "take-lease end=finished", standby="warm"))
 
 
 def test_a_task_that_is_killed_before_its_driver_starts_starts_none(

@@ -189,6 +189,17 @@ def test_a_silent_driver_is_fenced_and_finds_out_who_did_it(world: World, monkey
         successor.session.abort()
 
 
+def test_a_driver_that_was_found_silent_is_not_watched_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 1.0)
+    with run_of(world, world.home, "first") as silent, run_of(world, world.home, "second") as successor:
+        silent.start()
+        _fall_silent(world)
+        successor.check()
+        monkeypatch.delattr(lease, "observe")
+        successor.start()
+        assert successor.number == 2
+
+
 def test_a_straggler_of_an_aborted_attempt_is_fenced_and_its_records_are_never_visible(world: World) -> None:
     with run_of(world, world.home) as run:
         run.start()

@@ -93,6 +93,7 @@ def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: sock
         late_rows=7,
         late_total=70,
     )
+    lease.acquire(home.standby, "shop.totals", "standby")
     path = home.control / "restarts.json"
     for number, died in ((1, now - 7200), (2, now - 600)):
         entry = restarts.Restart(
@@ -116,6 +117,7 @@ def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: sock
         "watermark_age_seconds": 300.0,
         "lag_records": 42.0,
         "drivers_running": 1.0,
+        "standbys_ready": 1.0,
         "restarts_per_hour": 1.0,
         "commits_total": 7.0,
         "runs_total": 3.0,

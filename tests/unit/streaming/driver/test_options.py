@@ -1,0 +1,24 @@
+"""What a driver's command line and environment say."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_exactlyonce.control import standbys
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.driver.options import parse_arguments
+
+GIVEN = ("--home", "/pipelines/shop", "--bootstrap-servers", "broker:9092")
+
+
+def test_a_standby_is_its_supervisors_or_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = parse_arguments("shop", [*GIVEN, "--standby", "warm"])
+    assert (alone.standby, alone.supervisor) == (True, None)
+    monkeypatch.setenv(standbys.SUPERVISOR_VARIABLE, "4711 1234")
+    assert parse_arguments("shop", [*GIVEN, "--standby", "warm"]).supervisor == "4711 1234"
+    assert not parse_arguments("shop", GIVEN).standby
+
+
+def test_a_backfill_has_no_standby() -> None:
+    with pytest.raises(RefusedError, match="--standby warm is not for a backfill"):
+        parse_arguments("shop", [*GIVEN, "--standby", "warm", "--backfill"])

@@ -37,7 +37,12 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import (
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, Offsets, moment
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
-from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters, from_environment
+from airflow_provider_exactlyonce.ledger.source_clusters import (
+    Cluster,
+    FindConnection,
+    SourceClusters,
+    from_environment,
+)
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.ledger.written import WINDOW, Last, WrittenOffsets
 
@@ -117,10 +122,10 @@ class Gates:
     def __init__(
         self, config: Mapping[str, Any], *, window: int = WINDOW, find: FindConnection = from_environment
     ) -> None:
-        self._config: Final = config
         self._window: Final = window
         self._find: Final = find
         self._connections: Final = LedgerConnections(config)
+        self._own: Final = Cluster(lambda: config, offsets=self._connections.offsets)
         self._ledgers: Final[dict[str, _Ledger]] = {}
 
     def close(self) -> None:
@@ -194,11 +199,11 @@ class Gates:
             return
         if before is not None and before.tail.topic_id == tail.topic_id:
             same = before.tail.claim_offset == tail.claim_offset
-            sources = before.sources if same else SourceClusters.claimed(self._config, tail.claim, self._find)
+            sources = before.sources if same else SourceClusters.claimed(self._own, tail.claim, self._find)
             self._ledgers[topic] = replace(before, tail=tail, sources=sources)
         else:
             written = WrittenOffsets(reader, self._connections.offsets, self._window)
-            sources = SourceClusters.claimed(self._config, tail.claim, self._find)
+            sources = SourceClusters.claimed(self._own, tail.claim, self._find)
             self._ledgers[topic] = _Ledger(reader, tail, written, sources)
 
     def _judge(self, topic: str, gates: Mapping[str, Gate]) -> dict[str, GateAnswer]:

@@ -52,12 +52,18 @@ class Cluster:
     :param find: gives the configuration
     :param conn_id: the connection that sources name, None for the pipeline's own cluster
     :param claimed_id: the id that the cluster had when the newest run began, None when that is not to be compared
+    :param offsets: how it is asked, None for a client of its own
     """
 
     def __init__(
-        self, find: Callable[[], Mapping[str, Any]], conn_id: str | None = None, claimed_id: str | None = None
+        self,
+        find: Callable[[], Mapping[str, Any]],
+        conn_id: str | None = None,
+        claimed_id: str | None = None,
+        offsets: StableOffsets | None = None,
     ) -> None:
         self.conn_id: Final = conn_id
+        self._offsets: Final = offsets
         self._find: Final = find
         self._claimed_id: Final = claimed_id
 
@@ -81,7 +87,7 @@ class Cluster:
         """
         if self.conn_id is not None and (error := reach.trouble(self.config)) is not None:
             raise type(error)(f"{self}, which sources are read from: {error}")
-        offsets = StableOffsets(self.config)
+        offsets = self._offsets or StableOffsets(self.config)
         if self._claimed_id is not None and (found := offsets.cluster_id()) != self._claimed_id:
             raise RefusedError(
                 f"connection {self.conn_id} leads to cluster {found}, and the pipeline's newest run has read its "
@@ -111,7 +117,8 @@ class Cluster:
 class SourceClusters:
     """The clusters that a pipeline's sources are read from.
 
-    :param config: client configuration of the pipeline's cluster, in librdkafka's names
+    :param config: client configuration of the pipeline's cluster, in librdkafka's names. Or that cluster, whose
+        connections are there already
     :param connections: {topics of a source, as text: its connection}, of the sources that name one
     :param find: gives the configuration of a connection
     :param claimed_ids: {connection: the id that its cluster has to have}
@@ -120,12 +127,12 @@ class SourceClusters:
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        config: Mapping[str, Any] | Cluster,
         connections: Mapping[str, str],
         find: FindConnection = from_environment,
         claimed_ids: Mapping[str, str] | None = None,
     ) -> None:
-        self.own: Final = Cluster(lambda: config)
+        self.own: Final = config if isinstance(config, Cluster) else Cluster(lambda: config)
         ids = claimed_ids or {}
         named = {
             conn_id: Cluster(partial(find, conn_id), conn_id, ids.get(conn_id)) for conn_id in set(connections.values())
@@ -134,7 +141,7 @@ class SourceClusters:
 
     @classmethod
     def claimed(
-        cls, config: Mapping[str, Any], claim: ClaimRecord | None, find: FindConnection = from_environment
+        cls, config: Mapping[str, Any] | Cluster, claim: ClaimRecord | None, find: FindConnection = from_environment
     ) -> Self:
         """Return those of the run that made a claim; they are compared with it when they are asked.
 

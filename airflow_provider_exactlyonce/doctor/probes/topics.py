@@ -68,7 +68,8 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
         bounded = {name for name, of in settings.items() if of.retention_bytes >= 0}
         asked = client if cluster is clusters.own else cluster.client
         sizes = _sizes(asked, [place for place in topics_facts.earliest if place[0] in bounded])
-        topics_facts.settings, topics_facts.sizes = topics_facts.settings | settings, topics_facts.sizes | sizes
+        topics_facts.settings = {**topics_facts.settings, **settings}
+        topics_facts.sizes = {**topics_facts.sizes, **sizes}
     topics_facts.written = _written(facts, topics_facts)
     return topics_facts
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
@@ -107,14 +107,11 @@ def check_input(clusters: SourceClusters, stretch: CommitSpan) -> None:
     """
     offsets = clusters.offsets
     earliest: dict[Place, int] = {}
-    for topic in {topic for topic, _ in stretch.starts}:
-        try:
-            places = offsets.partitions([topic])
-        except ExactlyOnceError:
-            continue  # it is gone as a whole
-        if topic in stretch.topics:
-            check_sources(offsets.topic_ids([topic]), stretch.topics)
-        earliest |= offsets.starts(places)
+    for topic, described in offsets.describe(
+        topic for topic, _ in stretch.starts
+    ).items():  # others are gone as a whole
+        check_sources({topic: described.topic_id}, stretch.topics)
+        earliest |= offsets.starts((topic, partition) for partition in described.partitions)
     gone = stretch.missing_input(earliest)
     if gone is not None:
         raise RefusedError(

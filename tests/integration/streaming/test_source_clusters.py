@@ -78,7 +78,8 @@ def errors(pipeline: str, config: Mapping[str, str]) -> list[Finding]:
 
 
 def id_of(config: Mapping[str, str]) -> str:
-    return str(AdminClient(dict(config)).describe_cluster().result().cluster_id)
+    admin = AdminClient(dict(config))
+    return str(admin.describe_cluster().result().cluster_id)
 
 
 @pytest.mark.parametrize("by", ["names", "pattern"])

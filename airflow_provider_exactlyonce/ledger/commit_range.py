@@ -107,9 +107,8 @@ def check_input(clusters: SourceClusters, stretch: CommitSpan) -> None:
     """
     offsets = clusters.offsets
     earliest: dict[Place, int] = {}
-    for topic, described in offsets.describe(
-        topic for topic, _ in stretch.starts
-    ).items():  # others are gone as a whole
+    there = offsets.describe(topic for topic, _ in stretch.starts)  # others are gone as a whole
+    for topic, described in there.items():
         check_sources({topic: described.topic_id}, stretch.topics)
         earliest |= offsets.starts((topic, partition) for partition in described.partitions)
     gone = stretch.missing_input(earliest)

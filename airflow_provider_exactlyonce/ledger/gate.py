@@ -206,7 +206,7 @@ class Gates:
             sources = SourceClusters.claimed(self._own, tail.claim, self._find)
             self._ledgers[topic] = _Ledger(reader, tail, written, sources)
 
-    def _judge(self, topic: str, gates: Mapping[str, Gate]) -> dict[str, GateAnswer]:
+    def _judge(self, topic: str, gates: Mapping[str, Gate]) -> Mapping[str, GateAnswer | Exception]:
         ledger = self._ledgers.get(topic)
         if ledger is None:
             return {
@@ -216,15 +216,26 @@ class Gates:
         newest = ledger.tail.commit
         if newest is None:
             return {name: _without_commit(gate) for name, gate in gates.items()}
-        quiet_for = self._quiet_seconds(ledger.sources, newest, gates.values())
-        answers: dict[str, GateAnswer] = {}
+        quiet_for: float | None = None
+        away: ExactlyOnceError | None = None  # why the sources' own cluster does not answer
+        answers: dict[str, GateAnswer | Exception] = {}
         met: dict[str, GateTarget] = {}
         idle: dict[str, GateTarget] = {}
         for name, gate in gates.items():
-            target, problems = self._missing(ledger.sources, gate.target, newest)
+            try:
+                if away is not None and not gate.target.is_resolved:
+                    raise away
+                target, problems = self._missing(ledger.sources, gate.target, newest)
+                if problems and gate.idle_after is not None and quiet_for is None:
+                    if away is not None:
+                        raise away
+                    quiet_for = self._quiet_seconds(ledger.sources, newest, gates.values())
+            except ExactlyOnceError as error:  # gates that need the sink's cluster only are judged
+                answers[name] = away = error
+                continue
             if not problems:
                 met[name] = target
-            elif gate.idle_after is not None and quiet_for >= gate.idle_after:
+            elif gate.idle_after is not None and quiet_for is not None and quiet_for >= gate.idle_after:
                 idle[name] = target
             else:
                 answers[name] = _closed(target, newest.commit, problems)

@@ -22,6 +22,8 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
 log = logging.getLogger("exactlyonce")
 
@@ -38,7 +40,9 @@ class Start:
     done: Done | None
 
 
-def begin(home: Home, config: Mapping[str, Any], version: str, topics: Sequence[str]) -> Start | Mapping[str, Any]:
+def begin(
+    home: Home, config: Mapping[str, Any], version: str, clusters: SourceClusters, sources: Sequence[SourceTopics]
+) -> Start | Mapping[str, Any]:
     """Return what is left to run, and fix what the request means; or the result, when nothing is.
 
     Only who has the turn may call it.
@@ -46,14 +50,15 @@ def begin(home: Home, config: Mapping[str, Any], version: str, topics: Sequence[
     :param home: the request's
     :param config: client configuration in librdkafka's names
     :param version: of the job
-    :param topics: the pipeline's sources
+    :param clusters: those that the pipeline's sources are read from
+    :param sources: the topics of each source
     :raises RefusedError: when it can't be run, or it can't be told what is written
     :raises HomeMovedError: when the pipeline's home was moved
     """
     asked, begun = workspace.asked_of(home), workspace.begun(home)
     moving.check_here(Home(asked.home).path)
     _check_ledger(home, asked, config)
-    resolver = Resolver(config, asked.pipeline, topics, Savepoints(Home(asked.home).savepoints))
+    resolver = Resolver(config, asked.pipeline, clusters, sources, Savepoints(Home(asked.home).savepoints))
     if begun is not None and begun.version == version:
         name, commits = begun.name, begun.resolved.commits
     else:

@@ -14,9 +14,11 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Backf
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets, by_place
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
 #: {(topic, partition): offset}
 Positions = dict[Place, int]
@@ -103,14 +105,23 @@ class Resolver:
     """Finds out what a request means now.
 
     :param config: client configuration in librdkafka's names
-    :param topics: the pipeline's sources
+    :param clusters: those that the pipeline's sources are read from
+    :param sources: the topics of each source
     :param savepoints: the pipeline's own
     """
 
-    def __init__(self, config: Mapping[str, Any], pipeline: str, topics: Iterable[str], savepoints: Savepoints) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        pipeline: str,
+        clusters: SourceClusters,
+        sources: Sequence[SourceTopics],
+        savepoints: Savepoints,
+    ) -> None:
         self._config: Final = config
         self._pipeline: Final = pipeline
-        self._topics: Final = sorted(set(topics))
+        self._clusters: Final = clusters
+        self._sources: Final = sources
         self._savepoints: Final = savepoints
 
     def span(self, request: BackfillRequest) -> Span:
@@ -135,20 +146,22 @@ class Resolver:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[_Resolver]:
         with LedgerReader(self._config, self._pipeline) as reader:
-            yield _Resolver(reader, StableOffsets(self._config), self._topics, self._savepoints)
+            yield _Resolver(reader, self._clusters, self._sources, self._savepoints)
 
 
 class _Resolver:
     """Resolves one request."""
 
     def __init__(
-        self, reader: LedgerReader, offsets: StableOffsets, topics: Sequence[str], savepoints: Savepoints
+        self, reader: LedgerReader, clusters: SourceClusters, sources: Sequence[SourceTopics], savepoints: Savepoints
     ) -> None:
-        self._reader: Final = reader
-        self._offsets: Final = offsets
-        self._savepoints: Final = savepoints
-        self._places: Final = offsets.partitions(topics)
         tail = reader.tail()
+        clusters.check(tail, sources)
+        self._reader: Final = reader
+        self._offsets: Final = clusters.offsets
+        self._savepoints: Final = savepoints
+        topics = sorted({topic for source in sources for topic in clusters.topics(source)})
+        self._places: Final = self._offsets.partitions(topics)
         self._oldest = tail.place.oldest if tail is not None else 1
         self._newest = tail.place.commit if tail is not None else 0
 

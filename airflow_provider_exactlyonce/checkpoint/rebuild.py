@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.storage.opening import store_of
 
 
@@ -94,7 +95,7 @@ def _check(
             )
     if commit < newest:
         stretch = RecordedCommits(reader, commit + 1, newest).check()
-        check_input(config, stretch)
+        check_input(SourceClusters.claimed(config, tail.claim), stretch)
         if not lineage.accept_nondeterminism:
             jobs.check_deterministic(home, stretch)
 

@@ -10,9 +10,10 @@ needs is looked for here, before anything is changed.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
+from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters, from_environment
 from airflow_provider_exactlyonce.storage.opening import place_of
+
+#: The clusters of a pipeline's sources, as its newest claim has them.
+_Clusters = Callable[[ClaimRecord | None], SourceClusters]
 
 
 class RestoreMode(StrEnum):
@@ -80,10 +85,17 @@ class Restored:
     stretch: CommitSpan | None
 
 
-def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: RestoreRequest) -> Restored:
+def restore(
+    home: Home,
+    pipeline: str,
+    config: Mapping[str, Any],
+    request: RestoreRequest,
+    find: FindConnection = from_environment,
+) -> Restored:
     """Make the lineage; the pipeline's next start runs it. May be repeated after it was killed.
 
     :param config: client configuration in librdkafka's names
+    :param find: gives the configuration of a connection that a source names
     :raises RefusedError: when the savepoint does not fit the ledger, or the replay would lack something
     :raises AlreadyRunningError: when a driver lives
     """
@@ -91,7 +103,9 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
     old_lease, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
     with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:
-        savepoint, tail, claim, stretch = _examine(home, reader, config, request)
+        savepoint, tail, claim, stretch = _examine(
+            home, reader, partial(SourceClusters.claimed, config, find=find), request
+        )
         lineage = _lineage(savepoint, tail, claim, request)
         directory = _make(home, hold, savepoint, lineage, request.to)
         return Restored(
@@ -104,18 +118,25 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
         )
 
 
-def check_restore(home: Home, pipeline: str, config: Mapping[str, Any], request: RestoreRequest) -> None:
+def check_restore(
+    home: Home,
+    pipeline: str,
+    config: Mapping[str, Any],
+    request: RestoreRequest,
+    find: FindConnection = from_environment,
+) -> None:
     """Check that a pipeline could be restored now; it may run meanwhile.
 
     :param config: client configuration in librdkafka's names
+    :param find: gives the configuration of a connection that a source names
     :raises RefusedError: as :func:`restore` does
     """
     with LedgerReader(config, pipeline) as reader:
-        _examine(home, reader, config, request)
+        _examine(home, reader, partial(SourceClusters.claimed, config, find=find), request)
 
 
 def _examine(
-    home: Home, reader: LedgerReader, config: Mapping[str, Any], request: RestoreRequest
+    home: Home, reader: LedgerReader, clusters: _Clusters, request: RestoreRequest
 ) -> tuple[Savepoint, LedgerTail, ClaimRecord, CommitSpan | None]:
     """Return the savepoint, the ledger's end with its newest claim, and what has to be replayed."""
     if home.pipeline() != reader.pipeline:
@@ -124,7 +145,7 @@ def _examine(
     if tail is None or tail.claim is None:
         raise RefusedError(f"pipeline {reader.pipeline} has no ledger on this cluster: nothing was ever committed")
     savepoint = _chosen(Savepoints(home.savepoints), request)
-    stretch = _check(savepoint, reader, tail, config, request.mode)
+    stretch = _check(savepoint, reader, tail, clusters, request.mode)
     if stretch is not None and not request.accept_nondeterminism:
         jobs.check_deterministic(home, stretch, following=request.version)
     return savepoint, tail, tail.claim, stretch
@@ -151,7 +172,7 @@ def _chosen(savepoints: Savepoints, request: RestoreRequest) -> Savepoint:
 
 
 def _check(
-    savepoint: Savepoint, reader: LedgerReader, tail: LedgerTail, config: Mapping[str, Any], mode: RestoreMode
+    savepoint: Savepoint, reader: LedgerReader, tail: LedgerTail, clusters: _Clusters, mode: RestoreMode
 ) -> CommitSpan | None:
     """Check the savepoint against the ledger; returns what has to be replayed, None for nothing."""
     newest = tail.place.commit
@@ -172,7 +193,7 @@ def _check(
         )
     stretch = RecordedCommits(reader, savepoint.commit + 1, newest).check()
     _check_positions(savepoint, stretch.positions)
-    check_input(config, stretch)
+    check_input(clusters(tail.claim), stretch)
     return None if mode is RestoreMode.REEMIT else stretch
 
 

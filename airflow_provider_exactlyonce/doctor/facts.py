@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, MissingInput
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.audit.topics import SinkTopic
@@ -165,11 +166,13 @@ class Facts:
     """All of it; what could not be looked at is None and has its finding in :attr:`unseen`.
 
     :param config: client configuration in librdkafka's names
+    :ivar clusters: those that the pipeline's sources are read from, as its newest run has claimed
     :ivar in_motion: a driver held the pipeline when the look began, or the ledger has grown since
     """
 
     pipeline: str
     config: Mapping[str, Any] = field(repr=False)
+    clusters: SourceClusters = field(init=False, repr=False)
     in_motion: bool = field(init=False, default=False)
     unseen: list[Finding] = field(init=False, default_factory=list)
     reachable: bool = field(init=False, default=False)
@@ -181,6 +184,9 @@ class Facts:
     driver: DriverFacts | None = field(init=False, default=None)
     topics: TopicsFacts | None = field(init=False, default=None)
     transactions: TransactionFacts | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.clusters = SourceClusters(self.config, {})
 
     @property
     def runs(self) -> bool:

@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.wire import WireClient
@@ -55,6 +56,9 @@ def gather(
         client = _connect(facts, stack)
         reader = stack.enter_context(LedgerReader(config, pipeline)) if client else None
         facts.tail = _tail(facts, reader)
+        if facts.tail is not None:
+            facts.clusters = SourceClusters.claimed(config, facts.tail.claim)
+            stack.callback(facts.clusters.close)
         home = _find_home(facts, location)
         if home is not None:
             _probe_home(facts, home, verified)

@@ -6,9 +6,10 @@ The connection is the Kafka provider's: its extra is librdkafka configuration, a
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 
 #: What says where the cluster is and who we are. The rest of an extra (groups, offsets, batching) is for other clients.
 _NAMES: Final = frozenset({"bootstrap.servers", "client.id", "client.dns.lookup", "client.rack", "oauth_cb"})
@@ -28,6 +29,28 @@ def client_config(conn_id: str) -> dict[str, Any]:
 
     config = KafkaBaseHook(kafka_config_id=conn_id)._build_config()  # type: ignore[no-untyped-call]
     return {name: value for name, value in config.items() if name in _NAMES or name.startswith(_PREFIXES)}
+
+
+def source_config(conn_id: str) -> dict[str, Any]:
+    """Return the same of a connection that the sources of a pipeline name, as its ledger has it.
+
+    :raises RefusedError: when there is no such connection
+    """
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    try:
+        return client_config(conn_id)
+    except (AirflowNotFoundException, ValueError) as error:
+        raise RefusedError(f"the pipeline's sources are read through the connection {conn_id}: {error}") from error
+
+
+def sources_config(conn_ids: Sequence[str]) -> str:
+    """Return the configurations of connections that sources name for a driver's environment, as JSON.
+
+    :param conn_ids: connections of type ``kafka``
+    :raises SettingRefusedError: when one holds a callback, which can't be handed to another process
+    """
+    return json.dumps({conn_id: json.loads(driver_config(conn_id)) for conn_id in conn_ids})
 
 
 def driver_config(conn_id: str) -> str:

@@ -60,12 +60,15 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         KAFKA_VARIABLE,
         POSTGRES_VARIABLE,
         REGISTRY_VARIABLE,
+        SOURCES_VARIABLE,
         STORES_VARIABLE,
         TOKEN_VARIABLE,
     )
 
     cluster = spark_submit.cluster_of(settings.conn_id)
     secrets = {KAFKA_VARIABLE: kafka.driver_config(settings.kafka_conn_id)}
+    if settings.source_conn_ids:
+        secrets[SOURCES_VARIABLE] = kafka.sources_config(settings.source_conn_ids)
     if settings.postgres_conn_ids:
         secrets[POSTGRES_VARIABLE] = postgres.driver_config(settings.postgres_conn_ids)
     if settings.store_conn_ids:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
     from airflow_provider_exactlyonce.ledger.records import CommitRecord
+    from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceClusters
 
     Lineage = OperatorLineage[Any, Any]
-    Committed = tuple[CommitRecord, Sequence[CommitRecord]]
+    Committed = tuple[CommitRecord, Sequence[CommitRecord], SourceClusters]
 
 #: Of a task that has made more commits than this, the newest are told.
 COMMITS_LIMIT: Final = 10_000
@@ -32,19 +33,24 @@ _Ranges = dict[tuple[str, int], list[int]]
 
 
 def committed_since(config: Mapping[str, Any], pipeline: str, since: int | None) -> Committed | None:
-    """Return a pipeline's newest commit, and those since a time, oldest first; None when it has never committed.
+    """Return a pipeline's newest commit, those since a time, oldest first, and the clusters of its sources.
+
+    None is returned when it has never committed.
 
     :param config: client configuration in librdkafka's names
     :param since: milliseconds since the epoch, None for nothing but the newest commit
     :raises ExactlyOnceError: when the cluster does not answer
     """
+    from airflow_provider_exactlyonce.hooks.kafka import source_config
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+    from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 
     with LedgerReader(config, pipeline) as reader:
         tail = reader.tail()
         if tail is None or tail.commit is None:
             return None
-        return tail.commit, [] if since is None else _newest(reader, tail, since)
+        sources = SourceClusters.claimed(config, tail.claim, source_config)
+        return tail.commit, [] if since is None else _newest(reader, tail, since), sources
 
 
 def _newest(reader: LedgerReader, tail: LedgerTail, since: int) -> list[CommitRecord]:
@@ -60,10 +66,9 @@ def _newest(reader: LedgerReader, tail: LedgerTail, since: int) -> list[CommitRe
         window *= 4
 
 
-def lineage_of(bootstrap_servers: str, known: Committed | None) -> Lineage:
+def lineage_of(known: Committed | None) -> Lineage:
     """Return the datasets and facets of a task.
 
-    :param bootstrap_servers: of the pipeline's cluster; its first is the datasets' namespace, as the specification says
     :param known: what it has committed, None for a pipeline that has never committed
     """
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -71,8 +76,7 @@ def lineage_of(bootstrap_servers: str, known: Committed | None) -> Lineage:
 
     if known is None:
         return OperatorLineage()
-    namespace = f"kafka://{bootstrap_servers.split(',')[0].strip()}"
-    last, commits = known
+    last, commits, sources = known
     pipeline = RunFacet().with_additional_properties(
         pipeline=last.pipeline,
         run=last.run,
@@ -86,10 +90,15 @@ def lineage_of(bootstrap_servers: str, known: Committed | None) -> Lineage:
         late_rows=_sum(record.late_rows for record in commits),
     )
     return OperatorLineage(
-        inputs=_inputs(namespace, last, commits),
-        outputs=_outputs(namespace, last, commits),
+        inputs=_inputs(sources, last, commits),
+        outputs=_outputs(_namespace(sources.own), last, commits),
         run_facets={_PIPELINE_FACET: pipeline},
     )
+
+
+def _namespace(cluster: Cluster) -> str:
+    """Return what the specification calls a cluster by: the first of its brokers that we know."""
+    return f"kafka://{str(cluster.config['bootstrap.servers']).split(',')[0].strip()}"
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
@@ -101,7 +110,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return total
 
 
-def _inputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[InputDataset]:
+def _inputs(sources: SourceClusters, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[InputDataset]:
     from openlineage.client.event_v2 import InputDataset
     from openlineage.client.generated.base import InputDatasetFacet
 
@@ -115,7 +124,7 @@ def _inputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord])
     for topic in sorted(last.source):
         offsets: Any = InputDatasetFacet().with_additional_properties(**_facts(topic, read, commits))
         facets = {_OFFSETS_FACET: offsets} if commits else {}
-        datasets.append(InputDataset(namespace=namespace, name=topic, inputFacets=facets))
+        datasets.append(InputDataset(namespace=_namespace(sources.of(topic)), name=topic, inputFacets=facets))
     return datasets
 
 
@@ -220,4 +229,4 @@ class PipelineLineage:
             known = committed_since(config, self.ledger_of(pipeline), since)
         except UnknownPipelineError:
             known = None
-        return lineage_of(config["bootstrap.servers"], known)
+        return lineage_of(known)

@@ -33,6 +33,7 @@ class DriverSettings:
     :param name: Spark application's name
     :param conn_id: connection of type ``spark``
     :param kafka_conn_id: connection of type ``kafka``
+    :param source_conn_ids: connections of type ``kafka`` that the job's sources name
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name
     :param store_conn_ids: connections to stores of the job's Delta tables and to catalogs of its Iceberg tables
     :param schema_registry_conn_id: connection of type ``http`` to the job's schema registry, None for none
@@ -47,6 +48,7 @@ class DriverSettings:
     name: str
     conn_id: str = "spark_default"
     kafka_conn_id: str = "kafka_default"
+    source_conn_ids: Sequence[str] = ()
     postgres_conn_ids: Sequence[str] = ()
     store_conn_ids: Sequence[str] = ()
     schema_registry_conn_id: str | None = None

@@ -17,6 +17,8 @@ from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefused
 #: Environment variable that holds the configuration, as JSON or as the brokers alone, or ``@`` and a file with it: a
 #: command line is for everybody to read, and so is the environment of a driver that a cluster runs.
 VARIABLE: Final = "EXACTLYONCE_KAFKA"
+#: The same for the clusters of sources that name a connection: configurations by connection.
+SOURCES_VARIABLE: Final = "EXACTLYONCE_SOURCES"
 
 _ACCEPTED: Final = (
     'HOST:PORT[,HOST:PORT...], or librdkafka\'s configuration as JSON, as in {"bootstrap.servers": "localhost:9092"}'

@@ -148,9 +148,20 @@ def check_cluster(
     """
     brokers = [broker for broker in _ask(client.admin.describe_cluster)["brokers"] if not broker.get("is_fenced")]
     for broker in brokers:
-        _check_version(client, broker)
+        _check_version(client, broker, REQUESTS)
     _check_brokers(client, [broker["broker_id"] for broker in brokers], transaction_timeout_milliseconds)
     _check_transactional_id(client, transactional_id, user, patience_seconds)
+
+
+def check_source_cluster(client: WireClient) -> None:
+    """Check the brokers of a cluster that is only read: they have to tell a topic from one that was made again.
+
+    :raises RefusedError: when a broker is too old
+    :raises ExactlyOnceError: when there is no answer
+    """
+    for broker in _ask(client.admin.describe_cluster)["brokers"]:
+        if not broker.get("is_fenced"):
+            _check_version(client, broker, {"Metadata": REQUESTS["Metadata"]})
 
 
 def check_topics(
@@ -162,6 +173,7 @@ def check_topics(
     user: str | None = None,
     allow_single_replica: bool = False,
     patience_seconds: float = _PATIENCE_SECONDS,
+    where: str = "this cluster",
 ) -> dict[str, TopicFacts]:
     """Check topics; returns what they are like, by name. A ledger that is absent is checked for whether it can be made.
 
@@ -169,6 +181,7 @@ def check_topics(
 
     :param user: the Kafka user, for messages
     :param allow_single_replica: accept one replica on any cluster
+    :param where: how messages call the cluster
     :param patience_seconds: how long leaders and in-sync replicas that are missing are waited for
     :raises RefusedError: when a topic does not exist, a setting breaks the guarantee, or a right is missing
     :raises ExactlyOnceError: when there is no answer, or replicas are missing for longer
@@ -188,7 +201,7 @@ def check_topics(
             del described[ledger], uses[ledger]
         if absent and time.monotonic() - began >= min(patience_seconds, _NEW_TOPIC_PATIENCE_SECONDS):
             raise RefusedError(
-                f"{', '.join(f'{uses[name].value} topic {name} does not exist' for name in absent)} on this cluster; "
+                f"{', '.join(f'{uses[name].value} topic {name} does not exist' for name in absent)} on {where}; "
                 "create it with the partitions that you want"
             )
         for name in described.keys() - absent:
@@ -281,9 +294,9 @@ def missing_rights(user: str | None, rights: Iterable[str]) -> RefusedError:
     )
 
 
-def _check_version(client: WireClient, broker: Mapping[str, Any]) -> None:
+def _check_version(client: WireClient, broker: Mapping[str, Any], requests: Mapping[str, tuple[int, int]]) -> None:
     versions = _ask(lambda: client.admin.get_broker_version_data(broker["broker_id"])).api_versions
-    for name, (number, needed) in REQUESTS.items():
+    for name, (number, needed) in requests.items():
         highest = versions[number][1] if number in versions else None
         if highest is None or highest < needed:
             raise SettingRefusedError(

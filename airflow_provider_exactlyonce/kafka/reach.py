@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_confluent, from_environment
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.kafka.wire import WireClient
+
+log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.1
@@ -25,6 +31,26 @@ def reached(bootstrap_servers: str | None) -> dict[str, str]:
     if error is not None:
         raise error
     return config
+
+
+def connected(config: dict[str, str]) -> WireClient:
+    """Return a client of a cluster; one that does not answer is asked again for half a minute.
+
+    :param config: client configuration in librdkafka's names
+    :raises RefusedError: when it takes us for somebody else
+    :raises ExactlyOnceError: when it can't be reached
+    """
+    from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+
+    error = trouble(config)
+    if isinstance(error, RefusedError):
+        raise error
+    if error is not None:
+        log.warning("%s; asking again for half a minute", error)
+    try:
+        return WireClient(config)
+    except UnansweredError as failure:
+        raise unreachable(config) from failure
 
 
 def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
@@ -55,24 +58,8 @@ class DescribedTopic:
     partitions: tuple[int, ...]
 
 
-class StableOffsets:
-    """Offsets of a cluster's partitions.
-
-    :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config: Final = for_confluent(config)
-        self._connect()
-
-    def _connect(self) -> None:
-        from confluent_kafka.admin import AdminClient
-
-        self._admin = AdminClient(self._config)
-
-    def topics(self) -> list[str]:
-        """Return the names of all topics that we may see."""
-        return sorted(self._admin.list_topics(timeout=_TIMEOUT_SECONDS).topics)
+class PartitionOffsets(ABC):
+    """Offsets of partitions, wherever they are."""
 
     def partitions(self, topics: Iterable[str]) -> list[Place]:
         """Return all partitions of topics.
@@ -99,8 +86,85 @@ class StableOffsets:
             raise ExactlyOnceError(f"topic {topic} does not exist on this cluster")
         return descriptions
 
+    @abstractmethod
     def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         """Return those of the topics that exist, by name."""
+
+    def last_stable(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the last stable offsets: below them every transaction is decided, and readers see what committed."""
+        return self._ask(places, lambda spec: spec.latest(), committed=True)
+
+    def starts(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return where the logs start."""
+        return self._ask(places, lambda spec: spec.earliest(), committed=True)
+
+    def ends(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the offsets after the last records, whether their transactions are decided or not."""
+        return self._ask(places, lambda spec: spec.latest(), committed=False)
+
+    def at_timestamp(self, places: Iterable[Place], milliseconds: int) -> dict[Place, int | None]:
+        """Return the offsets of the first records with this timestamp or a later one, None where there is none."""
+        offsets = self._ask(places, lambda spec: spec.for_timestamp(milliseconds), committed=False)
+        return {place: offset if offset >= 0 else None for place, offset in offsets.items()}
+
+    @abstractmethod
+    def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
+        """Return the offsets that a specification asks for."""
+
+
+class RoutedOffsets(PartitionOffsets):
+    """Offsets of topics on several clusters, each asked for its own.
+
+    :param cluster_of: the cluster of a topic
+    """
+
+    def __init__(self, cluster_of: Callable[[str], PartitionOffsets]) -> None:
+        self._cluster_of: Final = cluster_of
+
+    @override
+    def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
+        by_cluster: dict[PartitionOffsets, list[str]] = {}
+        for topic in topics:
+            by_cluster.setdefault(self._cluster_of(topic), []).append(topic)
+        return {name: topic for cluster, own in by_cluster.items() for name, topic in cluster.describe(own).items()}
+
+    @override
+    def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
+        by_cluster: dict[PartitionOffsets, list[Place]] = {}
+        for place in places:
+            by_cluster.setdefault(self._cluster_of(place[0]), []).append(place)
+        return {
+            place: offset
+            for cluster, own in by_cluster.items()
+            for place, offset in cluster._ask(own, spec, committed=committed).items()
+        }
+
+
+class StableOffsets(PartitionOffsets):
+    """Offsets of a cluster's partitions.
+
+    :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config: Final = for_confluent(config)
+        self._connect()
+
+    def _connect(self) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self._admin = AdminClient(self._config)
+
+    def cluster_id(self) -> str:
+        """Return what tells the cluster from all others."""
+        return str(self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result().cluster_id)
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics that we may see."""
+        return sorted(self._admin.list_topics(timeout=_TIMEOUT_SECONDS).topics)
+
+    @override
+    def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         wanted = sorted(set(topics))
@@ -121,23 +185,7 @@ class StableOffsets:
             descriptions[topic] = DescribedTopic(topic_id=str(uuid.UUID(int=high << 64 | low)), partitions=numbers)
         return descriptions
 
-    def last_stable(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return the last stable offsets: below them every transaction is decided, and readers see what committed."""
-        return self._ask(places, lambda spec: spec.latest(), committed=True)
-
-    def starts(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return where the logs start."""
-        return self._ask(places, lambda spec: spec.earliest(), committed=True)
-
-    def ends(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return the offsets after the last records, whether their transactions are decided or not."""
-        return self._ask(places, lambda spec: spec.latest(), committed=False)
-
-    def at_timestamp(self, places: Iterable[Place], milliseconds: int) -> dict[Place, int | None]:
-        """Return the offsets of the first records with this timestamp or a later one, None where there is none."""
-        offsets = self._ask(places, lambda spec: spec.for_timestamp(milliseconds), committed=False)
-        return {place: offset if offset >= 0 else None for place, offset in offsets.items()}
-
+    @override
     def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import OffsetSpec

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets, by_place
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.topic_identity import KnownTopic, check_sources, known_sources
 
 _PAGE_RECORDS: Final = 100
@@ -98,22 +99,18 @@ class CommitSpan:
         return min(gone, default=None)
 
 
-def check_input(config: Mapping[str, Any], stretch: CommitSpan) -> None:
+def check_input(clusters: SourceClusters, stretch: CommitSpan) -> None:
     """Check that everything that a stretch has read is still there to be read again.
 
-    :param config: client configuration in librdkafka's names
+    :param clusters: those that its topics are read from
     :raises RefusedError: naming a source topic that was recreated, or the first source records that are gone
     """
-    offsets = StableOffsets(config)
+    offsets = clusters.offsets
     earliest: dict[Place, int] = {}
-    for topic in {topic for topic, _ in stretch.starts}:
-        try:
-            places = offsets.partitions([topic])
-        except ExactlyOnceError:
-            continue  # it is gone as a whole
-        if topic in stretch.topics:
-            check_sources(offsets.topic_ids([topic]), stretch.topics)
-        earliest |= offsets.starts(places)
+    there = offsets.describe(topic for topic, _ in stretch.starts)  # others are gone as a whole
+    for topic, described in there.items():
+        check_sources({topic: described.topic_id}, stretch.topics)
+        earliest |= offsets.starts((topic, partition) for partition in described.partitions)
     gone = stretch.missing_input(earliest)
     if gone is not None:
         raise RefusedError(

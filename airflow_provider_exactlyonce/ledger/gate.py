@@ -32,12 +32,17 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.stable_offsets import (
     MissingPartitionError,
     Place,
-    StableOffsets,
     by_topic,
 )
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, Offsets, moment
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
+from airflow_provider_exactlyonce.ledger.source_clusters import (
+    Cluster,
+    FindConnection,
+    SourceClusters,
+    from_environment,
+)
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.ledger.written import WINDOW, Last, WrittenOffsets
 
@@ -93,12 +98,14 @@ def check(config: Mapping[str, Any], pipeline: str, target: GateTarget, idle_aft
 class _Ledger:
     """A pipeline's ledger, and what must be readable for the gates that it would open.
 
+    :param sources: the clusters that the pipeline's sources are read from
     :param required: by gate whose target is met, the last offset per sink partition
     """
 
     reader: LedgerReader
     tail: LedgerTail
     written: WrittenOffsets
+    sources: SourceClusters
     required: dict[str, dict[Place, Last]] = field(default_factory=dict)
 
 
@@ -108,12 +115,17 @@ class Gates:
     What it costs grows with the ledgers that have moved, not with the gates that wait.
 
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
+    :param find: gives the configuration of a connection that a source names
     :param window: offsets at the end of a ledger that are read for a target that is met, at most
     """
 
-    def __init__(self, config: Mapping[str, Any], *, window: int = WINDOW) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], *, window: int = WINDOW, find: FindConnection = from_environment
+    ) -> None:
         self._window: Final = window
+        self._find: Final = find
         self._connections: Final = LedgerConnections(config)
+        self._own: Final = Cluster(lambda: config, offsets=self._connections.offsets)
         self._ledgers: Final[dict[str, _Ledger]] = {}
 
     def close(self) -> None:
@@ -186,12 +198,15 @@ class Gates:
         if tail is None:
             return
         if before is not None and before.tail.topic_id == tail.topic_id:
-            self._ledgers[topic] = replace(before, tail=tail)
+            same = before.tail.claim_offset == tail.claim_offset
+            sources = before.sources if same else SourceClusters.claimed(self._own, tail.claim, self._find)
+            self._ledgers[topic] = replace(before, tail=tail, sources=sources)
         else:
             written = WrittenOffsets(reader, self._connections.offsets, self._window)
-            self._ledgers[topic] = _Ledger(reader, tail, written)
+            sources = SourceClusters.claimed(self._own, tail.claim, self._find)
+            self._ledgers[topic] = _Ledger(reader, tail, written, sources)
 
-    def _judge(self, topic: str, gates: Mapping[str, Gate]) -> dict[str, GateAnswer]:
+    def _judge(self, topic: str, gates: Mapping[str, Gate]) -> Mapping[str, GateAnswer | Exception]:
         ledger = self._ledgers.get(topic)
         if ledger is None:
             return {
@@ -201,15 +216,26 @@ class Gates:
         newest = ledger.tail.commit
         if newest is None:
             return {name: _without_commit(gate) for name, gate in gates.items()}
-        quiet_for = self._quiet_seconds(newest, gates.values())
-        answers: dict[str, GateAnswer] = {}
+        quiet_for: float | None = None
+        away: ExactlyOnceError | None = None  # why the sources' own cluster does not answer
+        answers: dict[str, GateAnswer | Exception] = {}
         met: dict[str, GateTarget] = {}
         idle: dict[str, GateTarget] = {}
         for name, gate in gates.items():
-            target, problems = self._missing(gate.target, newest)
+            try:
+                if away is not None and not gate.target.is_resolved:
+                    raise away
+                target, problems = self._missing(ledger.sources, gate.target, newest)
+                if problems and gate.idle_after is not None and quiet_for is None:
+                    if away is not None:
+                        raise away
+                    quiet_for = self._quiet_seconds(ledger.sources, newest, gates.values())
+            except ExactlyOnceError as error:  # gates that need the sink's cluster only are judged
+                answers[name] = away = error
+                continue
             if not problems:
                 met[name] = target
-            elif gate.idle_after is not None and quiet_for >= gate.idle_after:
+            elif gate.idle_after is not None and quiet_for is not None and quiet_for >= gate.idle_after:
                 idle[name] = target
             else:
                 answers[name] = _closed(target, newest.commit, problems)
@@ -231,22 +257,23 @@ class Gates:
             )
         return answers
 
-    def _missing(self, target: GateTarget, newest: CommitRecord) -> tuple[GateTarget, list[str]]:
+    @staticmethod
+    def _missing(sources: SourceClusters, target: GateTarget, newest: CommitRecord) -> tuple[GateTarget, list[str]]:
         """Return what is asked for, resolved if it can be, and what the ledger lacks of it."""
         if target.timestamp is not None and target.timestamp > time.time() * 1000:
             return target, [f"timestamp {moment(target.timestamp)} has not come yet"]
         if not target.is_resolved:
-            target = GateTarget(offsets=_resolved(self._connections.offsets, newest, target.timestamp))
+            target = GateTarget(offsets=_resolved(sources, newest, target.timestamp))
         return target, target.missing(newest)
 
-    def _quiet_seconds(self, newest: CommitRecord, gates: Iterable[Gate]) -> float:
+    @staticmethod
+    def _quiet_seconds(sources: SourceClusters, newest: CommitRecord, gates: Iterable[Gate]) -> float:
         """Return for how long there has been nothing to do, as far as one of the gates wants to know; 0 for not."""
         wanted = [gate.idle_after for gate in gates if gate.idle_after is not None]
         seconds = time.time() - newest.committed / 1000
         if not wanted or seconds < min(wanted):
             return 0.0
-        offsets = self._connections.offsets
-        ends = offsets.ends(_read(offsets, newest))
+        ends = sources.offsets.ends(_read(sources, newest))
         committed = newest.ends
         is_quiet = all(committed.get(place, 0) >= end for place, end in ends.items())
         return seconds if is_quiet else 0.0
@@ -262,15 +289,15 @@ def _without_commit(gate: Gate) -> GateAnswer:
     return _closed(gate.target, 0, [f"pipeline {gate.pipeline} has committed nothing yet"])
 
 
-def _read(offsets: StableOffsets, newest: CommitRecord) -> list[Place]:
+def _read(sources: SourceClusters, newest: CommitRecord) -> list[Place]:
     """Return all partitions of the topics that the pipeline reads, with those that its patterns match by now."""
     patterns = [SourceTopics.of(TopicPattern(pattern)) for pattern in newest.source_patterns]
-    existing = offsets.topics() if patterns else []
-    return offsets.partitions({*newest.source, *(topic for pattern in patterns for topic in pattern.among(existing))})
+    matched = {topic for pattern in patterns for topic in sources.topics(pattern)}
+    return sources.offsets.partitions({*newest.source, *matched})
 
 
-def _resolved(offsets: StableOffsets, newest: CommitRecord, milliseconds: int | None) -> Offsets:
-    places = _read(offsets, newest)
+def _resolved(sources: SourceClusters, newest: CommitRecord, milliseconds: int | None) -> Offsets:
+    places, offsets = _read(sources, newest), sources.offsets
     # The ends first: a record that arrives in between is then either waited for or behind the moment, never forgotten.
     ends = offsets.ends(places)
     first_offsets = {} if milliseconds is None else offsets.at_timestamp(places, milliseconds)

@@ -274,6 +274,8 @@ class ClaimRecord:
     :param lost: {commit: its source ranges} of those whose rows this run found that may be lost; only at most once
     :param plan: of a run of a backfill: what its request meant when it was begun; None in every other ledger
     :param machine: where ``pid`` means its process, as in the lease; empty in a record of release 0.1.0
+    :param source_clusters: {topics of a source, as text: (connection, the cluster's id)} of the sources that name a
+        connection; all others are read from the pipeline's cluster
     """
 
     kind: ClassVar[str] = "run"
@@ -295,6 +297,7 @@ class ClaimRecord:
     lost: Mapping[int, SourceRanges] = field(default_factory=dict)
     plan: Mapping[str, Any] | None = None
     machine: str = ""
+    source_clusters: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def key(self) -> bytes:
@@ -325,6 +328,8 @@ def encode(record: Record) -> bytes:
     :raises RefusedError: when no ledger topic accepts a record of that size
     """
     body: dict[str, Any] = {"schema": SCHEMA, "kind": record.kind, **vars(record), "before": vars(record.before)}
+    if isinstance(record, ClaimRecord) and not record.source_clusters:
+        del body["source_clusters"]
     if isinstance(record, CommitRecord):
         body["digest"] = f"{record.digest:016x}"  # as text: many JSON readers round integers above 2**53
         body["sink"] = {

@@ -23,6 +23,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
 
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param source_conn_ids: connections of type ``kafka`` that the job's sources name. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
     :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of type ``aws``, and to Iceberg
         catalogs, of type ``iceberg``; of another type the extra is taken as it is. (templated)
@@ -40,6 +41,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
     template_fields: Sequence[str] = (
         "conn_id",
         "kafka_conn_id",
+        "source_conn_ids",
         "postgres_conn_ids",
         "store_conn_ids",
         "schema_registry_conn_id",
@@ -56,6 +58,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
         *,
         conn_id: str = "spark_default",
         kafka_conn_id: str = "kafka_default",
+        source_conn_ids: Sequence[str] = (),
         postgres_conn_ids: Sequence[str] = (),
         store_conn_ids: Sequence[str] = (),
         schema_registry_conn_id: str | None = None,
@@ -72,6 +75,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
         super().__init__(**kwargs)
         self.conn_id = conn_id
         self.kafka_conn_id = kafka_conn_id
+        self.source_conn_ids = source_conn_ids
         self.postgres_conn_ids = postgres_conn_ids
         self.store_conn_ids = store_conn_ids
         self.schema_registry_conn_id = schema_registry_conn_id
@@ -112,6 +116,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
             name=f"{self.dag_id}.{self.task_id}",
             conn_id=self.conn_id,
             kafka_conn_id=self.kafka_conn_id,
+            source_conn_ids=self.source_conn_ids,
             postgres_conn_ids=self.postgres_conn_ids,
             store_conn_ids=self.store_conn_ids,
             schema_registry_conn_id=self.schema_registry_conn_id,

@@ -63,6 +63,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         (templated)
     :param conn_id: connection of type ``spark``; deploy mode client or none. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param source_conn_ids: connections of type ``kafka`` that the job's sources name. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
     :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of type ``aws``, and to Iceberg
         catalogs, of type ``iceberg``; of another type the extra is taken as it is. (templated)

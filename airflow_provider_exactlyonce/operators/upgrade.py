@@ -103,11 +103,12 @@ class _PlanOperator(DriverOperator):
         )
 
     def _tools(self, home: Home) -> UpgradeEnvironment:
-        from airflow_provider_exactlyonce.hooks.kafka import client_config
+        from airflow_provider_exactlyonce.hooks.kafka import client_config, source_config
         from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
         return UpgradeEnvironment(
             config=lambda: client_config(self.kafka_conn_id),
+            find=source_config,
             launch=partial(self._launch, home),
             driver_arguments=self.application_args or (),
             conf={name: str(value) for name, value in (self.conf or {}).items()},
@@ -154,6 +155,7 @@ class UpgradePipelineOperator(_PlanOperator):
     :param on_unstable: ``rollback`` starts the old version again, ``fail`` leaves the new one as it is
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param source_conn_ids: connections of type ``kafka`` that the job's sources name. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
     :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of type ``aws``, and to Iceberg
         catalogs, of type ``iceberg``; of another type the extra is taken as it is. (templated)
@@ -247,6 +249,7 @@ class RollbackPipelineOperator(_PlanOperator):
     :param version: the version to go back to; default the savepoint's, or the one before the last upgrade. (templated)
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param source_conn_ids: connections of type ``kafka`` that the job's sources name. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
     :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of type ``aws``, and to Iceberg
         catalogs, of type ``iceberg``; of another type the extra is taken as it is. (templated)
@@ -272,7 +275,7 @@ class RollbackPipelineOperator(_PlanOperator):
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
         from airflow_provider_exactlyonce.checkpoint.restore import check_restore
         from airflow_provider_exactlyonce.control.upgrade_plan import Options
-        from airflow_provider_exactlyonce.hooks.kafka import client_config
+        from airflow_provider_exactlyonce.hooks.kafka import client_config, source_config
         from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
 
         options = Options(
@@ -283,7 +286,7 @@ class RollbackPipelineOperator(_PlanOperator):
             pipeline,
             options,
             request=request,
-            check=partial(check_restore, home, pipeline, client_config(self.kafka_conn_id)),
+            check=partial(check_restore, home, pipeline, client_config(self.kafka_conn_id), find=source_config),
             version=self.version,
             savepoint=self.savepoint,
         )

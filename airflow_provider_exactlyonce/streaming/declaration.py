@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -104,10 +104,10 @@ def pipeline(
             f"late_rows='topic' of pipeline {name} needs guarantee='exactly_once', not {promised.value!r}"
         )
     _check_shares(name, list(sources.values()))
+    _check_offsets_group(name, kafka, sources.values())
     written = [*(kafka.topics if kafka else ()), *([policy.topic] if policy.topic is not None else ())]
-    read = {
-        topic for topic in (*written, ledger_topic(name)) if any(topic in source.topics for source in sources.values())
-    }
+    here = [source.topics for source in sources.values() if source.conn_id is None]
+    read = {topic for topic in (*written, ledger_topic(name)) if any(topic in source for source in here)}
     feedback.check_topics(name, written, read, allowed=allow_feedback)
     seconds = checkpoint.transaction_timeout_seconds(
         kafka.transaction_timeout_seconds if kafka else KafkaSink.transaction_timeout_seconds,
@@ -138,10 +138,27 @@ def pipeline(
 
 def _check_shares(pipeline: str, sources: Sequence[KafkaSource]) -> None:
     """Check that a topic of a source that reads several is in no other: the ledger has one range of each topic."""
-    for first, second in combinations([source.topics for source in sources], 2):
+    for one, other in combinations(sources, 2):
+        first, second = one.topics, other.topics
         twice = [topic for topic in (*first.names, *second.names) if topic in first and topic in second]
         if twice and (len(first.names), len(second.names)) != (1, 1):
             raise RefusedError(f"two sources of pipeline {pipeline} read topic {twice[0]}: let one of them read it")
+        if one.conn_id != other.conn_id and (twice or first == second):
+            raise RefusedError(
+                f"two sources of pipeline {pipeline} read topic {first} of two clusters, and the ledger has one range "
+                "of each topic: read one of them in another pipeline"
+            )
+
+
+def _check_offsets_group(pipeline: str, sink: KafkaSink | None, sources: Iterable[KafkaSource]) -> None:
+    """Check that offsets go to the cluster whose offsets they are."""
+    elsewhere = [source for source in sources if source.conn_id is not None]
+    if sink is not None and sink.offsets_group is not None and elsewhere:
+        raise RefusedError(
+            f"offsets_group={sink.offsets_group!r} of pipeline {pipeline}: the group is on the sink's cluster, in the "
+            f"batch's transaction, and topic {elsewhere[0].topics} is on another one, of connection "
+            f"{elsewhere[0].conn_id}. Leave it out; the ledger has the offsets"
+        )
 
 
 def _routes(pipeline: str, sinks: Sequence[AnySink]) -> SinkRoutes:

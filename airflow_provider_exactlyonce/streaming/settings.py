@@ -13,6 +13,7 @@ from airflow_provider_exactlyonce.kafka import config
 
 #: Environment variables through which a supervisor hands a driver what must not be on its command line.
 KAFKA_VARIABLE: Final = config.VARIABLE  # client configuration: as JSON, or the brokers
+SOURCES_VARIABLE: Final = config.SOURCES_VARIABLE  # the same of sources' own clusters, by connection
 POSTGRES_VARIABLE: Final = "EXACTLYONCE_POSTGRES"  # {connection: libpq's parameters} as JSON, or @ and a file with it
 STORES_VARIABLE: Final = "EXACTLYONCE_STORES"  # the same with delta-rs' storage options
 REGISTRY_VARIABLE: Final = "EXACTLYONCE_SCHEMA_REGISTRY"  # its client's configuration: as JSON, or the URL

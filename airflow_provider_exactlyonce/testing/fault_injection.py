@@ -36,6 +36,7 @@ from airflow_provider_exactlyonce.kafka.wire import Producer, UnansweredError, W
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, CommitRecord
 from airflow_provider_exactlyonce.ledger.retention import Expired
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
@@ -319,6 +320,7 @@ class _MemoryRun(Run):
         self.pipeline = PIPELINE  # type: ignore[misc]
         self.options = RunOptions(config={}, token="t", version="v", transaction_timeout_milliseconds=60_000)  # type: ignore[misc]
         self.client = cast(WireClient, SimpleNamespace(admin=SimpleNamespace(describe_topics=lambda topics: [])))  # type: ignore[misc]
+        self.sources = SourceClusters({}, {})  # type: ignore[misc]
         self.session = cast(TransactionSession, _Session(self))  # type: ignore[misc]
         self.number, self.guarantee, self.lost = 0, EXACTLY_ONCE, {}
         self._seen: int | None = None  # how many commits the ledger had when it was last looked at

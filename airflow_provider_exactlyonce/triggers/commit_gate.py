@@ -26,7 +26,7 @@ class GateChecker(Checker):
         self._read: dict[str, Gate] = {}  # so that hundreds are not read at each check
 
     def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
-        from airflow_provider_exactlyonce.hooks.kafka import client_config
+        from airflow_provider_exactlyonce.hooks.kafka import client_config, source_config
         from airflow_provider_exactlyonce.ledger.gate import Gates
 
         gates: dict[str, Gate] = {}
@@ -38,7 +38,7 @@ class GateChecker(Checker):
                 results[name] = CheckResult(missing=str(error), refused=True)
         self._read = gates
         if self._gates is None:
-            self._gates = Gates(client_config(self.conn_id))
+            self._gates = Gates(client_config(self.conn_id), find=source_config)
         answers = self._gates.look(gates)
         return {**results, **{name: _said(gates[name], answer) for name, answer in answers.items()}}
 

@@ -266,7 +266,7 @@ class Upgrade:
     def _watch(self, plan: Plan) -> Plan | WaitCondition:
         """Wait until the new version is stable."""
         self._reap()
-        seen = stability.look(self._home, plan, self._tools.config())
+        seen = stability.look(self._home, plan, self._tools.config(), self._tools.find)
         if seen.unstable is not None:
             return self._unstable(plan, seen.unstable)
         if seen.stable is not None:
@@ -308,7 +308,7 @@ class Upgrade:
             savepoint=plan.savepoint, version=plan.old, accept_nondeterminism=plan.options.accept_nondeterminism
         )
         try:
-            restore(self._home, plan.pipeline, self._tools.config(), request)
+            restore(self._home, plan.pipeline, self._tools.config(), request, self._tools.find)
         except AlreadyRunningError:
             raise
         except RefusedError as error:

@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.upgrade.comparison import Row, decode
 
 if TYPE_CHECKING:
@@ -106,7 +107,6 @@ def repeat(
     :raises RefusedError: when commits or source records are gone
     :raises ExactlyOnceError: when it could not be done
     """
-    from airflow_provider_exactlyonce.kafka.wire import WireClient
     from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
     from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay
     from airflow_provider_exactlyonce.streaming.spark.query_runner import QueryCallbacks, QueryOptions, QueryRunner
@@ -117,7 +117,8 @@ def repeat(
     checkpoint = Checkpoint(directory / "checkpoint")
     commits = RecordedCommits(LedgerReader(config, pipeline.name), base.commit + 1, last)
     stretch = commits.check()
-    check_input(config, stretch)
+    clusters = SourceClusters(config, pipeline.source_connections)
+    check_input(clusters, stretch)
     comparison = Comparison(version=pipeline.version, accept=True)
     replay = Replay(
         spark, _CopiedLineage(lineage), checkpoint, commits, stretch=stretch, comparison=comparison, goes_live=False
@@ -127,14 +128,14 @@ def repeat(
     def collect(frame: DataFrame, number: int) -> None:
         if not replay.pending:
             raise ExactlyOnceError("all is repeated")  # what comes next is not committed yet
-        replay.recorded(planned_batch(checkpoint, client, lineage.id, number))
+        replay.recorded(planned_batch(checkpoint, clusters, lineage.id, number))
         for row in frame.collect():
             topic = row["topic"] if "topic" in frame.columns else sink_topic
             key, value = (None if row[name] is None else bytes(row[name]) for name in ("key", "value"))
             rows.append(decode(str(topic), key, value))
         replay.repeated()
 
-    with contextlib.closing(replay), WireClient(config) as client:
+    with contextlib.closing(replay), contextlib.closing(clusters):
         stream = _encoded(pipeline, pipeline.result(spark, config))
         options = QueryOptions(name=pipeline.name, output_mode=pipeline.output_mode, checkpoint=checkpoint.path)
         callbacks = QueryCallbacks(needs_restart=replay.needs_restart)

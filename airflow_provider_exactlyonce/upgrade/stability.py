@@ -14,9 +14,9 @@ from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters, from_environment
 
 #: A transaction of the pipeline that is open for longer speaks against it, though it commits now and then.
 _OPEN_SECONDS: Final = 60.0
@@ -38,17 +38,18 @@ class StabilityReport:
     unstable: str | None = None
 
 
-def look(home: Home, plan: Plan, config: Mapping[str, Any]) -> StabilityReport:
+def look(home: Home, plan: Plan, config: Mapping[str, Any], find: FindConnection = from_environment) -> StabilityReport:
     """Look at the driver that a plan has started.
 
     :param config: client configuration in librdkafka's names
-    :raises ExactlyOnceError: when the cluster does not answer
+    :param find: gives the configuration of a connection that a source names
+    :raises ExactlyOnceError: when a cluster does not answer
     """
     token, required = str(plan.token), plan.options.stable_after
     status = exit_classification.status_of(home, token)
     if not drivers.is_there(home, token):
         return StabilityReport(commits=0, lag=0, unstable=f"its driver ended: {how_it_ended(home, plan)}")
-    lag = _lag(plan.pipeline, config)
+    lag = _lag(plan.pipeline, config, find)
     commits = status.commits_of_run if status is not None else 0
     is_running = status is not None and status.state is DriverState.RUNNING
     seen = StabilityReport(commits=commits, lag=lag)
@@ -78,7 +79,7 @@ def _too_late(plan: Plan, status: Status | None, commits: int, lag: int) -> str:
     )
 
 
-def _lag(pipeline: str, config: Mapping[str, Any]) -> int:
+def _lag(pipeline: str, config: Mapping[str, Any], find: FindConnection) -> int:
     """Return how many source records that can be read the last commit has not."""
     from confluent_kafka import KafkaException
 
@@ -87,7 +88,7 @@ def _lag(pipeline: str, config: Mapping[str, Any]) -> int:
             tail = reader.tail()
         if tail is None or tail.commit is None:
             return 0
-        offsets = StableOffsets(config)
+        offsets = SourceClusters.claimed(config, tail.claim, find).offsets
         ends = offsets.last_stable(offsets.partitions(tail.commit.source))
     except KafkaException as error:
         raise ExactlyOnceError(f"how far {pipeline} is can't be seen: {error.args[0]}") from error

@@ -10,6 +10,7 @@ from airflow_provider_exactlyonce.doctor.facts import Facts, TopicsFacts
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
+from airflow_provider_exactlyonce.ledger.source_clusters import Cluster
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _SPAN: Final = 100
 
 
-def names(facts: Facts, client: WireClient) -> tuple[list[str], list[str]]:
+def names(facts: Facts) -> tuple[list[str], list[str]]:
     """Return the topics that the pipeline reads, and those that it writes, as far as its records tell."""
     tail = facts.tail
     sources: set[str] = set()
@@ -32,9 +33,7 @@ def names(facts: Facts, client: WireClient) -> tuple[list[str], list[str]]:
     if facts.home is not None and lineage is not None and tail is not None and tail.claim is not None:
         job = jobs.read(facts.home.home, lineage.id, tail.claim.version)
         if job is not None:
-            read = [SourceTopics.parse(text) for text in job.sources]
-            existing = client.offsets.topics() if any(source.pattern for source in read) else []
-            sources |= {topic for source in read for topic in source.among(existing)}
+            sources |= {topic for text in job.sources for topic in facts.clusters.topics(SourceTopics.parse(text))}
             sinks |= set(job.sinks)
     return sorted(sources), sorted(sinks)
 
@@ -43,36 +42,49 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
     """Look at the topics as a start would, and at what is left of their records."""
     from airflow_provider_exactlyonce.audit import topics
 
-    sources, sinks = names(facts, client)
+    (sources, sinks), clusters = names(facts), facts.clusters
     topics_facts = TopicsFacts(cluster=_cluster(facts, client))
-    uses: dict[str, dict[str, Any]] = {name: {"sources": [name]} for name in sources}
-    uses |= {name: {"sinks": [name]} for name in sinks}
-    if facts.tail is not None:
-        uses[ledger_topic(facts.pipeline)] = {"ledger": ledger_topic(facts.pipeline)}
-    topic_ids: dict[str, str] = {}
-    for name, use in uses.items():
-        try:
-            topic_ids |= _accepted(facts, client, use)
-        except SettingRefusedError as error:
-            topics_facts.problems[name] = ("unsafe-setting", str(error))
-        except RefusedError as error:
-            kind = "topic-missing" if client.metadata(name) is None else "topic-unavailable"
-            topics_facts.problems[name] = (kind, str(error))
-        except ExactlyOnceError as error:
-            topics_facts.problems[name] = ("topic-unavailable", str(error))
+    here: dict[str, str] = {}
+    elsewhere: dict[str, str] = {}
+    for cluster, read in clusters.by_cluster(dict.fromkeys(sources)).items():
+        uses: dict[str, dict[str, Any]] = {name: {"sources": [name]} for name in read}
+        if cluster is not clusters.own:
+            elsewhere |= _look_elsewhere(topics_facts, cluster, uses)
+            continue
+        uses |= {name: {"sinks": [name]} for name in sinks}
+        if facts.tail is not None:
+            uses[ledger_topic(facts.pipeline)] = {"ledger": ledger_topic(facts.pipeline)}
+        here = _accepted(topics_facts, cluster, client, uses)
     try:
-        check_topic_ids(topic_ids, facts.tail)
+        check_topic_ids(here, facts.tail, elsewhere)
     except RefusedError as error:
         topics_facts.recreated = str(error)
     there = [name for name in sources if topics_facts.is_there(name)]
-    offsets = client.offsets
+    offsets = clusters.offsets
     topics_facts.earliest = offsets.starts(offsets.partitions(there))
     topics_facts.ends = offsets.ends(topics_facts.earliest)
-    topics_facts.settings = topics.describe(facts.config, there)
-    bounded = {name for name, settings in topics_facts.settings.items() if settings.retention_bytes >= 0}
-    topics_facts.sizes = _sizes(client, [place for place in topics_facts.earliest if place[0] in bounded])
-    topics_facts.written = _written(facts, client, topics_facts)
+    for cluster, read in clusters.by_cluster(dict.fromkeys(there)).items():
+        settings = topics.describe(cluster.config, list(read))
+        bounded = {name for name, of in settings.items() if of.retention_bytes >= 0}
+        asked = client if cluster is clusters.own else cluster.client
+        sizes = _sizes(asked, [place for place in topics_facts.earliest if place[0] in bounded])
+        topics_facts.settings = {**topics_facts.settings, **settings}
+        topics_facts.sizes = {**topics_facts.sizes, **sizes}
+    topics_facts.written = _written(facts, topics_facts)
     return topics_facts
+
+
+def _look_elsewhere(
+    topics_facts: TopicsFacts, cluster: Cluster, uses: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Look at topics that are read from another cluster; one that can't be reached says nothing of them."""
+    try:
+        _ = cluster.offsets
+        client = cluster.client
+    except ExactlyOnceError as error:
+        topics_facts.problems |= dict.fromkeys(uses, ("topic-unavailable", str(error)))
+        return {}
+    return _accepted(topics_facts, cluster, client, uses)
 
 
 def _sizes(client: WireClient, places: Iterable[Place]) -> dict[Place, int]:
@@ -94,11 +106,26 @@ def _sizes(client: WireClient, places: Iterable[Place]) -> dict[Place, int]:
     return sizes
 
 
-def _accepted(facts: Facts, client: WireClient, use: Mapping[str, Any]) -> dict[str, str]:
+def _accepted(
+    topics_facts: TopicsFacts, cluster: Cluster, client: WireClient, uses: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return the ids of the topics that a start would accept; why it would not the others is noted."""
     from airflow_provider_exactlyonce.kafka import preflight
 
-    accepted = preflight.check_topics(client, **use, user=facts.config.get("sasl.username"), patience_seconds=0)
-    return {name: topic.topic_id for name, topic in accepted.items()}
+    topic_ids: dict[str, str] = {}
+    user = cluster.config.get("sasl.username")
+    for name, use in uses.items():
+        try:
+            accepted = preflight.check_topics(client, **use, user=user, patience_seconds=0, where=str(cluster))
+            topic_ids |= {name: topic.topic_id for name, topic in accepted.items()}
+        except SettingRefusedError as error:
+            topics_facts.problems[name] = ("unsafe-setting", str(error))
+        except RefusedError as error:
+            kind = "topic-missing" if client.metadata(name) is None else "topic-unavailable"
+            topics_facts.problems[name] = (kind, str(error))
+        except ExactlyOnceError as error:
+            topics_facts.problems[name] = ("topic-unavailable", str(error))
+    return topic_ids
 
 
 def _cluster(facts: Facts, client: WireClient) -> str | None:
@@ -120,23 +147,24 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
     return None
 
 
-def _written(facts: Facts, client: WireClient, topics_facts: TopicsFacts) -> dict[tuple[Place, int], int]:
+def _written(facts: Facts, topics_facts: TopicsFacts) -> dict[tuple[Place, int], int]:
     """Read when the records were written from which somebody may have to read again."""
     from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 
-    ends = client.offsets.last_stable(topics_facts.ends)
+    ends = facts.clusters.offsets.last_stable(topics_facts.ends)
     starts = [stretch.positions for stretch in facts.history.stretches.values()] if facts.history else []
     if facts.tail is not None and facts.tail.commit is not None:
         starts.append(facts.tail.commit.ends)
     written: dict[tuple[Place, int], int] = {}
-    with RangeReader(facts.config, "doctor") as reader:
-        for wanted in starts:
-            spans = {
-                place: (offset, min(ends[place], offset + _SPAN))
-                for place, offset in wanted.items()
-                if place in ends and offset >= topics_facts.earliest[place]
-            }
-            for message in reader.read(spans):
-                place = str(message.topic()), int(message.partition() or 0)
-                written.setdefault((place, spans[place][0]), int(message.timestamp()[1]))
+    for cluster, read in facts.clusters.by_cluster(dict.fromkeys(topic for topic, _ in ends)).items():
+        with RangeReader(cluster.config, "doctor") as reader:
+            for wanted in starts:
+                spans = {
+                    place: (offset, min(ends[place], offset + _SPAN))
+                    for place, offset in wanted.items()
+                    if place[0] in read and place in ends and offset >= topics_facts.earliest[place]
+                }
+                for message in reader.read(spans):
+                    place = str(message.topic()), int(message.partition() or 0)
+                    written.setdefault((place, spans[place][0]), int(message.timestamp()[1]))
     return written

@@ -22,8 +22,9 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
 
     transactions = Transactions(client)
     name = transactional_id(facts.pipeline)
-    sources, sinks = topic_probe.names(facts, client)
-    topics = {*sources, *sinks, *({ledger_topic(facts.pipeline)} if facts.tail else ())}
+    sources, sinks = topic_probe.names(facts)
+    here = facts.clusters.by_cluster(dict.fromkeys(sources))[facts.clusters.own]
+    topics = {*here, *sinks, *({ledger_topic(facts.pipeline)} if facts.tail else ())}
     if facts.topics is not None:
         topics = set(filter(facts.topics.is_there, topics))
     others = [

@@ -117,7 +117,7 @@ class AtLeastOnceWriter(BatchWriter):
         if self._definition.topic_column is not None:
             with _errors_known():
                 named = [row["topic"] for row in kept.select("topic").distinct().collect()]
-            read = self._attempt.batch.source
+            read = self._attempt.run.sources.here(self._attempt.batch.source)
             feedback.check_topics(self._attempt.run.pipeline, named, read, allowed=self._attempt.options.allow_feedback)
 
     def _save(self, records: DataFrame) -> None:

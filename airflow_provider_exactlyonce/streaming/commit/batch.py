@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, KafkaOffsets, TornFileError
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError
-from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +31,10 @@ class Batch:
     recorded: CommitRecord | None = None
 
 
-def planned_batch(checkpoint: Checkpoint, client: WireClient, lineage: str, number: int) -> Batch:
+def planned_batch(checkpoint: Checkpoint, clusters: SourceClusters, lineage: str, number: int) -> Batch:
     """Read what Spark has planned for a batch.
 
+    :param clusters: of the sources
     :raises ExactlyOnceError: when the checkpoint lacks the batch's offsets, or they aren't whole
     :raises BatchFailedError: when Kafka does not answer
     """
@@ -47,21 +49,22 @@ def planned_batch(checkpoint: Checkpoint, client: WireClient, lineage: str, numb
     if any(ends.keys() - starts.get(topic, {}).keys() for topic, ends in offsets.kafka_ends().items()):
         starts = checkpoint.kafka_starts(number)  # of partitions that it reads first; else no look is needed
     try:
-        source, topic_ids = _source_ranges(offsets, starts, client)
+        source, topic_ids = _source_ranges(offsets, starts, clusters)
     except UnansweredError as error:
         raise BatchFailedError(f"source of batch {number}: {error}") from error
     return Batch(lineage=lineage, number=number, offsets=offsets, source=source, source_topic_ids=topic_ids)
 
 
 def _source_ranges(
-    offsets: BatchOffsets, starts: KafkaOffsets, client: WireClient
+    offsets: BatchOffsets, starts: KafkaOffsets, clusters: SourceClusters
 ) -> tuple[dict[str, dict[int, tuple[int, int]]], dict[str, str]]:
     source: dict[str, dict[int, tuple[int, int]]] = {}
     topic_ids: dict[str, str] = {}
     for topic, ends in offsets.kafka_ends().items():
+        client = clusters.of(topic).client
         described = client.metadata(topic)
         if described is None:
-            raise ExactlyOnceError(f"source topic {topic} does not exist any more")
+            raise ExactlyOnceError(f"source topic {topic} does not exist any more on {clusters.of(topic)}")
         topic_ids[topic] = described.topic_id
         known = starts.get(topic, {})
         if ends.keys() - known.keys():  # partitions that were added since are read from their beginning

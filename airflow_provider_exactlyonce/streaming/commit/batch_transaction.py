@@ -228,11 +228,16 @@ class BatchTransaction(TransactionalSink):
         Topics that rows have named in earlier batches only are forgotten: they may be gone by now.
         """
         attempt, ranges = self._attempt, self._writer.ranges
-        feedback.check_topics(self._run.pipeline, ranges, attempt.batch.source, allowed=attempt.options.allow_feedback)
+        sources, read = self._run.sources, attempt.batch.source_topic_ids
+        feedback.check_topics(self._run.pipeline, ranges, sources.here(read), allowed=attempt.options.allow_feedback)
         named = {*(self._definition.topics if self._definition else ()), self._late_topic, *ranges}
         targets = {topic: target for topic, target in attempt.targets.items() if topic in named}
         known = {topic: target.topic_id for topic, target in targets.items()}
-        partitions = preflight.check_topic_ids(self._run.client, {**attempt.batch.source_topic_ids, **known})
+        by_cluster = sources.by_cluster(read)
+        own = by_cluster.pop(sources.own)
+        for cluster, topic_ids in by_cluster.items():
+            preflight.check_topic_ids(cluster.client, topic_ids)
+        partitions = preflight.check_topic_ids(self._run.client, {**own, **known})
         targets = {topic: replace(target, partitions=partitions[topic]) for topic, target in targets.items()}
         attempt.targets = targets
         if new := ranges.keys() - known.keys():

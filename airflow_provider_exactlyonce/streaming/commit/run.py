@@ -32,17 +32,17 @@ from airflow_provider_exactlyonce.exceptions import (
     ClaimFailedError,
     CommitUnknownError,
     FencedError,
-    RefusedError,
     required,
 )
-from airflow_provider_exactlyonce.kafka import preflight, reach
+from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, SessionState, TransactionSession
-from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecord, CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Expired, History, LedgerRetention
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class RunOptions:
     :param backfill: the backfill that this run is of, None for the pipeline itself
     :param plan: what the backfill's request meant when it was begun
     :param source_patterns: the expressions by which its sources find topics
+    :param source_connections: {topics of a source, as text: its connection}, of those with a cluster of their own
     """
 
     config: dict[str, str] = field(repr=False)
@@ -79,6 +80,7 @@ class RunOptions:
     backfill: str | None = None
     plan: Mapping[str, Any] | None = None
     source_patterns: tuple[str, ...] = ()
+    source_connections: Mapping[str, str] = field(default_factory=dict)
 
 
 class Run:
@@ -86,6 +88,7 @@ class Run:
 
     :param home: the pipeline's home
     :param pipeline: the pipeline's name
+    :ivar sources: the clusters that its sources are read from
     :ivar guarantee: what its commits give, from end to end
     :ivar lost: {commit: its source ranges} of those whose rows it found that may be lost
     """
@@ -94,7 +97,8 @@ class Run:
         self.home: Final = home
         self.pipeline: Final = pipeline
         self.options: Final = options
-        self.client: Final = _connected(options.config)
+        self.sources: Final = SourceClusters(options.config, options.source_connections)
+        self.client: Final = self.sources.own.client
         self.session: Final = TransactionSession(
             self.client,
             records.transactional_id(pipeline),
@@ -230,7 +234,7 @@ class Run:
         if self._lease is not None:
             leases.release(self.home.lease, self._lease)
         self._reader.close()
-        self.client.close()
+        self.sources.close()
 
     def _check_lease(self) -> None:
         found = leases.read(self.home.lease)
@@ -332,6 +336,7 @@ class Run:
             lost=self.lost,
             machine=process_identity.this_machine(),
             plan=self.options.plan,
+            source_clusters=self.sources.recorded,
         )
 
     def _wait_until_stable(self, offset: int) -> None:
@@ -358,15 +363,3 @@ def _tail_of(reader: LedgerReader) -> LedgerTail | None:
         return reader.tail()
     except (KafkaException, MissingPartitionError) as error:
         raise UnansweredError(f"ledger {reader.topic}: {error.args[0]}") from error
-
-
-def _connected(config: dict[str, str]) -> WireClient:
-    error = reach.trouble(config)
-    if isinstance(error, RefusedError):
-        raise error
-    if error is not None:
-        log.warning("%s; asking again for half a minute", error)
-    try:
-        return WireClient(config)
-    except UnansweredError as failure:
-        raise reach.unreachable(config) from failure

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets, whole_offsets
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets, by_place
+from airflow_provider_exactlyonce.kafka.stable_offsets import PartitionOffsets, by_place
 from airflow_provider_exactlyonce.ledger import topic_identity
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -17,14 +18,17 @@ from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 log = logging.getLogger(__name__)
 
 
-def check_topic_ids(topic_ids: Mapping[str, str], tail: LedgerTail | None) -> None:
+def check_topic_ids(
+    topic_ids: Mapping[str, str], tail: LedgerTail | None, elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Check that topics are still those that the last commits used.
 
-    :param topic_ids: {topic: id} as the cluster has them
+    :param topic_ids: {topic: id} as the pipeline's cluster has them
+    :param elsewhere: the same of the topics that are read from other clusters
     :raises RefusedError: naming the first that was recreated
     """
     commit = tail.commit if tail else None
-    topic_identity.check_sources(topic_ids, topic_identity.known_sources(commit))
+    topic_identity.check_sources({**topic_ids, **elsewhere}, topic_identity.known_sources(commit))
     topic_identity.check_sinks(topic_ids, topic_identity.known_sinks(commit))
 
 
@@ -49,7 +53,9 @@ def check_sources_go_on(tail: LedgerTail | None, declared: Sequence[SourceTopics
             )
 
 
-def check_first_offsets(cluster: StableOffsets, first: Mapping[str, Mapping[int, int]], topics: Sequence[str]) -> None:
+def check_first_offsets(
+    cluster: PartitionOffsets, first: Mapping[str, Mapping[int, int]], topics: Sequence[str]
+) -> None:
     """Check that a new pipeline can begin at the offsets that a source names.
 
     :param cluster: tells which partitions and offsets there are

@@ -33,7 +33,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
-from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets, by_topic
+from airflow_provider_exactlyonce.kafka.stable_offsets import by_topic
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -45,6 +45,7 @@ from airflow_provider_exactlyonce.ledger.records import (
     ledger_topic,
 )
 from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.policies.termination import AVAILABLE
 from airflow_provider_exactlyonce.streaming.analysis import determinism, feedback
@@ -87,6 +88,7 @@ class BackfillDriver:
         self._asked: Final = workspace.asked_of(options.home)
         self._sink: Final = _sink(pipeline, self._asked.request)
         self._late: Final = _late(pipeline, self._sink)
+        self._source_ids: dict[str, str] = {}
 
     def run(self) -> int:
         """Run to the end; returns the process's exit code."""
@@ -102,8 +104,9 @@ class BackfillDriver:
             self._lifecycle.report.own(alone=True)  # who has the turn
             self._lifecycle.report.tell()
             config = self._options.config
-            topics = self._pipeline.topics_among(lambda: StableOffsets(config).topics())
-            start = begin(home, config, self._pipeline.version, topics)
+            clusters = SourceClusters(config, self._pipeline.source_connections)
+            self._pipeline.topics_read(clusters)
+            start = begin(home, config, self._pipeline.version, clusters, self._source_topics)
             done = self._run_again(start.begun, start.done) if isinstance(start, Start) else start
             workspace.write_result(home, done)
             workspace.forget(home)
@@ -120,15 +123,32 @@ class BackfillDriver:
                 ledger_retention=_KEEP_ALL,
                 backfill=begun.name,
                 plan=begun.resolved.to_json(),
+                source_connections=self._pipeline.source_connections,
             ),
         )
         topics = self._lifecycle.check_topics(run, self._sink_topics())
-        steps = self._plan_steps(begun, {name: topic.topic_id for name, topic in topics.items()})
+        self._check_sources(run, topics)
+        steps = self._plan_steps(begun)
         spark = self._lifecycle.open_session()
         with listen(spark) as listener:
             return self._execute(spark, run, listener, topics, begun, steps, done)
 
-    def _plan_steps(self, begun: Begun, topic_ids: Mapping[str, str]) -> list[BackfillStep]:
+    def _check_sources(self, run: Run, topics: Mapping[str, TopicFacts]) -> None:
+        """Check that the sources are those that the pipeline has read.
+
+        :param topics: those of the pipeline's cluster
+        """
+        with LedgerReader(self._options.config, self._asked.pipeline) as reader:
+            tail = reader.tail()
+        run.sources.check(tail, self._source_topics)
+        elsewhere = self._lifecycle.check_topics_elsewhere(run)
+        self._source_ids = {name: topic.topic_id for name, topic in {**topics, **elsewhere}.items()}
+        on_cluster = {name: topic.topic_id for name, topic in topics.items()}
+        check_topic_ids(on_cluster, tail, {name: self._source_ids[name] for name in elsewhere})
+        here = run.sources.here(elsewhere)
+        feedback.check_topics(self._pipeline.name, self._sink.topics, here, allowed=self._pipeline.allow_feedback)
+
+    def _plan_steps(self, begun: Begun) -> list[BackfillStep]:
         request = self._asked.request
         limits = [
             (source.topics, source.max_offsets_per_trigger)
@@ -137,9 +157,7 @@ class BackfillDriver:
         ]
         terms = PlanInputs(state=request.state, kind=request.kind, version=begun.version, limits=limits)
         with LedgerReader(self._options.config, self._asked.pipeline) as reader:
-            tail = reader.tail()
-            check_topic_ids(topic_ids, tail)
-            if tail is None:
+            if reader.tail() is None:
                 return plan(begun.resolved, terms, ())
             return plan(begun.resolved, terms, reader.commits(begun.resolved.base_commit + 1))
 
@@ -203,6 +221,10 @@ class BackfillDriver:
             return self._complete(run, begun, backfill_steps)
 
     @property
+    def _source_topics(self) -> list[SourceTopics]:
+        return [source.topics for source in self._pipeline.sources.values()]
+
+    @property
     def _writes(self) -> bool:
         return self._asked.request.kind is not Output.COMPARE
 
@@ -218,8 +240,11 @@ class BackfillDriver:
                 f"backfill {begun.name} was begun elsewhere meanwhile, as another range of the source. Start it again"
             )
         for record in written.batches:
-            for topic, topic_id in {**record.source_topic_ids, **record.sink_topic_ids}.items():
-                if topic in topics and topics[topic].topic_id != topic_id:
+            pairs = [(topic, id, self._source_ids.get(topic)) for topic, id in record.source_topic_ids.items()]
+            sinks = record.sink_topic_ids.items()
+            pairs += [(topic, id, topics[topic].topic_id) for topic, id in sinks if topic in topics]
+            for topic, before, now in pairs:
+                if now not in (None, before):
                     raise RefusedError(
                         f"topic {topic} was recreated since backfill {begun.name} has written {len(written.batches)} "
                         "batches: what it held is gone. Ask for another topic, or for what is missing by its offsets"
@@ -389,7 +414,8 @@ def _sink(pipeline: PipelineDefinition, request: BackfillRequest) -> KafkaSink:
             "there: ask for output 'reemit', which marks them"
         )
     other = replace(sink, offsets_group=None, topic=request.topic, topic_column=None, bad_records_topic=None)
-    read = {topic for topic in other.topics if any(topic in source.topics for source in pipeline.sources.values())}
+    here = [source.topics for source in pipeline.sources.values() if source.conn_id is None]
+    read = {topic for topic in other.topics if any(topic in source for source in here)}
     feedback.check_topics(pipeline.name, other.topics, read, allowed=pipeline.allow_feedback)
     return other
 

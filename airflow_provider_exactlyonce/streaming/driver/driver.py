@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.topic_identity import check_sources_are_there, known_sources
 from airflow_provider_exactlyonce.storage.opening import store_of
-from airflow_provider_exactlyonce.streaming.analysis import determinism
+from airflow_provider_exactlyonce.streaming.analysis import determinism, feedback
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import sources_of
 from airflow_provider_exactlyonce.streaming.commit.at_least_once import AtLeastOnceWriter
@@ -114,6 +114,7 @@ class Driver:
                 allow_single_replica=self._options.allow_single_replica,
                 ledger_retention=self._pipeline.ledger_retention,
                 source_patterns=self._pipeline.source_patterns,
+                source_connections=self._pipeline.source_connections,
             ),
         )
         releases.check_start(run.home, run.options.version, run.options.token)
@@ -121,16 +122,23 @@ class Driver:
             releases.check_kept(run.home, run.options.version, job.hash)
         topics = self._lifecycle.check_topics(run, self._pipeline.sink_topics)  # before the seconds that Spark takes
         tail = run.check()
-        check_topic_ids({name: topic.topic_id for name, topic in topics.items()}, tail)
+        run.sources.check(tail, [source.topics for source in self._pipeline.sources.values()])
+        elsewhere = self._lifecycle.check_topics_elsewhere(run)
+        feedback.check_topics(
+            run.pipeline,
+            self._pipeline.sink_topics,
+            run.sources.here(elsewhere),
+            allowed=self._pipeline.allow_feedback,
+        )
+        check_topic_ids(_ids(topics), tail, _ids(elsewhere))
         patterns = [
             source.topics for source in self._pipeline.sources.values() if source.topics.pattern and not source.may_lose
         ]
-        check_sources_are_there(topics, known_sources(tail.commit if tail else None), patterns)
+        check_sources_are_there({*topics, *elsewhere}, known_sources(tail.commit if tail else None), patterns)
         if tail is None or tail.commit is None:
             for source in self._pipeline.sources.values():
                 if source.first_offsets:
-                    read = [topic for topic in topics if topic in source.topics]
-                    check_first_offsets(run.client.offsets, source.first_offsets, read)
+                    check_first_offsets(run.sources.offsets, source.first_offsets, run.sources.topics(source.topics))
         recover(
             run.home,
             run.pipeline,
@@ -303,7 +311,7 @@ class Driver:
             return
         if owed is not None:
             checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
-            owed_batch.plan(checkpoint, run.lineage, owed, self._options.config, spark, sources_of(stream))
+            owed_batch.plan(checkpoint, run.lineage, owed, run.sources, spark, sources_of(stream))
         runner.run_live()
 
     def _promise(self, guarantee: DeliveryGuarantee) -> DeliveryGuarantee:
@@ -332,7 +340,7 @@ class Driver:
 
     def _plan(self, checkpoint: Checkpoint, run: Run, number: int) -> Batch:
         self._lifecycle.report.batch_began = time.time()
-        batch = planned_batch(checkpoint, run.client, run.lineage.id, number)
+        batch = planned_batch(checkpoint, run.sources, run.lineage.id, number)
         return batch if self._replay is None else self._replay.recorded(batch)
 
     def _is_replaying(self) -> bool:
@@ -380,3 +388,7 @@ class Driver:
             path = run.home.checkpoint(run.lineage.id)
             log.info("%s is deleted, as the pipeline says on_cancellation=delete; savepoints stay", path)
             store_of(path).remove(path)
+
+
+def _ids(topics: Mapping[str, TopicFacts]) -> dict[str, str]:
+    return {name: topic.topic_id for name, topic in topics.items()}

@@ -78,11 +78,10 @@ class Heartbeat:
         self._report.tell(undelivered=self._others.undelivered)
 
     def _measure_lag(self) -> None:
-        client = self._run.client
         self._report.available(
             {
                 (topic, partition): offset
                 for topic in self._topics()
-                for partition, offset in client.stable_offsets(topic).items()
+                for partition, offset in self._run.sources.of(topic).client.stable_offsets(topic).items()
             }
         )

@@ -105,26 +105,46 @@ class DriverLifecycle:
         return self._run
 
     def check_topics(self, run: Run, sinks: Sequence[str]) -> dict[str, TopicFacts]:
-        """Check topics and rights, before the ledger is read: a right that is missing is told by its name.
+        """Check the topics of the pipeline's cluster and rights, before the ledger is read.
+
+        A right that is missing is told by its name.
 
         :param sinks: the topics that are known to be written
         :raises RefusedError: naming the topic or the right
         """
         return preflight.check_topics(
             run.client,
-            sources=self.topics_read(run),
+            sources=run.sources.by_cluster(dict.fromkeys(self.topics_read(run)))[run.sources.own],
             sinks=sinks,
             ledger=ledger_topic(run.pipeline),
             user=self._options.config.get("sasl.username"),
             allow_single_replica=self._options.allow_single_replica,
         )
 
+    def check_topics_elsewhere(self, run: Run) -> dict[str, TopicFacts]:
+        """Check the topics that are read from other clusters, after :meth:`SourceClusters.check` has let them pass.
+
+        :raises RefusedError: naming the topic or the right
+        """
+        topics: dict[str, TopicFacts] = {}
+        for cluster, read in run.sources.by_cluster(dict.fromkeys(self.topics_read(run))).items():
+            if cluster is not run.sources.own:
+                preflight.check_source_cluster(cluster.client)
+                topics |= preflight.check_topics(
+                    cluster.client,
+                    sources=read,
+                    user=cluster.config.get("sasl.username"),
+                    allow_single_replica=self._options.allow_single_replica,
+                    where=str(cluster),
+                )
+        return topics
+
     def topics_read(self, run: Run) -> list[str]:
         """Return the topics that the pipeline's sources read now: those that they name, and that their patterns match.
 
         :raises RefusedError: when two sources read one
         """
-        return self._pipeline.topics_among(lambda: run.client.offsets.topics())
+        return self._pipeline.topics_read(run.sources)
 
     def open_session(self) -> SparkSession:
         """Return the Spark session, with the settings that the pipeline's declaration asks for.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +13,7 @@ from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import COUNT_LATE_ROWS, LateRowsPolicy, check_can_be_told
 from airflow_provider_exactlyonce.streaming.job.checkpoint_config import CheckpointConfig, CheckpointingMode
 from airflow_provider_exactlyonce.streaming.job.job_file import JobSource
@@ -74,17 +74,23 @@ class PipelineDefinition:
         patterns = [source.topics.pattern for source in self.sources.values()]
         return tuple(pattern.expression for pattern in patterns if pattern is not None)
 
-    def topics_among(self, existing: Callable[[], Iterable[str]]) -> list[str]:
+    @property
+    def source_connections(self) -> dict[str, str]:
+        """{topics of a source, as text: its connection} of the sources that are read from clusters of their own."""
+        sources = self.sources.values()
+        return {str(source.topics): source.conn_id for source in sources if source.conn_id is not None}
+
+    def topics_read(self, clusters: SourceClusters) -> list[str]:
         """Return the topics that it reads.
 
-        :param existing: gives those of the cluster; called only where a pattern asks for them
+        :param clusters: asked only where a pattern has to be
         :raises RefusedError: when two sources read one topic, and one of them by a pattern
         """
         sources = [source.topics for source in self.sources.values()]
-        existing_topics = list(existing()) if any(source.pattern for source in sources) else []
-        read = Counter(topic for source in sources for topic in source.among(existing_topics))
+        read = {topic for source in sources for topic in clusters.topics(source)}
         for topic in sorted(read):
-            if read[topic] > 1 and any(source.pattern and topic in source for source in sources):
+            whose = [source for source in sources if topic in source]
+            if len(whose) > 1 and any(source.pattern for source in whose):
                 raise RefusedError(f"two sources of pipeline {self.name} read topic {topic}: let one of them read it")
         return sorted(read)
 

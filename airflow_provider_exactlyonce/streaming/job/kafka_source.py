@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
+from airflow_provider_exactlyonce.ledger import source_clusters
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.state import ddl
@@ -80,6 +81,8 @@ class KafkaSource:
     :param value_format: what the values are, None for JSON. ``schema`` is made of the one of an :class:`AvroFormat` or
         of a :class:`ProtobufFormat`
     :param topic_column: beside the schema's columns, one of this name with the record's topic
+    :param conn_id: the connection to the cluster that the topics are on, where that is not the pipeline's: one of
+        ``EXACTLYONCE_SOURCES``, which operators fill
     """
 
     topic: str | Sequence[str] | TopicPattern
@@ -90,6 +93,7 @@ class KafkaSource:
     options: Mapping[str, str] = field(default_factory=dict)
     value_format: RegistryFormat | None = field(default=None, repr=False)  # its schema is in the other one
     topic_column: str | None = field(default=None, repr=False)
+    conn_id: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         try:
@@ -114,6 +118,8 @@ class KafkaSource:
                 ddl.check_columns(self.schema)
             except RefusedError as error:
                 raise RefusedError(f"schema of KafkaSource({self.topic!r}) is not DDL: {error}") from error
+        if self.conn_id is not None and (not isinstance(self.conn_id, str) or not self.conn_id):
+            raise self._refused("conn_id", "the name of a connection, or None for the pipeline's cluster")
         for name in ("offset", "topic"):
             column = getattr(self, f"{name}_column")
             if column is not None and self.schema is None:
@@ -174,7 +180,7 @@ class KafkaSource:
     ) -> DataFrame:
         """Return the stream.
 
-        :param config: client configuration in librdkafka's names
+        :param config: client configuration of the pipeline's cluster, in librdkafka's names
         :param leave_out_bad: leave out records that do not fit, as :meth:`bad_records` gives them to the sink
         :param may_lose: ``failOnDataLoss=false`` is for others to judge
         :raises SettingRefusedError: when an option would break the guarantee
@@ -285,8 +291,9 @@ class KafkaSource:
             if parameter is not None and getattr(self, parameter) is not None and value != required:
                 raise SettingRefusedError(setting, value, required, f"use the parameter {parameter}")
             if name.lower() == "kafka.bootstrap.servers":
-                raise SettingRefusedError(setting, value, None, "a pipeline reads and writes one cluster")
-        return _merged(_DEFAULTS, self.options, for_spark(config), declared, fixed)
+                raise SettingRefusedError(setting, value, None, "name a connection: conn_id")
+        cluster = config if self.conn_id is None else source_clusters.from_environment(self.conn_id)
+        return _merged(_DEFAULTS, self.options, for_spark(cluster), declared, fixed)
 
     def _declared(self) -> dict[str, str]:
         topics = self.topics

@@ -144,7 +144,7 @@ class BackfillBatches:
 
     def _plan(self, number: int) -> Batch:
         """Read what Spark has planned for a batch, of the topics that the batches before have read."""
-        batch = planned_batch(self._checkpoint, self._run.client, self._run.lineage.id, number)
+        batch = planned_batch(self._checkpoint, self._run.sources, self._run.lineage.id, number)
         for topic, topic_id in batch.source_topic_ids.items():
             if (known := self._source_ids.setdefault(topic, topic_id)) != topic_id:
                 raise RefusedError(

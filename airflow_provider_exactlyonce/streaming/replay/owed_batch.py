@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, whole_offsets
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.spark.steering import fixed_settings
 
@@ -32,14 +33,14 @@ def plan(
     checkpoint: Checkpoint,
     lineage: Lineage,
     owed: SinkEntry,
-    config: Mapping[str, Any],
+    clusters: SourceClusters,
     spark: SparkSession | None,
     declared: Sequence[SourceTopics],
 ) -> None:
     """Make the checkpoint plan the batch that is owed; all before it are done.
 
     :param owed: the sink's entry
-    :param config: client configuration in librdkafka's names
+    :param clusters: those that its sources are read from
     :param spark: tells the settings of a checkpoint that has no batch yet
     :param declared: the topics of each declared source, in Spark's order
     :raises RefusedError: when the batch can't follow the checkpoint, or its input is gone
@@ -55,7 +56,7 @@ def plan(
         return
     stretch = CommitSpan(first=owed.commit, last=owed.commit)
     stretch.reads(owed.commit, owed.source)
-    check_input(config, stretch)
+    check_input(clusters, stretch)
     sources = _source_topics(checkpoint, before or planned, declared)
     if sorted(topic for source in sources for topic in source.share(ends)) != sorted(ends):
         raise RefusedError(

@@ -368,5 +368,5 @@ def _recorded(
     reader = LedgerReader(run.options.config, run.pipeline)
     commits = RecordedCommits(reader, lineage.commit_of(-1 if newest is None else newest) + 1, tail.place.commit)
     stretch = commits.check()
-    check_input(run.options.config, stretch)
+    check_input(run.sources, stretch)
     return commits, stretch

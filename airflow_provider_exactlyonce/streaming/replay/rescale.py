@@ -31,6 +31,7 @@ from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError, required
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition, Sums
 
@@ -159,7 +160,7 @@ def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: Ledger
         )
     if commit < tail.place.commit:
         stretch = RecordedCommits(reader, commit + 1, tail.place.commit).check()
-        check_input(config, stretch)
+        check_input(SourceClusters.claimed(config, tail.claim), stretch)
         if not lineage.accept_nondeterminism:
             jobs.check_deterministic(home, stretch)
     return _Ground(

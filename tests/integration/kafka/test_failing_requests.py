@@ -157,7 +157,7 @@ class Pipeline:
                 checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
                 reconcile(checkpoint, run.lineage, run.tail)
                 callbacks = Callbacks(
-                    plan=lambda number: planned_batch(checkpoint, run.client, run.lineage.id, number),
+                    plan=lambda number: planned_batch(checkpoint, run.sources, run.lineage.id, number),
                     stop_reason=lambda: None,
                     committed=lambda *_: None,
                 )

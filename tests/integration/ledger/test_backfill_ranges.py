@@ -15,6 +15,8 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved, Resolver
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from tests.integration.hand_written import HandWrittenPipeline
 
 HOUR = 3_600_000
@@ -37,7 +39,8 @@ def source(kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> s
 def ask(kafka_config: Mapping[str, str], source: str, tmp_path: Path) -> Callable[..., Resolved]:
     def resolved(**given: Any) -> Resolved:
         request = BackfillRequest.parse(**{"state": "empty", "output": "topic=t", **given})
-        return Resolver(kafka_config, f"p-{source}", [source], Savepoints(tmp_path)).resolve(request)
+        clusters, sources = SourceClusters(kafka_config, {}), [SourceTopics.of(source)]
+        return Resolver(kafka_config, f"p-{source}", clusters, sources, Savepoints(tmp_path)).resolve(request)
 
     return resolved
 

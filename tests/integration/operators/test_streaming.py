@@ -172,11 +172,14 @@ def test_the_driver_gets_home_settings_and_interpreter_and_the_secret_by_environ
     monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "aws", "login": "key", "password": PASSWORD}))
     catalog = {"conn_type": "iceberg", "host": "https://lake/api/", "login": "id", "password": PASSWORD}
     monkeypatch.setenv("AIRFLOW_CONN_CATALOG", json.dumps({**catalog, "extra": {"warehouse": "shop"}}))
+    orders = {"bootstrap.servers": "orders:9092", "sasl.password": PASSWORD}
+    monkeypatch.setenv("AIRFLOW_CONN_ORDERS", json.dumps({"conn_type": "kafka", "extra": {**orders, "group.id": "g"}}))
     task = operator(
         tmp_path,
         "take-lease end=finished",
         conf={"spark.sql.shuffle.partitions": "4"},
         env_vars={"EXTRA": "yes"},
+        source_conn_ids=["orders"],
         postgres_conn_ids=["db"],
         store_conn_ids=["lake", "catalog"],
     )
@@ -188,6 +191,7 @@ def test_the_driver_gets_home_settings_and_interpreter_and_the_secret_by_environ
     assert arguments[at + 1 : at + 5] == ["--home", str(tmp_path / "home"), "--until", "available"]
     assert {"spark.task.maxFailures=1", "spark.sql.shuffle.partitions=4"} <= set(arguments)
     assert json.loads(environment["EXACTLYONCE_KAFKA"])["sasl.password"] == PASSWORD
+    assert json.loads(environment["EXACTLYONCE_SOURCES"]) == {"orders": orders}
     assert json.loads(environment["EXACTLYONCE_POSTGRES"]) == {"db": {"host": "db", "password": PASSWORD}}
     keys = {"aws_access_key_id": "key", "aws_secret_access_key": PASSWORD}
     rest = {"type": "rest", "uri": "https://lake/api", "credential": f"id:{PASSWORD}", "warehouse": "shop"}

@@ -187,11 +187,11 @@ class Life:
         self.others.claim(self.run.number, self.run.tail.commit, first)
         owed = self.others.owed(self.run.tail.commit)
         if owed is not None and not needs_replay:
-            owed_batch.plan(self.checkpoint, self.run.lineage, owed, self.run.options.config, None, [])
+            owed_batch.plan(self.checkpoint, self.run.lineage, owed, self.run.sources, None, [])
         return needs_replay
 
     def plan(self, number: int) -> Batch:
-        batch = planned_batch(self.checkpoint, self.run.client, self.run.lineage.id, number)
+        batch = planned_batch(self.checkpoint, self.run.sources, self.run.lineage.id, number)
         return replace(batch, recorded=self.recorded)
 
     def batch(

@@ -102,7 +102,7 @@ def drive(spec: dict[str, Any]) -> None:
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         reconcile(checkpoint, run.lineage, run.tail)
         callbacks = Callbacks(
-            plan=lambda number: planned_batch(checkpoint, run.client, run.lineage.id, number),
+            plan=lambda number: planned_batch(checkpoint, run.sources, run.lineage.id, number),
             stop_reason=lambda: None,
             committed=lambda record, seconds, before: None,
         )

@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches, BackfillOptions
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from tests.integration.protocol.alone import Alone, Frame
@@ -217,10 +218,10 @@ def test_a_stretch_that_would_be_run_again_on_a_source_that_was_made_again_is_re
         life.batch(0)
     stretch = CommitSpan(first=1, last=1)
     stretch.add(newest(alone))
-    check_input(alone.config, stretch)
+    check_input(SourceClusters(alone.config, {}), stretch)
     recreate(alone.config, alone.source, records=20)
     with pytest.raises(RefusedError, match="commit 1 read it with id"):
-        check_input(alone.config, stretch)
+        check_input(SourceClusters(alone.config, {}), stretch)
 
 
 class Range:

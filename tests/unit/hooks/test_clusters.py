@@ -234,6 +234,19 @@ def test_connections_to_postgresql_go_the_same_way_in_libpqs_words(
     assert json.loads(file.read_text()) == {"shop_db": {**parameters, "sslmode": "require"}}
 
 
+def test_connections_to_the_clusters_of_sources_go_the_same_way(
+    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
+    config = {"bootstrap.servers": "orders:9092", "sasl.password": PASSWORD}
+    monkeypatch.setenv("AIRFLOW_CONN_ORDERS", json.dumps({"conn_type": "kafka", "extra": config}))
+    launched = launch(tmp_path / "home", source_conn_ids=["orders"])
+    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
+    file = Path(settings_of(launched)["spark.yarn.appMasterEnv.EXACTLYONCE_SOURCES"].removeprefix("@"))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert json.loads(file.read_text()) == {"orders": config}
+
+
 def test_connections_to_object_stores_go_the_same_way_in_delta_rs_words(
     connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

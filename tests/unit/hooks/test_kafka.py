@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from airflow_provider_exactlyonce.exceptions import SettingRefusedError
-from airflow_provider_exactlyonce.hooks.kafka import client_config, driver_config
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.hooks.kafka import client_config, driver_config, source_config, sources_config
 from airflow_provider_exactlyonce.kafka.config import parse
+from airflow_provider_exactlyonce.ledger.source_clusters import from_environment
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]) -> None:
@@ -45,6 +46,14 @@ def test_cluster_and_credentials_are_taken_and_what_is_for_other_clients_is_not(
 def test_the_driver_reads_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, {"bootstrap.servers": "broker:9092", "group.id": "g", "socket.timeout.ms": 1000})
     assert parse(driver_config("kafka_shop")) == {"bootstrap.servers": "broker:9092", "socket.timeout.ms": "1000"}
+
+
+def test_a_driver_reads_the_connections_of_sources_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, {"bootstrap.servers": "broker:9092", "group.id": "g", "sasl.password": "p"})
+    monkeypatch.setenv("EXACTLYONCE_SOURCES", sources_config(["kafka_shop"]))
+    assert from_environment("kafka_shop") == source_config("kafka_shop")
+    with pytest.raises(RefusedError, match="are read through the connection kafka_gone"):
+        source_config("kafka_gone")
 
 
 def test_a_callback_can_not_be_handed_to_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
+from airflow_provider_exactlyonce.environment import parameters_of
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.settings import STORES_VARIABLE
-from airflow_provider_exactlyonce.streaming.sinks.connections import parameters_of
 from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_compaction, check_format, check_name
 from airflow_provider_exactlyonce.streaming.sinks.spi import TWO_PHASE_COMMIT, Sink
 

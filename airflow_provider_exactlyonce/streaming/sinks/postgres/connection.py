@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import psycopg
 
+from airflow_provider_exactlyonce import environment
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     ExactlyOnceError,
@@ -20,7 +21,6 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
 )
 from airflow_provider_exactlyonce.streaming.settings import POSTGRES_VARIABLE
-from airflow_provider_exactlyonce.streaming.sinks import connections
 
 #: A peer that is gone is noticed within seconds, and a silent one is given up.
 _DEFAULTS: Final = {
@@ -54,7 +54,7 @@ def parameters_of(conn_id: str) -> Parameters:
 
     :raises RefusedError: when it is not among them
     """
-    given = connections.parameters_of(POSTGRES_VARIABLE, conn_id, "libpq's parameters", "postgres_conn_ids")
+    given = environment.parameters_of(POSTGRES_VARIABLE, conn_id, "libpq's parameters", "postgres_conn_ids")
     return Parameters("libpq's environment", {}) if given is None else Parameters(f"connection {conn_id}", given)
 
 

@@ -1,6 +1,6 @@
 """Per topic: a sum and a count of the records of several topics, or of a pattern's; its names come from the test.
 
-With ``TEST_TABLE`` the rows go to a Delta table, too.
+With ``TEST_TABLE`` the rows go to a Delta table, too; with ``TEST_CONN_ID`` the topics are on its cluster.
 """
 
 import os
@@ -20,6 +20,7 @@ asked, table = os.environ["TEST_SOURCE"], os.environ.get("TEST_TABLE")
         schema="id BIGINT NOT NULL",
         max_offsets_per_trigger=100,
         topic_column="source",
+        conn_id=os.environ.get("TEST_CONN_ID"),
     ),
     sink=[
         KafkaSink(os.environ["TEST_SINK"], key="source"),

@@ -40,6 +40,20 @@ def test_the_users_value_of_a_default_wins_however_it_is_spelled() -> None:
     assert spark_options["kafka.max.partition.fetch.bytes"] == "8388608"
 
 
+def test_a_source_with_a_connection_is_read_from_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXACTLYONCE_SOURCES", json.dumps({"orders": {"bootstrap.servers": "orders:9092"}}))
+    source = KafkaSource("in", conn_id="orders")
+    assert source.spark_options(CLUSTER)["kafka.bootstrap.servers"] == "orders:9092"
+    assert repr(source) == repr(KafkaSource("in"))
+    with pytest.raises(RefusedError, match="conn_id=''"):
+        KafkaSource("in", conn_id="")
+
+
+def test_a_topic_of_another_cluster_is_no_loop_and_a_sink_may_have_its_name() -> None:
+    declare = pipeline(name="p", source=KafkaSource("in", conn_id="orders"), sink=KafkaSink("in"))
+    assert declare(lambda frame: frame).source_connections == {"in": "orders"}
+
+
 @pytest.mark.parametrize(
     ("option", "value", "parameter"),
     [
@@ -93,7 +107,7 @@ def test_what_the_page_says_is_refused_is(declaration: str, message: str) -> Non
 
 
 def test_the_page_lists_refusals() -> None:
-    assert len(REFUSED) == 11
+    assert len(REFUSED) == 13
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_exactlyonce.environment import parameters_of
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import DeltaSink, IcebergSink
-from airflow_provider_exactlyonce.streaming.sinks.connections import parameters_of
 
 VARIABLE, SECRET = "EXACTLYONCE_STORES", "hunter2"
 

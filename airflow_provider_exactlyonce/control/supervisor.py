@@ -162,7 +162,10 @@ class Supervisor:
             raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
         self.home.check_can_be_made()
         launch = self._launch() if callable(self._launch) else self._launch  # what it refuses leaves no trace
-        cluster, token, log = self.supervision.cluster, str(uuid.uuid4()), launching.next_log(self.home)
+        cluster = self.supervision.cluster
+        if cluster is not None:
+            cluster.check_access()
+        token, log = str(uuid.uuid4()), launching.next_log(self.home)
         requests.forget_older(self.home, "account-*.json")
         intent = Intent(
             token=token,

@@ -131,17 +131,15 @@ class KubernetesCluster(Cluster):
             return
         if refused:
             raise RefusedError(
-                f"Kubernetes lets this task not {' and '.join(refused)} pods in the namespace {self._namespace}, so its "
-                "driver could not be looked up or ended: give its user the Role of `exactlyonce help kubernetes`"
+                f"Kubernetes lets this task not {' and '.join(refused)} pods in the namespace {self._namespace}, so "
+                "its driver could not be looked up or ended: give its user the Role of `exactlyonce help kubernetes`"
             )
 
     def _may(self, verb: str) -> bool:
         from kubernetes import client
 
         pods = client.V1ResourceAttributes(namespace=self._namespace, resource="pods", verb=verb)
-        review = client.V1SelfSubjectAccessReview(
-            spec=client.V1SelfSubjectAccessReviewSpec(resource_attributes=pods)
-        )
+        review = client.V1SelfSubjectAccessReview(spec=client.V1SelfSubjectAccessReviewSpec(resource_attributes=pods))
         authorization = client.AuthorizationV1Api(self._client().api_client)
         answer = authorization.create_self_subject_access_review(review, _request_timeout=_TIMEOUT_SECONDS)
         return bool(answer.status.allowed)

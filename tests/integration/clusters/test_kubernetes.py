@@ -1,0 +1,260 @@
+"""The operator with drivers in pods: a real API server with the documented rights, and a node without containers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from airflow.providers.apache.spark.hooks import spark_submit as spark_submit_module
+from airflow.sdk.exceptions import AirflowException
+
+from airflow_provider_exactlyonce.control.clusters import ClusterState
+from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars, spark_connector_jars
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
+from airflow_provider_exactlyonce.hooks import spark_submit
+from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
+from tests import object_stores
+from tests.conftest import MakeTopic
+from tests.integration.clusters.test_yarn import execute
+from tests.integration.operators.test_streaming import TaskInstance
+from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
+from tests.kubernetes_cluster import DRIVER, EXECUTOR, NAMESPACE, WORKER, ApiServer, Node, documented_conf, manifests
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+#: What the documented image has among Spark's own.
+JARS = ",".join(f"local://{jar}" for jar in [*spark_connector_jars(), EXCLUSIVE_FILES_JAR, *s3a_jars()])
+
+
+@pytest.fixture
+def world(kafka_config: dict[str, str], make_topic: MakeTopic, tmp_path: Path) -> World:
+    source, sink = make_topic(2), make_topic(2)
+    return World(config=kafka_config, pipeline=f"in-pods-{source}", source=source, sink=sink, home=tmp_path / "home")
+
+
+@pytest.fixture
+def worker(kubernetes: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Give a function that makes this process's Kubernetes clients a service account's, in Python and in Spark.
+
+    Of Airflow's Kubernetes provider only the few lines that make a client are replaced.
+    """
+
+    def become(account: str, namespace: str) -> None:
+        from kubernetes import client, config
+
+        file = str(kubernetes.kubeconfig_of(account, namespace))
+        module = ModuleType("airflow.providers.cncf.kubernetes.kube_client")
+        module.__dict__["get_kube_client"] = lambda: client.CoreV1Api(config.new_client_from_config(file))
+        monkeypatch.setattr(spark_submit_module, "kube_client", module, raising=False)
+        monkeypatch.setenv("KUBECONFIG", file)
+
+    become(*WORKER)
+    return become
+
+
+@pytest.fixture
+def node(kubernetes: ApiServer, tmp_path: Path) -> Iterator[Node]:
+    with Node(kubernetes, tmp_path / "node") as node:
+        yield node
+    assert node.failure is None
+    for pod in pods(kubernetes):
+        delete(kubernetes, f"{pod['metadata']['name']}?gracePeriodSeconds=0")
+
+
+@pytest.fixture
+def checkpoint(
+    kubernetes: ApiServer, worker: object, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[str]:
+    """Give a home on S3; its key and Kafka's configuration are in a Secret, and in Airflow's connections."""
+    with object_stores.moto() as address:
+        connections = {
+            "spark_default": {
+                "conn_type": "spark",
+                "host": f"k8s://{kubernetes.address}",
+                "extra": {"deploy-mode": "cluster", "namespace": NAMESPACE},
+            },
+            "kafka_default": {"conn_type": "kafka", "extra": dict(world.config)},
+            "store": object_stores.connection(address),
+        }
+        for name, connection in connections.items():
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        store = {**object_stores.environment(address), "AWS_DEFAULT_REGION": "us-east-1"}
+        [secret] = manifests("secret.yaml")
+        secret["metadata"]["name"] = world.pipeline
+        assert secret["stringData"].keys() == {"kafka", "s3"}
+        secret["stringData"] = {"kafka": json.dumps(dict(world.config)), "s3": json.dumps(store)}
+        kubernetes.apply(secret)
+        yield f"s3://store@bucket/homes/{world.pipeline}"
+
+
+def stream(kubernetes: ApiServer, world: World, checkpoint: str, **options: Any) -> StreamingPipelineOperator:
+    conf = {
+        **CONF,
+        **{name: value.replace("shop-totals:", f"{world.pipeline}:") for name, value in documented_conf().items()},
+        "spark.kubernetes.driver.master": f"k8s://{kubernetes.address}",  # there is no DNS server of the cluster's
+        "spark.local.dir": "/opt/work",
+        "spark.driver.memory": "512m",
+        "spark.executor.memory": "512m",
+        "spark.executor.instances": "1",
+        "spark.executor.extraJavaOptions": CONF["spark.driver.extraJavaOptions"],
+        **options.pop("conf", {}),
+    }
+    names = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
+    defaults: dict[str, Any] = {
+        "application": f"local://{JOBS / world.job}",
+        "checkpoint": checkpoint,
+        "conf": conf,
+        "jars": JARS,
+        "env_vars": {**names, **options.pop("env_vars", {})},
+        "restart_strategy": RestartStrategy.fixed_delay(attempts=2, delay=timedelta(0)),
+    }
+    return StreamingPipelineOperator(task_id="stream", **{**defaults, **options})
+
+
+def rights(role: str) -> set[tuple[str, str, str]]:
+    """Return what a documented Role allows: (group, resource, verb)."""
+    [found] = [each for each in manifests("rights.yaml") if each["kind"] == "Role" and each["metadata"]["name"] == role]
+    return {
+        (group, resource, verb)
+        for rule in found["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def pods(kubernetes: ApiServer) -> list[dict[str, Any]]:
+    answer = kubernetes.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")
+    answer.raise_for_status()
+    return list(answer.json()["items"])
+
+
+def test_a_pipeline_runs_in_pods_with_its_home_on_s3_and_with_exactly_the_documented_rights(
+    kubernetes: ApiServer, node: Node, world: World, checkpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.send(1000)
+    ti = TaskInstance()
+    with caplog.at_level("INFO"):
+        result = execute(stream(kubernetes, world, checkpoint), ti)
+    assert (result["commit"], result["restarts"]) == (3, 0)
+    check_counts(world)
+    assert not world.home.exists()
+    assert [run.home_path for run in world.ledger()[1]] == [checkpoint.replace("store@", "")]
+    [driver] = [pod for pod in pods(kubernetes) if pod["metadata"]["name"].endswith("-driver")]
+    name, token = driver["metadata"]["name"], driver["metadata"]["labels"]["exactlyonce-token"]
+    assert f"kubectl -n {NAMESPACE} logs {name}" in caplog.text
+    outputs = [pod.output for pod in node.pods.values()]
+    assert len(outputs) == 2, "a driver and an executor"
+    assert "secretKeyRef" in str(driver)
+    for text in (json.dumps(driver), caplog.text, json.dumps(ti.pushed, default=str), *outputs):
+        assert object_stores.SECRET not in text
+    cluster = spark_submit.cluster_of("spark_default")
+    assert cluster is not None
+    eventually(lambda: cluster.state(token) is ClusterState.GONE, "its pod has ended", poll_seconds=0.2)
+    cluster.kill(token)
+    eventually(lambda: not pods(kubernetes), "nothing of it is left", poll_seconds=0.2)
+    everybody = {("authorization.k8s.io", "selfsubjectaccessreviews", "create")}
+    assert kubernetes.asked(*WORKER) - everybody == rights("spark-submitter")
+    assert kubernetes.asked(*DRIVER) == rights("spark-driver")
+    assert not kubernetes.asked(*EXECUTOR)
+
+
+@pytest.mark.parametrize("accident", ["evicted", "deleted"])
+def test_a_driver_whose_pod_is_gone_is_replaced_by_the_next_which_goes_on_exactly(
+    kubernetes: ApiServer,
+    node: Node,
+    world: World,
+    checkpoint: str,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    accident: str,
+) -> None:
+    world.send(2000)
+    hold = tmp_path / "hold"
+
+    def happen() -> str:
+        eventually(hold.exists, "the second batch writes", poll_seconds=0.2)
+        name = node.driver()
+        try:
+            node.evict(name) if accident == "evicted" else delete(kubernetes, name)
+        finally:
+            hold.unlink()
+        return name
+
+    task = stream(kubernetes, world, checkpoint, env_vars={FAILPOINTS: f"during-send:run=1:batch=1:hold={hold}"})
+    with caplog.at_level("INFO"), ThreadPoolExecutor(1) as pool:
+        happening = pool.submit(happen)
+        result = execute(task, TaskInstance())
+        name = happening.result()
+    assert result["restarts"] == 1
+    check_counts(world)
+    said = f"pod {name} is Failed (Evicted: The node was low on resource: memory."
+    assert (said in caplog.text) == (accident == "evicted")
+
+
+def delete(kubernetes: ApiServer, name: str) -> None:
+    answer = kubernetes.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
+    answer.raise_for_status()
+
+
+def test_an_image_that_can_not_be_pulled_is_told_and_the_task_can_be_ended(
+    kubernetes: ApiServer, node: Node, world: World, checkpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    conf = {"spark.kubernetes.container.image": "registry.example.com/shop:missing"}
+    task = stream(kubernetes, world, checkpoint, conf=conf)
+
+    def kill() -> None:
+        eventually(lambda: "ImagePullBackOff" in caplog.text, "the task tells", poll_seconds=0.2)
+        task.on_kill()
+
+    with caplog.at_level("INFO"), ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        with pytest.raises(AirflowException):
+            execute(task, TaskInstance())
+        killing.result()
+    said = 'is Pending (ImagePullBackOff: Back-off pulling image "registry.example.com/shop:missing")'
+    assert said in caplog.text
+    eventually(lambda: not pods(kubernetes), "its pod is deleted")
+
+
+def test_without_rights_nothing_is_submitted_and_the_missing_ones_are_named(
+    kubernetes: ApiServer, worker: Callable[[str, str], None], world: World, checkpoint: str
+) -> None:
+    worker(*EXECUTOR)  # which has none
+    with pytest.raises(RefusedError, match=f"not list and delete pods in the namespace {NAMESPACE}"):
+        execute(stream(kubernetes, world, checkpoint), TaskInstance())
+    assert not pods(kubernetes)
+
+
+def test_a_submission_that_kubernetes_refuses_ends_the_task_with_its_words(
+    kubernetes: ApiServer, worker: Callable[[str, str], None], world: World, checkpoint: str
+) -> None:
+    """One that may look drivers up and end them, and nothing else."""
+    account = {"kind": "ServiceAccount", "apiVersion": "v1", "metadata": {"name": "watcher", "namespace": NAMESPACE}}
+    named = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "watcher", "namespace": NAMESPACE}}
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "delete"]}]
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "watcher"}
+    subjects = [{"kind": "ServiceAccount", "name": "watcher", "namespace": NAMESPACE}]
+    kubernetes.apply(
+        account,
+        {**named, "kind": "Role", "rules": rules},
+        {**named, "kind": "RoleBinding", "roleRef": reference, "subjects": subjects},
+    )
+    worker("watcher", NAMESPACE)
+    task = stream(kubernetes, world, checkpoint, restart_strategy=RestartStrategy.none())
+    with pytest.raises(AirflowException, match="forbidden"):
+        execute(task, TaskInstance())
+    assert not pods(kubernetes)
+
+
+def test_the_documented_objects_are_taken_by_a_strict_server(kubernetes: ApiServer) -> None:
+    kubernetes.apply(*manifests("home.yaml"), *manifests("secret.yaml"))

@@ -146,16 +146,16 @@ class ApiServer:
         return path
 
     def asked(self, account: str, namespace: str) -> set[tuple[str, str, str]]:
-        """Return what an account has asked for, and was allowed to: (group, resource, verb)."""
-        events = map(json.loads, self.audit.read_text().splitlines())
+        """Return which rights an account has used: (group, resource, verb)."""
+        used = set()
         user = f"system:serviceaccount:{namespace}:{account}"
-        return {
-            (what.get("apiGroup", ""), what["resource"], event["verb"])
-            for event in events
-            if event["user"]["username"] == user
-            and (what := event.get("objectRef"))
-            and event["annotations"].get("authorization.k8s.io/decision") == "allow"
-        }
+        for event in map(json.loads, self.audit.read_text().splitlines()):
+            if event["user"]["username"] == user and (what := event.get("objectRef")):
+                # What is patched and was not there is created, for which another right is asked.
+                verbs = {event["verb"], *(["create"] if event["responseStatus"]["code"] == 201 else ())}
+                resource = "/".join(filter(None, [what["resource"], what.get("subresource")]))
+                used |= {(what.get("apiGroup", ""), resource, verb) for verb in verbs}
+        return used
 
 
 @contextlib.contextmanager
@@ -318,12 +318,13 @@ class Node:
         name, address = pod["metadata"]["name"], next(self._addresses)
         folder = self._folder / name
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         mounts = {"/opt/entrypoint.sh": MANIFESTS / "entrypoint.sh", "/etc/hosts": folder / "hosts"}
         services = self._server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/services").json()["items"]
         if name.endswith("-driver") and not any(_is_of(service, pod) for service in services):
             return None
-        hosts = ["127.0.0.1 localhost", f"{address} {name}"]
+        host = name[-63:].lstrip("-")  # the longest that a kernel takes
+        hosts = ["127.0.0.1 localhost", f"{address} {host}"]
         for service in services:
             owner = service["metadata"]["ownerReferences"][0]["name"]
             at = address if owner == name else self.pods[owner].address if owner in self.pods else None
@@ -337,7 +338,7 @@ class Node:
             mounts[mount["mountPath"]] = place
         lines = [
             *(f"mount -t tmpfs none {folder}" for folder in ("/opt", "/run")),
-            f"echo {name} > /proc/sys/kernel/hostname",
+            f"echo {host} > /proc/sys/kernel/hostname",
             *(
                 f"mkdir -p {Path(at).parent if place.is_file() else at}; "
                 + (f"touch {at}; " if place.is_file() else "")
@@ -361,7 +362,7 @@ class Node:
         for variable in container["env"]:
             source = variable.get("valueFrom", {})
             if "fieldRef" in source:
-                yield variable["name"], fields[source["fieldRef"]["fieldPath"]]
+                yield variable["name"], fields.get(source["fieldRef"]["fieldPath"], "")
             elif "secretKeyRef" in source:
                 named = source["secretKeyRef"]
                 secret = self._server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{named['name']}").json()

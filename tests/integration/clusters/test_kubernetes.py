@@ -100,7 +100,7 @@ def stream(kubernetes: ApiServer, world: World, checkpoint: str, **options: Any)
     conf = {
         **CONF,
         **{name: value.replace("shop-totals:", f"{world.pipeline}:") for name, value in documented_conf().items()},
-        "spark.kubernetes.driver.master": f"k8s://{kubernetes.address}",  # there is no DNS server of the cluster's
+        "spark.kubernetes.driver.master": kubernetes.address,  # there is no DNS server of the cluster's
         "spark.local.dir": "/opt/work",
         "spark.driver.memory": "512m",
         "spark.executor.memory": "512m",

@@ -306,7 +306,8 @@ class Node:
             "ready": phase == "Running",
             "state": state,
         }
-        where = {"podIP": address, "podIPs": [{"ip": address}]} if address else {}
+        where: dict[str, Any] = {"podIP": address, "podIPs": [{"ip": address}]} if address else {}
+        where["conditions"] = [{"type": "Ready", "status": str(phase == "Running")}]
         self._report(pod["metadata"]["name"], {"phase": phase, "containerStatuses": [status], **where})
 
     def _report(self, name: str, status: dict[str, Any]) -> None:
@@ -371,11 +372,9 @@ class Node:
                 yield variable["name"], variable.get("value", "")
 
     def _volume(self, volume: dict[str, Any], folder: Path, pod: dict[str, Any]) -> Path | None:
-        place = folder / "volumes" / volume["name"]
+        place = folder / "volumes" / str(volume["name"])
         place.mkdir(parents=True)
         files: dict[str, str] = {}
-        if "hostPath" in volume:
-            return Path(str(volume["hostPath"]["path"]))
         if "configMap" in volume:
             path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{volume['configMap']['name']}"
             answer = self._server.ask("GET", path)

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.hooks import spark_submit as spark_submit_module
-from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_exactlyonce.control.clusters import ClusterState
 from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars, spark_connector_jars
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import DriverFailedError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.hooks import spark_submit
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
@@ -210,7 +209,7 @@ def test_an_image_that_can_not_be_pulled_is_told_and_the_task_can_be_ended(
     kubernetes: ApiServer, node: Node, world: World, checkpoint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     conf = {"spark.kubernetes.container.image": "registry.example.com/shop:missing"}
-    task = stream(kubernetes, world, checkpoint, conf=conf)
+    task = stream(kubernetes, world, checkpoint, conf=conf, stop_timeout=timedelta(seconds=1))
 
     def kill() -> None:
         eventually(lambda: "ImagePullBackOff" in caplog.text, "the task tells", poll_seconds=0.2)
@@ -218,8 +217,8 @@ def test_an_image_that_can_not_be_pulled_is_told_and_the_task_can_be_ended(
 
     with caplog.at_level("INFO"), ThreadPoolExecutor(1) as pool:
         killing = pool.submit(kill)
-        with pytest.raises(AirflowException):
-            execute(task, TaskInstance())
+        with pytest.raises(ExactlyOnceError):
+            execute(task, TaskInstance(state="failed"))
         killing.result()
     said = 'is Pending (ImagePullBackOff: Back-off pulling image "registry.example.com/shop:missing")'
     assert said in caplog.text
@@ -251,7 +250,7 @@ def test_a_submission_that_kubernetes_refuses_ends_the_task_with_its_words(
     )
     worker("watcher", NAMESPACE)
     task = stream(kubernetes, world, checkpoint, restart_strategy=RestartStrategy.none())
-    with pytest.raises(AirflowException, match="forbidden"):
+    with pytest.raises(DriverFailedError, match="forbidden"):
         execute(task, TaskInstance())
     assert not pods(kubernetes)
 

@@ -331,8 +331,8 @@ class Node:
             at = address if owner == name else self.pods[owner].address if owner in self.pods else None
             hosts += [f"{at} {service['metadata']['name']}.{NAMESPACE}.svc"] if at else []
         (folder / "hosts").write_text("\n".join(hosts) + "\n")
-        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-        for mount in container["volumeMounts"]:
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
+        for mount in container.get("volumeMounts", ()):
             place = self._volume(volumes[mount["name"]], folder, pod)
             if place is None:
                 return None
@@ -360,7 +360,7 @@ class Node:
 
     def _variables(self, pod: dict[str, Any], container: dict[str, Any], address: str) -> Iterator[tuple[str, str]]:
         fields = {"status.podIP": address, "metadata.name": pod["metadata"]["name"]}
-        for variable in container["env"]:
+        for variable in container.get("env", ()):
             source = variable.get("valueFrom", {})
             if "fieldRef" in source:
                 yield variable["name"], fields.get(source["fieldRef"]["fieldPath"], "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,18 +14,29 @@ from typing import Any
 import pytest
 from airflow.providers.apache.spark.hooks import spark_submit as spark_submit_module
 
-from airflow_provider_exactlyonce.control.clusters import ClusterState
+from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterState
 from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars, spark_connector_jars
 from airflow_provider_exactlyonce.exceptions import DriverFailedError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.hooks import spark_submit
+from airflow_provider_exactlyonce.hooks.clusters import LABEL
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from tests import object_stores
 from tests.conftest import MakeTopic
 from tests.integration.clusters.test_yarn import execute
 from tests.integration.operators.test_streaming import TaskInstance
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
-from tests.kubernetes_cluster import DRIVER, EXECUTOR, NAMESPACE, WORKER, ApiServer, Node, documented_conf, manifests
+from tests.kubernetes_cluster import (
+    DRIVER,
+    EXECUTOR,
+    IMAGE,
+    NAMESPACE,
+    WORKER,
+    ApiServer,
+    Node,
+    documented_conf,
+    manifests,
+)
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -69,22 +81,39 @@ def node(kubernetes: ApiServer, tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.fixture
+def connections(kubernetes: ApiServer, worker: object, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Give a function that makes connections; that of Spark is there."""
+
+    def make(**given: dict[str, Any]) -> None:
+        for name, connection in given.items():
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
+
+    extra = {"deploy-mode": "cluster", "namespace": NAMESPACE}
+    make(spark_default={"conn_type": "spark", "host": f"k8s://{kubernetes.address}", "extra": extra})
+    return make
+
+
+@pytest.fixture
+def cluster(connections: object) -> Cluster:
+    cluster = spark_submit.cluster_of("spark_default")
+    assert cluster is not None
+    return cluster
+
+
+@pytest.fixture
 def checkpoint(
-    kubernetes: ApiServer, worker: object, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kubernetes: ApiServer,
+    connections: Callable[..., None],
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Iterator[str]:
     """Give a home on S3; its key and Kafka's configuration are in a Secret, and in Airflow's connections."""
     with object_stores.moto() as address:
-        connections = {
-            "spark_default": {
-                "conn_type": "spark",
-                "host": f"k8s://{kubernetes.address}",
-                "extra": {"deploy-mode": "cluster", "namespace": NAMESPACE},
-            },
-            "kafka_default": {"conn_type": "kafka", "extra": dict(world.config)},
-            "store": object_stores.connection(address),
-        }
-        for name, connection in connections.items():
-            monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
+        connections(
+            kafka_default={"conn_type": "kafka", "extra": dict(world.config)},
+            store=object_stores.connection(address),
+        )
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         store = {**object_stores.environment(address), "AWS_DEFAULT_REGION": "us-east-1"}
         [secret] = manifests("secret.yaml")
@@ -138,7 +167,12 @@ def pods(kubernetes: ApiServer) -> list[dict[str, Any]]:
 
 
 def test_a_pipeline_runs_in_pods_with_its_home_on_s3_and_with_exactly_the_documented_rights(
-    kubernetes: ApiServer, node: Node, world: World, checkpoint: str, caplog: pytest.LogCaptureFixture
+    kubernetes: ApiServer,
+    node: Node,
+    world: World,
+    checkpoint: str,
+    cluster: Cluster,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     world.send(1000)
     ti = TaskInstance()
@@ -156,8 +190,6 @@ def test_a_pipeline_runs_in_pods_with_its_home_on_s3_and_with_exactly_the_docume
     assert "secretKeyRef" in str(driver)
     for text in (json.dumps(driver), caplog.text, json.dumps(ti.pushed, default=str), *outputs):
         assert object_stores.SECRET not in text
-    cluster = spark_submit.cluster_of("spark_default")
-    assert cluster is not None
     eventually(lambda: cluster.state(token) is ClusterState.GONE, "its pod has ended", poll_seconds=0.2)
     cluster.kill(token)
     eventually(lambda: not pods(kubernetes), "nothing of it is left", poll_seconds=0.2)
@@ -225,13 +257,14 @@ def test_an_image_that_can_not_be_pulled_is_told_and_the_task_can_be_ended(
     eventually(lambda: not pods(kubernetes), "its pod is deleted")
 
 
-def test_without_rights_nothing_is_submitted_and_the_missing_ones_are_named(
-    kubernetes: ApiServer, worker: Callable[[str, str], None], world: World, checkpoint: str
+def test_a_task_without_rights_submits_nothing_and_the_missing_ones_are_named(
+    worker: Callable[[str, str], None], cluster: Cluster
 ) -> None:
+    cluster.check_access()
     worker(*EXECUTOR)  # which has none
     with pytest.raises(RefusedError, match=f"not list and delete pods in the namespace {NAMESPACE}"):
-        execute(stream(kubernetes, world, checkpoint), TaskInstance())
-    assert not pods(kubernetes)
+        cluster.check_access()
+    assert cluster.state("a token") is ClusterState.UNKNOWN
 
 
 def test_a_submission_that_kubernetes_refuses_ends_the_task_with_its_words(
@@ -257,3 +290,60 @@ def test_a_submission_that_kubernetes_refuses_ends_the_task_with_its_words(
 
 def test_the_documented_objects_are_taken_by_a_strict_server(kubernetes: ApiServer) -> None:
     kubernetes.apply(*manifests("home.yaml"), *manifests("secret.yaml"))
+
+
+def pod(name: str, folder: Path, image: str = IMAGE) -> dict[str, Any]:
+    """Return a pod with a driver's label, in which an executor of Spark would run if its Java were one."""
+    names = ("DRIVER_URL", "EXECUTOR_CORES", "EXECUTOR_ID", "APPLICATION_ID", "EXECUTOR_POD_NAME")
+    names = (*names, "RESOURCE_PROFILE_ID", "EXECUTOR_MEMORY", "CONF_DIR", "JAVA_OPT_0", "JAVA_OPT_1")
+    values = {"JAVA_HOME": str(folder), **{f"SPARK_{each}": f"the {each}" for each in names}}
+    address = {"fieldRef": {"fieldPath": "status.podIP"}}
+    variables = [{"name": each, "value": value} for each, value in values.items()]
+    variables.append({"name": "SPARK_EXECUTOR_POD_IP", "valueFrom": address})
+    container = {"name": "driver", "image": image, "args": ["executor"], "env": variables}
+    spec = {"restartPolicy": "Never", "serviceAccountName": EXECUTOR[0], "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {LABEL: name}}, "spec": spec}
+
+
+def test_what_becomes_of_a_pod_is_told(kubernetes: ApiServer, node: Node, cluster: Cluster, tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\nprintf '<%s>\\n' \"$@\"\nexec sleep 600\n")
+    java.chmod(0o755)
+
+    def create(name: str, image: str = IMAGE) -> None:
+        answer = kubernetes.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod(name, tmp_path, image))
+        assert answer.status_code == 201, answer.text
+
+    def tells(name: str, said: str) -> None:
+        whole = f"pod {name} is {said}, kubectl -n {NAMESPACE} logs {name}"
+        eventually(lambda: cluster.account(name) == whole, lambda: cluster.account(name), poll_seconds=0.1)
+
+    missing = "registry.example.com/shop:missing"
+    create("waits", missing)
+    tells("waits", f'Pending (ImagePullBackOff: Back-off pulling image "{missing}")')
+    assert cluster.state("waits") is ClusterState.ACTIVE
+
+    create("runs")
+    tells("runs", "Running")
+    assert cluster.state("runs") is ClusterState.ACTIVE
+    eventually(lambda: "the EXECUTOR_POD_NAME" in node.pods["runs"].output, "it prints", poll_seconds=0.1)
+    printed = re.findall("<(.*)>", node.pods["runs"].output)
+    assert printed[:4] == ["the JAVA_OPT_0", "the JAVA_OPT_1", "-Xmsthe EXECUTOR_MEMORY", "-Xmxthe EXECUTOR_MEMORY"]
+    assert printed[printed.index("--hostname") + 1] == node.pods["runs"].address
+    node.evict("runs")
+    tells("runs", "Failed (Evicted: The node was low on resource: memory.)")
+    assert cluster.state("runs") is ClusterState.GONE
+
+    create("dies")
+    tells("dies", "Running")
+    node.kill("dies")
+    tells("dies", "Failed (Error: exit code 137)")
+    assert cluster.state("dies") is ClusterState.GONE
+
+    create("is-killed")
+    tells("is-killed", "Running")
+    cluster.kill("is-killed")
+    eventually(lambda: cluster.state("is-killed") is ClusterState.GONE, "it is deleted", poll_seconds=0.1)
+    assert cluster.account("is-killed") == ""
+    assert cluster.state("never-submitted") is ClusterState.GONE

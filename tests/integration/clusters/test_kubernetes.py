@@ -294,11 +294,11 @@ def test_the_documented_objects_are_taken_by_a_strict_server(kubernetes: ApiServ
 
 def pod(name: str, folder: Path, image: str = IMAGE) -> dict[str, Any]:
     """Return a pod with a driver's label, in which an executor of Spark would run if its Java were one."""
-    names = ("DRIVER_URL", "EXECUTOR_CORES", "EXECUTOR_ID", "APPLICATION_ID", "EXECUTOR_POD_NAME")
-    names = (*names, "RESOURCE_PROFILE_ID", "EXECUTOR_MEMORY", "CONF_DIR", "JAVA_OPT_0", "JAVA_OPT_1")
+    names = ["DRIVER_URL", "EXECUTOR_CORES", "EXECUTOR_ID", "APPLICATION_ID", "EXECUTOR_POD_NAME"]
+    names += ["RESOURCE_PROFILE_ID", "EXECUTOR_MEMORY", "CONF_DIR", "JAVA_OPT_0", "JAVA_OPT_1"]
     values = {"JAVA_HOME": str(folder), **{f"SPARK_{each}": f"the {each}" for each in names}}
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
-    variables = [{"name": each, "value": value} for each, value in values.items()]
+    variables: list[dict[str, Any]] = [{"name": each, "value": value} for each, value in values.items()]
     variables.append({"name": "SPARK_EXECUTOR_POD_IP", "valueFrom": address})
     container = {"name": "driver", "image": image, "args": ["executor"], "env": variables}
     spec = {"restartPolicy": "Never", "serviceAccountName": EXECUTOR[0], "containers": [container]}

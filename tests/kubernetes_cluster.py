@@ -257,9 +257,9 @@ class Node:
         """Kill a pod's processes."""
         self.pods[name].process.kill()
 
-    def driver(self) -> str:
-        """Return the name of the driver's pod that runs."""
-        [name] = [name for name, pod in self.pods.items() if name.endswith("-driver") and pod.process.poll() is None]
+    def running(self, ending: str) -> str:
+        """Return the name of the one pod that runs with this ending."""
+        [name] = [name for name, pod in self.pods.items() if name.endswith(ending) and pod.process.poll() is None]
         return name
 
     def _run(self) -> None:

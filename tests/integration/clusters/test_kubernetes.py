@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -160,6 +161,23 @@ def rights(role: str) -> set[tuple[str, str, str]]:
     }
 
 
+@contextlib.contextmanager
+def happening_at(hold: Path, happen: Callable[[], object]) -> Iterator[None]:
+    """Let something happen while a driver is held at a step."""
+
+    def wait() -> None:
+        eventually(hold.exists, "the second batch writes", poll_seconds=0.2)
+        try:
+            happen()
+        finally:
+            hold.unlink(missing_ok=True)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        yield
+        waiting.result()
+
+
 def pods(kubernetes: ApiServer) -> list[dict[str, Any]]:
     answer = kubernetes.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")
     answer.raise_for_status()
@@ -173,11 +191,18 @@ def test_a_pipeline_runs_in_pods_with_its_home_on_s3_and_with_exactly_the_docume
     checkpoint: str,
     cluster: Cluster,
     caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
+    """An executor is killed in the second batch, so that the driver uses all of its rights."""
     world.send(1000)
-    ti = TaskInstance()
-    with caplog.at_level("INFO"):
-        result = execute(stream(kubernetes, world, checkpoint), ti)
+    hold, ti = tmp_path / "hold", TaskInstance()
+    task = stream(kubernetes, world, checkpoint, env_vars={FAILPOINTS: f"during-send:batch=1:hold={hold}"})
+
+    def kill_executor() -> None:
+        node.kill(node.running("-exec-1"))
+
+    with caplog.at_level("INFO"), happening_at(hold, kill_executor):
+        result = execute(task, ti)
     assert (result["commit"], result["restarts"]) == (3, 0)
     check_counts(world)
     assert not world.home.exists()
@@ -186,7 +211,7 @@ def test_a_pipeline_runs_in_pods_with_its_home_on_s3_and_with_exactly_the_docume
     name, token = driver["metadata"]["name"], driver["metadata"]["labels"]["exactlyonce-token"]
     assert f"kubectl -n {NAMESPACE} logs {name}" in caplog.text
     outputs = [pod.output for pod in node.pods.values()]
-    assert len(outputs) == 2, "a driver and an executor"
+    assert len(outputs) == 3, "a driver and two executors"
     assert "secretKeyRef" in str(driver)
     for text in (json.dumps(driver), caplog.text, json.dumps(ti.pushed, default=str), *outputs):
         assert object_stores.SECRET not in text
@@ -212,23 +237,18 @@ def test_a_driver_whose_pod_is_gone_is_replaced_by_the_next_which_goes_on_exactl
     world.send(2000)
     hold = tmp_path / "hold"
 
-    def happen() -> str:
-        eventually(hold.exists, "the second batch writes", poll_seconds=0.2)
-        name = node.driver()
-        try:
-            node.evict(name) if accident == "evicted" else delete(kubernetes, name)
-        finally:
-            hold.unlink()
-        return name
+    names: list[str] = []
+
+    def happen() -> None:
+        names.append(node.running("-driver"))
+        node.evict(names[0]) if accident == "evicted" else delete(kubernetes, names[0])
 
     task = stream(kubernetes, world, checkpoint, env_vars={FAILPOINTS: f"during-send:run=1:batch=1:hold={hold}"})
-    with caplog.at_level("INFO"), ThreadPoolExecutor(1) as pool:
-        happening = pool.submit(happen)
+    with caplog.at_level("INFO"), happening_at(hold, happen):
         result = execute(task, TaskInstance())
-        name = happening.result()
     assert result["restarts"] == 1
     check_counts(world)
-    said = f"pod {name} is Failed (Evicted: The node was low on resource: memory."
+    said = f"pod {names[0]} is Failed (Evicted: The node was low on resource: memory."
     assert (said in caplog.text) == (accident == "evicted")
 
 
@@ -258,10 +278,12 @@ def test_an_image_that_can_not_be_pulled_is_told_and_the_task_can_be_ended(
 
 
 def test_a_task_without_rights_submits_nothing_and_the_missing_ones_are_named(
-    worker: Callable[[str, str], None], cluster: Cluster
+    kubernetes: ApiServer, worker: Callable[[str, str], None], cluster: Cluster
 ) -> None:
     cluster.check_access()
-    worker(*EXECUTOR)  # which has none
+    metadata = {"name": "nobody", "namespace": NAMESPACE}
+    kubernetes.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    worker("nobody", NAMESPACE)
     with pytest.raises(RefusedError, match=f"not list and delete pods in the namespace {NAMESPACE}"):
         cluster.check_access()
     assert cluster.state("a token") is ClusterState.UNKNOWN

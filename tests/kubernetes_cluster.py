@@ -257,11 +257,6 @@ class Node:
         """Kill a pod's processes."""
         self.pods[name].process.kill()
 
-    def running(self, ending: str) -> str:
-        """Return the name of the one pod that runs with this ending."""
-        [name] = [name for name, pod in self.pods.items() if name.endswith(ending) and pod.process.poll() is None]
-        return name
-
     def _run(self) -> None:
         while not self._stopped.wait(0.25):
             try:

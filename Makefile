@@ -19,7 +19,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix fault-matrix test-cluster durations lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -59,6 +59,9 @@ crash-matrix: setup ## N faults at every step of the protocol, then some at Spar
 
 fault-matrix: setup ## every pair of failing calls at every sink, and longer failures, for hours; resumes
 	@EXACTLYONCE_FAULT_MATRIX=1 $(PYTEST) -p tests.resume -m "" tests/integration/streaming/test_failing_calls.py $(ARGS)
+
+kubernetes-servers: setup ## build etcd and an API server of Kubernetes for test-cluster, once, into the per-user cache (needs Go, and half an hour)
+	@$(VENV_PYTHON) -m tests.kubernetes_cluster
 
 test-cluster: setup ## a pipeline on three brokers that are killed, frozen, cut off (needs root), on HDFS and on YARN; prints a table
 	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/integration/brokers tests/integration/clusters $(ARGS)

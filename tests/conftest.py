@@ -22,6 +22,7 @@ from demo.processes import adopt_orphans
 from tests import class_archives
 from tests.apicurio import registry_server
 from tests.hadoop_cluster import hadoop
+from tests.kubernetes_cluster import kubernetes
 from tests.mariadb import mariadb
 from tests.postgres import database, postgres
 from tests.scheduling import pytest_collection_modifyitems, pytest_xdist_make_scheduler
@@ -37,7 +38,7 @@ _MEMORY = Path("/dev/shm")
 if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
-__all__ = ["database", "hadoop", "mariadb", "postgres", "registry_server"]  # fixtures
+__all__ = ["database", "hadoop", "kubernetes", "mariadb", "postgres", "registry_server"]  # fixtures
 __all__ += ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]  # hooks
 
 GRACE_SECONDS = 15.0

@@ -189,7 +189,7 @@ def hadoop_cluster(folder: Path) -> Iterator[HadoopCluster]:
     :raises DevkitError: when its jars or a Java can't be had
     """
     class_path = f"{folder / 'conf'}:{jar_directory()}/*"
-    name_node, *ports = _free_ports(1 + len(ADDRESSES))
+    name_node, *ports = free_ports(1 + len(ADDRESSES))
     addresses = {name: f"localhost:{port}" for name, port in zip(ADDRESSES, ports, strict=True)}
     hdfs = f"hdfs://localhost:{name_node}"
     _write_configuration(folder, hdfs, addresses)
@@ -256,7 +256,7 @@ def _write_configuration(folder: Path, hdfs: str, addresses: Mapping[str, str]) 
         (folder / "conf" / f"{name}.xml").write_text(f"<configuration>{properties}</configuration>")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as sockets:
         probes = [sockets.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -8,7 +8,7 @@ from airflow_provider_exactlyonce.cli.arguments import declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer, tell
 from airflow_provider_exactlyonce.devkit import class_archive
-from airflow_provider_exactlyonce.devkit.jars import jar_directory, resolve
+from airflow_provider_exactlyonce.devkit.jars import complete_spark, jar_directory, resolve
 
 
 def add_to(program: Command) -> None:
@@ -21,11 +21,19 @@ def add_to(program: Command) -> None:
         "the JVM of a driver starts. What is there already is not made again. Drivers start without it, too.",
         example="",
     )
+    command.add_argument(
+        "--into-spark",
+        action="store_true",
+        help="also put the jars of the connector and of homes on S3 among Spark's own: for an image to which nothing "
+        "is shipped",
+    )
     declare(command, "--json")
 
 
 def _prepare(given: argparse.Namespace) -> int:
     resolve(tell)
+    if given.into_spark:
+        complete_spark(tell)
     archive = class_archive.make(tell)
     print_answer(
         given,

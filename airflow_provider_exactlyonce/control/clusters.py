@@ -41,6 +41,12 @@ class Cluster(ABC):
     def __init__(self, name: str) -> None:
         self.name: Final = name
 
+    def check_access(self) -> None:  # noqa: B027 - a manager that has no such question refuses nothing
+        """Look before a driver is submitted whether the manager would answer for it.
+
+        :raises RefusedError: when it would refuse to for certain; a manager that can't be asked is no reason
+        """
+
     @abstractmethod
     def state(self, token: str) -> ClusterState:
         """Return what the manager says of the driver with a start token; never raises."""

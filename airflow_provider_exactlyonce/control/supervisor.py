@@ -168,6 +168,8 @@ class Supervisor:
         self.home.check_can_be_made()
         launch = self._next_launch()  # what it refuses leaves no trace
         cluster, standby = self.supervision.cluster, self._standbys.ready(launch)
+        if cluster is not None:
+            cluster.check_access()
         token = standby.driver.token if standby else str(uuid.uuid4())
         log = standby.log if standby else launching.next_log(self.home)
         requests.forget_older(self.home, "account-*.json")

@@ -23,6 +23,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.ivy import DEPENDENCIES, Progress, retrieve
+from airflow_provider_exactlyonce.devkit.spark import spark_jars
 from airflow_provider_exactlyonce.files import replacing
 
 KAFKA_VERSION: Final = "4.3.1"
@@ -93,6 +94,17 @@ def s3a_jars(progress: Progress = logger.info) -> list[Path]:
     """
     resolve(progress, S3A)
     return [S3A.directory / name for name in S3A.digests]
+
+
+def complete_spark(progress: Progress = logger.info) -> None:
+    """Put the jars that a driver may need among Spark's own; what is there stays as it is.
+
+    :raises DevkitError: when they aren't there and can't be had, or there is no Spark
+    """
+    folder = spark_jars()
+    for jar in [*spark_connector_jars(progress), EXCLUSIVE_FILES_JAR, *s3a_jars(progress)]:
+        if not (folder / jar.name).exists():
+            shutil.copyfile(jar, folder / jar.name)
 
 
 def cache_directory() -> Path:

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.storage.opening import is_local
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    from airflow_provider_exactlyonce.control.home import Home
 
 #: Label of a driver's pod.
 LABEL: Final = "exactlyonce-token"
@@ -27,6 +30,9 @@ _YARN_ACTIVE: Final = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED", "
 _YARN_ENDED: Final = frozenset({"FINISHED", "FAILED", "KILLED"})
 _POD_ACTIVE: Final = frozenset({"Pending", "Running"})
 _POD_ENDED: Final = frozenset({"Succeeded", "Failed"})
+_POD_VERBS: Final = ("list", "delete")
+_SECRET: Final = "spark.kubernetes.driver.secretKeyRef."
+_UPLOAD: Final = "spark.kubernetes.file.upload.path"
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +122,28 @@ class KubernetesCluster(Cluster):
         super().__init__(master)
         self._namespace: Final = namespace
 
+    def check_access(self) -> None:
+        """Ask whether we may list and delete pods: a driver that can't be looked up would be waited for, for ever."""
+        try:
+            refused = [verb for verb in _POD_VERBS if not self._may(verb)]
+        except Exception as error:
+            _log.warning("Kubernetes does not say whether drivers can be looked up: %s", error)
+            return
+        if refused:
+            raise RefusedError(
+                f"Kubernetes lets this task not {' and '.join(refused)} pods in the namespace {self._namespace}, so "
+                "its driver could not be looked up or ended: give its user the Role of `exactlyonce help kubernetes`"
+            )
+
+    def _may(self, verb: str) -> bool:
+        from kubernetes import client
+
+        pods = client.V1ResourceAttributes(namespace=self._namespace, resource="pods", verb=verb)
+        review = client.V1SelfSubjectAccessReview(spec=client.V1SelfSubjectAccessReviewSpec(resource_attributes=pods))
+        authorization = client.AuthorizationV1Api(self._client().api_client)
+        answer = authorization.create_self_subject_access_review(review, _request_timeout=_TIMEOUT_SECONDS)
+        return bool(answer.status.allowed)
+
     def state(self, token: str) -> ClusterState:
         """Look the driver's pod up by its label."""
         try:
@@ -196,6 +224,32 @@ def cluster_of(hook: SparkSubmitHook) -> Cluster | None:
         f"connection {hook._conn_id} has deploy-mode cluster with master {master}, where Spark runs no Python "
         "applications: set deploy-mode to client"
     )
+
+
+def is_image_complete(cluster: Cluster | None, conf: Mapping[str, str]) -> bool:
+    """Whether a driver has what its image has, and nothing else: a pod gets no file of the task's host."""
+    return isinstance(cluster, KubernetesCluster) and _UPLOAD not in conf
+
+
+def secrets_to_write(
+    cluster: Cluster, conf: Mapping[str, Any], secrets: Mapping[str, str], home: Home
+) -> dict[str, str]:
+    """Return which secrets of a driver the task writes to files: those that the driver gets from no Secret of its own.
+
+    :param conf: in which Spark's ``spark.kubernetes.driver.secretKeyRef.VARIABLE=SECRET:KEY`` names a Secret
+    :param secrets: by the driver's variable
+    :raises RefusedError: when a pod could find neither a Secret nor the file, since its home is not mounted
+    """
+    if not isinstance(cluster, KubernetesCluster):
+        return dict(secrets)
+    left = {name: text for name, text in secrets.items() if f"{_SECRET}{name}" not in conf}
+    if left and not is_local(home.path):
+        missing = ", ".join(f"{_SECRET}{name}" for name in left)
+        raise RefusedError(
+            f"{home} is not mounted, so a driver in a pod takes what is secret from a Secret of its namespace: name "
+            f"it in conf, as SECRET:KEY, by {missing} (`exactlyonce help kubernetes`)"
+        )
+    return left
 
 
 def settings_for(cluster: Cluster, conf: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.files import replacing
 from airflow_provider_exactlyonce.storage.opening import is_local
+from airflow_provider_exactlyonce.storage.s3_environment import KEYS
 from airflow_provider_exactlyonce.storage.s3_environment import VARIABLE as S3_VARIABLE
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.devkit import class_archive
     from airflow_provider_exactlyonce.hooks import (
+        clusters,
         kafka,
         object_storage,
         postgres,
@@ -86,27 +88,26 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
             f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where "
             "the task does: give it a connection with deploy-mode client"
         )
-    elif not is_local(home.path) and cluster.name != "yarn":
-        raise RefusedError(
-            f"connection {settings.conn_id} has deploy-mode cluster, and {home} is not mounted: the driver would "
-            "find neither its passwords there nor the key to it. Use deploy-mode client, or a mounted file system"
-        )
     else:
         local = spark_submit.submission_environment()
-        if reach := object_storage.driver_environment(home.location):
-            if "AWS_PROFILE" in reach:
-                raise RefusedError(
-                    f"{home.location}: its connection names the profile {reach['AWS_PROFILE']}, which is in a file of "
-                    "this host, and the driver runs in a cluster: give it an access key, or use the cluster's own role"
-                )
+        reach = object_storage.driver_environment(home.location)
+        if "AWS_PROFILE" in reach:
+            raise RefusedError(
+                f"{home.location}: its connection names the profile {reach['AWS_PROFILE']}, which is in a file of "
+                "this host, and the driver runs in a cluster: give it an access key, or use the cluster's own role"
+            )
+        if any(map(reach.get, KEYS)):
             secrets[S3_VARIABLE] = json.dumps(reach)
+        else:
+            remote |= reach
+        secrets = clusters.secrets_to_write(cluster, settings.conf, secrets, home)
         files = {name: _write_private(home.here / _file_of(name), text) for name, text in secrets.items()}
         given = {name: str(path) for name, path in files.items()}
-        if not is_local(home.path):  # YARN brings them into the driver's working directory
+        if files and not is_local(home.path):  # YARN brings them into the driver's working directory
             shipped = filter(None, [settings.conf.get("spark.files"), *(path.as_uri() for path in files.values())])
             settings = replace(settings, conf={**settings.conf, "spark.files": ",".join(shipped)})
             given = {name: path.name for name, path in files.items()}
-        remote = {
+        remote |= {
             **settings.env_vars,
             TOKEN_VARIABLE: TOKEN_PLACEHOLDER,
             **{name: f"@{path}" for name, path in given.items()},

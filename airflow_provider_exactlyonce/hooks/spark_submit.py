@@ -78,8 +78,12 @@ def build_command(
 
     connected = _hook(submitted.conn_id)
     cluster = clusters.cluster_of(connected)
-    jars = _jars(submitted, arguments)
     conf = submit_settings({name: _text(value) for name, value in submitted.conf.items()})
+    jars = submitted.jars
+    if clusters.is_image_complete(cluster, conf):
+        conf.setdefault(packages.PACKAGES, "installed")
+    else:
+        jars = _jars(submitted, arguments)
     conf |= packages.settings_for(conf, str(connected._connection["master"]), cache_directory())
     if cluster is None:
         conf.setdefault("spark.pyspark.driver.python", sys.executable)  # the executors' may have another place

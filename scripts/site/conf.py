@@ -70,6 +70,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/operating",
         "docs/delete",
         "docs/deploy",
+        "docs/kubernetes",
         "docs/homes",
         "docs/metrics",
         "docs/speed",

@@ -47,6 +47,11 @@ class Manager(Cluster):
         self.answer = answer
         self.gone: set[str] = set()
         self.asked: list[str] = []
+        self.refusal: RefusedError | None = None
+
+    def check_access(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     def state(self, token: str) -> ClusterState:
         self.asked.append(token)
@@ -136,6 +141,15 @@ def test_a_driver_without_a_sign_of_life_is_replaced_only_when_the_cluster_says_
     thread.join()
     assert not thread.is_alive()
     assert len(pids(home)) == 2
+
+
+def test_a_driver_that_the_cluster_would_refuse_to_tell_of_is_not_submitted(home: Home) -> None:
+    manager = Manager(home)
+    manager.refusal = RefusedError("it may not be looked up")
+    with pytest.raises(RefusedError, match="it may not be looked up"):
+        list(supervisor(home, manager, "take-lease commit end=finished").run())
+    assert intents.read(home.intent) is None
+    assert not notes(home, "started")
 
 
 def test_the_next_try_takes_over_a_driver_that_lives(home: Home) -> None:

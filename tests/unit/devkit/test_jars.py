@@ -236,3 +236,16 @@ def test_clearing_the_cache_removes_the_jars_and_nothing_of_others(cache: Path, 
     jars.clear_cache()
     assert not cache.exists()
     jars.clear_cache()
+
+
+def test_spark_gets_the_jars_that_it_lacks_and_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [*jars.spark_connector_jars(), jars.EXCLUSIVE_FILES_JAR, *jars.s3a_jars()]
+    folder = tmp_path / "jars"
+    folder.mkdir()
+    (folder / given[0].name).write_bytes(b"Spark's own")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    for _ in range(2):
+        jars.complete_spark(silent)
+        assert {file.name for file in folder.iterdir()} == {jar.name for jar in given}
+        assert (folder / given[0].name).read_bytes() == b"Spark's own"
+        assert (folder / given[-1].name).read_bytes() == given[-1].read_bytes()

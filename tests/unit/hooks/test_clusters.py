@@ -6,6 +6,7 @@ import json
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,7 @@ class Server:
 
     def __init__(self) -> None:
         self.answer: Callable[[str, dict[str, list[str]]], tuple[int, object]] = lambda path, query: (404, {})
+        self.changed: Callable[[str, Any], tuple[int, object]] = lambda path, body: (200, {})
         self.sent: list[tuple[str, str, object]] = []
         outer = self
 
@@ -45,11 +47,15 @@ class Server:
                 self.reply(code, body)
 
             def change(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                outer.sent.append((self.command, self.path, json.loads(body) if body else None))
-                self.reply(200, {})
+                text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = json.loads(text) if text else None
+                outer.sent.append((self.command, self.path, body))
+                self.reply(*outer.changed(self.path, body))
 
             def do_PUT(self) -> None:
+                self.change()
+
+            def do_POST(self) -> None:
                 self.change()
 
             def do_DELETE(self) -> None:
@@ -195,12 +201,65 @@ def test_a_profile_of_the_workers_host_is_no_key_for_a_driver_in_a_cluster(
         build_launch(home, DriverSettings(application="hdfs:///shop.py", name="shop"), until="forever", goal=None)
 
 
-@pytest.mark.parametrize("home", ["s3://bucket/homes/shop", "hdfs://namenode:8020/homes/shop"])
+SECRETS = "spark.kubernetes.driver.secretKeyRef."
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give a home in a bucket, by a connection that has the key to it."""
+    store = {"conn_type": "aws", "login": "the key", "password": PASSWORD, "extra": {"region_name": "eu-west-1"}}
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(store))
+    return "s3://store@bucket/homes/shop"
+
+
 @pytest.mark.usefixtures("provider")
-def test_a_home_that_a_driver_in_a_pod_can_not_open_is_refused(connect: Callable[..., None], home: str) -> None:
+def test_a_driver_in_a_pod_whose_home_is_not_mounted_takes_what_is_secret_from_a_secret(
+    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: str
+) -> None:
+    connect("k8s://https://api:6443", namespace="streams")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    named = {f"{SECRETS}EXACTLYONCE_{name}": f"shop:{name.lower()}" for name in ("KAFKA", "S3")}
+    launched = launch(store, conf=named)
+    conf = settings_of(launched)
+    assert conf.items() >= named.items()
+    assert [name for name in conf if name.startswith("spark.kubernetes.driverEnv.")] == [
+        "spark.kubernetes.driverEnv.EXACTLYONCE_TOKEN"
+    ]
+    assert "spark.files" not in conf
+    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()], "nothing secret is written"
+
+
+@pytest.mark.parametrize("given", [[], ["KAFKA"], ["S3"]])
+@pytest.mark.usefixtures("provider")
+def test_a_secret_that_a_pod_would_lack_is_named(connect: Callable[..., None], store: str, given: list[str]) -> None:
     connect("k8s://https://api:6443")
-    with pytest.raises(RefusedError, match=f"{home} is not mounted: the driver would find neither"):
-        launch(home)
+    with pytest.raises(RefusedError, match="is not mounted, so a driver in a pod takes") as refused:
+        launch(store, conf={f"{SECRETS}EXACTLYONCE_{name}": "shop:key" for name in given})
+    for name in ("KAFKA", "S3"):
+        assert (f"{SECRETS}EXACTLYONCE_{name}" in str(refused.value)) == (name not in given)
+    assert PASSWORD not in str(refused.value)
+
+
+@pytest.mark.usefixtures("provider")
+def test_a_bucket_without_a_key_and_hdfs_need_no_key_in_a_pod(
+    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect("k8s://https://api:6443")
+    monkeypatch.setenv("AIRFLOW_CONN_ROLE", json.dumps({"conn_type": "aws", "extra": {"region_name": "eu-west-1"}}))
+    kafka = {f"{SECRETS}EXACTLYONCE_KAFKA": "shop:kafka"}
+    for home in ("s3://role@bucket/homes/shop", "hdfs://namenode:8020/homes/shop"):
+        conf = settings_of(launch(home, conf=kafka))
+        region = conf.get("spark.kubernetes.driverEnv.AWS_REGION")
+        assert region == ("eu-west-1" if home.startswith("s3") else None), "the pod's own role has the key"
+
+
+@pytest.mark.usefixtures("provider")
+def test_a_secret_is_not_written_into_a_mounted_home_either(connect: Callable[..., None], tmp_path: Path) -> None:
+    connect("k8s://https://api:6443")
+    launched = launch(tmp_path, conf={f"{SECRETS}EXACTLYONCE_KAFKA": "shop:kafka"})
+    assert "spark.kubernetes.driverEnv.EXACTLYONCE_KAFKA" not in settings_of(launched)
+    assert not list(tmp_path.rglob("kafka.json"))
 
 
 def test_the_kafka_configuration_goes_by_a_file_of_the_home_that_only_its_owner_can_read(
@@ -306,13 +365,17 @@ def test_the_schema_registrys_connection_goes_the_same_way_in_its_clients_words(
 @pytest.mark.usefixtures("provider")
 def test_kubernetes_gets_a_label_and_the_drivers_environment(connect: Callable[..., None], tmp_path: Path) -> None:
     connect("k8s://https://cluster:6443", namespace="streams")
-    conf = settings_of(launch(tmp_path, conf={"spark.exactlyonce.packages": "installed"}))
+    launched = launch(tmp_path, jars=None)
+    conf = settings_of(launched)
     assert conf["spark.kubernetes.namespace"] == "streams"
     assert conf["spark.kubernetes.driver.label.exactlyonce-token"] == TOKEN_PLACEHOLDER
     assert conf["spark.kubernetes.driverEnv.EXACTLYONCE_TOKEN"] == TOKEN_PLACEHOLDER
     assert conf["spark.kubernetes.driverEnv.EXACTLYONCE_KAFKA"].startswith("@")
     assert conf["spark.kubernetes.submission.waitAppCompletion"] == "false"
     assert "spark.archives" not in conf, "the image has them"
+    assert "--jars" not in launched.command, "and these"
+    conf = settings_of(launch(tmp_path, conf={"spark.kubernetes.file.upload.path": "s3a://bucket/uploads"}))
+    assert len(conf["spark.archives"].split(",")) == 2
 
 
 def test_what_could_not_be_supervised_is_refused_by_name(connect: Callable[..., None], tmp_path: Path) -> None:
@@ -553,6 +616,37 @@ def test_why_a_pod_does_not_run_is_told(
     answer = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}
     server.answer = lambda path, query: (200, answer)
     assert kubernetes.account(TOKEN) == f"pod driver-0 is {said}, kubectl -n streams logs driver-0"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "missing"),
+    [
+        ({"list", "delete"}, None),
+        ({"list"}, "lets this task not delete pods in the namespace streams"),
+        (set(), "lets this task not list and delete pods in the namespace streams"),
+    ],
+)
+def test_a_task_that_could_not_look_its_driver_up_submits_none(
+    server: Server, kubernetes: Cluster, allowed: set[str], missing: str | None
+) -> None:
+    def review(_: str, body: Any) -> tuple[int, object]:
+        asked = body["spec"]["resourceAttributes"]
+        assert (asked["resource"], asked["namespace"]) == ("pods", "streams")
+        return 201, {**body, "status": {"allowed": asked["verb"] in allowed}}
+
+    server.changed = review
+    with pytest.raises(RefusedError, match=missing) if missing else nullcontext():
+        kubernetes.check_access()
+    assert {path for _, path, _ in server.sent} == {"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"}
+
+
+@pytest.mark.parametrize("answer", [(500, {}), (403, {}), (200, "no JSON")])
+def test_a_kubernetes_that_does_not_say_what_is_allowed_stops_nobody(
+    server: Server, kubernetes: Cluster, answer: tuple[int, object]
+) -> None:
+    server.changed = lambda path, body: answer
+    kubernetes.check_access()
+    assert server.sent
 
 
 def test_kubernetes_is_told_to_delete_the_drivers_pod(server: Server, kubernetes: Cluster) -> None:

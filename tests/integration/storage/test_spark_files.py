@@ -15,7 +15,7 @@ from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming import checkpoint_races
 from tests.integration.streaming.checkpoint_races import WRITERS
 
-RACES = 10
+RACES = 5
 
 
 S3 = "exactlyonce.ExclusiveCheckpointFileManager"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -128,6 +129,7 @@ def _spark_settings(folder: Path) -> Path:
     settings = {
         # Every host of a cluster has Spark, or else each application brings 400 MB.
         "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent / 'jars'}/*",
+        "spark.driver.host": "127.0.0.1",
         "spark.executor.instances": "1",
         "spark.ui.enabled": "false",
     }
@@ -225,12 +227,13 @@ def _result(airflow: Airflow, task: str) -> Any:
 
 @contextlib.contextmanager
 def _keeping_logs(folder: Path, airflow: Airflow, hadoop: HadoopCluster) -> Iterator[None]:
-    """Put the logs of containers and tasks together."""
+    """Put the logs of containers, of Airflow and of its tasks where they are kept."""
     try:
         yield
     finally:
         output = map(hadoop.output, (application["id"] for application in hadoop.applications()))
         (folder / "containers.log").write_text("\n".join(output))
+        shutil.copy(airflow.home / "standalone.log", folder / "airflow.log")
         (folder / "tasks.log").write_text(airflow.task_logs())
 
 

@@ -35,17 +35,17 @@ def perform(opening: str, play: Callable[[Console, Path], int]) -> int:
     processes.adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="exactlyonce-demo-"))
     try:
-        with processes.interruptible(), _keeping_logs(folder):
+        with processes.interruptible(), contextlib.ExitStack() as at_last:
+            at_last.callback(processes.end_descendants)
+            at_last.enter_context(_keeping_logs(folder))
             return play(console, folder)
     except processes.Interrupted as reason:
-        processes.end_descendants()
         console.plain(f"{reason}: everything that the demo started has ended.")
         return _INTERRUPTED
     except (DemoFailedError, ExactlyOnceError) as error:
         console.plain(f"The demo could not be run to its end: {error}")
         return 1
     finally:
-        processes.end_descendants()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -21,7 +21,7 @@ import pyspark
 from confluent_kafka import KafkaException
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, ledger_topic
 from demo import main_job, processes, report
 from demo.bench import Bench, feed
 from demo.console import Console
@@ -75,7 +75,7 @@ def _play(console: Console, folder: Path) -> int:
 
 def _run(console: Console, folder: Path, stack: contextlib.ExitStack) -> report.Account:
     clients, controllers = free_ports(2)
-    console.say("three Kafka brokers start; each topic is there three times, and two of them have to have each record")
+    console.say("three Kafka brokers start: replication factor 3, min.insync.replicas 2")
     brokers = stack.enter_context(BrokerCluster(_made(folder / "brokers"), Loopback(NODES), (clients, controllers)))
     bench = feed(console, folder, {"bootstrap.servers": brokers.bootstrap_servers}, [main_job.TOPIC])
     console.say("HDFS and YARN start: a NameNode, a DataNode, a ResourceManager and a NodeManager")
@@ -161,10 +161,11 @@ class _Show:
         :raises DemoFailedError: when the DAG did not succeed
         """
         with LedgerWatch(main_job.PIPELINE, self._bench.config, self._bench.progress, self._say) as watch:
-            while (state := self._look()) not in ("success", "failed"):
-                with contextlib.suppress(KafkaException, ExactlyOnceError):  # its leader may be the one that is gone
-                    watch.look()
-                self._kill_or_restart(watch)
+            while (state := self._state()) not in ("success", "failed"):
+                if self._is_driver_up():
+                    with contextlib.suppress(KafkaException, ExactlyOnceError):  # nothing is known then; it looks again
+                        watch.look()
+                    self._kill_or_restart(watch)
                 time.sleep(_LOOK_SECONDS)
         if state == "failed":
             raise DemoFailedError(f"the DAG did not succeed: {self._told}")
@@ -173,20 +174,25 @@ class _Show:
         self._brokers.wait_until_whole()
         return self._killed
 
-    def _look(self) -> str:
-        """Tell what is new of the tasks and the application; return the DAG run's state."""
-        for application in self._hadoop.applications():
-            self._tell(application["id"], f"YARN: {application['id']} is", application["state"], application["state"])
+    def _state(self) -> str:
+        """Return the DAG run's state; tell what is new of its tasks."""
+        [(run,)] = self._airflow.query("SELECT state FROM dag_run WHERE dag_id = ?", DAG_ID)
         for task, state in self._airflow.query("SELECT task_id, state FROM task_instance WHERE dag_id = ?", DAG_ID):
             if state in _TOLD:
-                self._tell(task, f"task {task}", _TOLD[state], state)
-        [(state,)] = self._airflow.query("SELECT state FROM dag_run WHERE dag_id = ?", DAG_ID)
-        return str(state)
+                self._tell(f"task {task}", _TOLD[state])
+        return str(run)
 
-    def _tell(self, what: str, name: str, words: str, state: str) -> None:
+    def _is_driver_up(self) -> bool:
+        """Return whether an application runs; tell what is new of all."""
+        applications = self._hadoop.applications()
+        for application in applications:
+            self._tell(f"YARN: {application['id']}", f"is {application['state']}")
+        return any(application["state"] == "RUNNING" for application in applications)
+
+    def _tell(self, what: str, state: str) -> None:
         if self._told.get(what) != state:
             self._told[what] = state
-            self._say(f"{name} {words}")
+            self._say(f"{what} {state}")
 
     def _kill_or_restart(self, watch: LedgerWatch) -> None:
         commit = watch.commit
@@ -199,12 +205,25 @@ class _Show:
                     f"broker {killed.broker} is killed (SIGKILL): it leads partition {killed.partition} of "
                     f"{main_job.TOPIC}, in which {killed.rows:,} rows of a batch are written, and not committed"
                 )
+                self._await_other_leaders(killed)
+                watch.reconnect()
         elif self._is_down and commit.committed / 1000 > self._killed.kill.at:
             seconds = commit.committed / 1000 - self._killed.kill.at
             self._say(
                 f"commit {commit.commit} came without broker {self._killed.broker}, {seconds:.1f} s after its end"
             )
             self._restart()
+
+    def _await_other_leaders(self, killed: KilledLeader) -> None:
+        """Wait until Kafka sends nobody to the killed broker: who is sent there waits for as long as a request may take."""
+        places = (main_job.TOPIC, killed.partition), (ledger_topic(main_job.PIPELINE), 0)
+
+        def leaders() -> list[int] | None:
+            found = [self._brokers.leader(*place) for place in places]
+            return None if {killed.broker, -1} & set(found) else found
+
+        leader, _ = eventually(leaders, "other brokers lead", poll_seconds=_LOOK_SECONDS)
+        self._say(f"broker {leader} leads partition {killed.partition}, {time.time() - killed.kill.at:.1f} s later")
 
     def _restart(self) -> None:
         assert self._killed is not None

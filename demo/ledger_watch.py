@@ -26,7 +26,9 @@ class LedgerWatch:
     ) -> None:
         self.run = 0
         self.commit: CommitRecord | None = None
-        self._reader = LedgerReader({**config, **topics.QUIET}, pipeline)
+        self._pipeline = pipeline
+        self._config = {**config, **topics.QUIET}
+        self._reader = LedgerReader(self._config, pipeline)
         self._progress = progress
         self._say = say
         self._ends: dict[int, int] = {}
@@ -36,6 +38,11 @@ class LedgerWatch:
 
     def __exit__(self, *_: object) -> None:
         self._reader.close()
+
+    def reconnect(self) -> None:
+        """Ask with new clients, which know of no broker that is gone."""
+        self._reader.close()
+        self._reader = LedgerReader(self._config, self._pipeline)
 
     def look(self) -> None:
         """Look once, and tell what is new."""

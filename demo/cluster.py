@@ -215,7 +215,7 @@ class _Show:
             self._restart()
 
     def _await_other_leaders(self, killed: KilledLeader) -> None:
-        """Wait until Kafka sends nobody to the killed broker: who is sent there waits for as long as a request may take."""
+        """Wait until Kafka sends nobody to the killed broker, where a request waits for as long as it may take."""
         places = (main_job.TOPIC, killed.partition), (ledger_topic(main_job.PIPELINE), 0)
 
         def leaders() -> list[int] | None:

@@ -19,7 +19,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo demo-cluster check test pytest test-all test-registry docs crash-matrix fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -37,6 +37,9 @@ durations: setup ## run the test suite, note how long each test takes (the longe
 
 demo: setup ## run the demo: broker, stream, two kills, gate, report
 	@$(VENV_PYTHON) -m demo
+
+demo-cluster: setup ## the same job on YARN, with its home on S3 and three brokers of which one is killed; fetches 120 MB once
+	@$(VENV_PYTHON) -m demo.cluster
 
 check: lint ## lint, types, unit tests, and the contracts with private APIs; before each commit
 	@$(PYTEST) tests/unit $(CONTRACTS) $(ARGS)

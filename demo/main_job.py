@@ -19,18 +19,15 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Record, ledger_topic
 from demo import processes, topics
 from demo.dag_run import DAGS
-from demo.history import SOURCE_TOPIC, History, Kill, batches_of, read_updates
+from demo.history import History, Kill, batches_of, read_updates
+from demo.ledger_watch import LedgerWatch
+from demo.stage import DemoFailedError
 
 PIPELINE: Final = "shop-totals"
 TOPIC: Final = "shop.totals"
 _MASTER: Final = "local[2]"
 _POLL_SECONDS: Final = 0.5
 _MIGRATION_SECONDS: Final = 120.0
-_RESTARTS: Final = "restarts.json"
-
-
-class JobFailedError(Exception):
-    """The DAG, or Airflow, did not get to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +51,11 @@ class DagResult:
         killed = [entry for entry in self.restarts if entry.exit_code == -signal.SIGKILL]
         labels = [*self.labels, *("SIGKILL" for _ in killed)]
         return [Kill(run=entry.run, at=entry.died, label=label) for entry, label in zip(killed, labels, strict=False)]
+
+    @property
+    def launches(self) -> dict[int, float]:
+        """When the operator launched the driver of each run."""
+        return {1: self.started, **{entry.run + 1: entry.relaunched for entry in self.restarts if entry.relaunched}}
 
 
 class MainJob:
@@ -80,10 +82,10 @@ class MainJob:
     def wait_until_prepared(self) -> None:
         """Wait for the database.
 
-        :raises JobFailedError: when it could not be made
+        :raises DemoFailedError: when it could not be made
         """
         if self._migration is None or self._migration.wait(_MIGRATION_SECONDS) != 0:
-            raise JobFailedError("Airflow's database could not be made")
+            raise DemoFailedError("Airflow's database could not be made")
 
     def run(
         self, config: Mapping[str, Any], *, progress: Callable[[int, str], None], say: Callable[[str], None]
@@ -93,25 +95,29 @@ class MainJob:
         :param config: Kafka client configuration
         :param progress: called with the number of records that are committed, and a text
         :param say: called once for each thing that happens
-        :raises JobFailedError: when a task did not succeed
+        :raises DemoFailedError: when a task did not succeed
         """
         command = processes.python("-m", "demo.dag_run", str(self._home.path), str(self._result))
         process = processes.start(command, environment=self._environment(config), log=self.log)
+        told = 0
         try:
-            with _Watch(self._home, config, progress, say) as watch:
+            with LedgerWatch(PIPELINE, config, progress, say) as watch:
                 while process.poll() is None:
+                    for entry in restarts.read(self._home.restarts)[told:]:
+                        told += 1
+                        say(f"run {watch.run} is dead: {entry.cause}; the operator starts the next")
                     watch.look()
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(_POLL_SECONDS)
         finally:
             processes.end(process)
         if process.returncode != 0:
-            raise JobFailedError(f"the DAG did not succeed: {self._failures()}")
+            raise DemoFailedError(f"the DAG did not succeed: {self._failures()}")
         tasks = json.loads(self._result.read_text())["tasks"]
         return DagResult(
             started=tasks["stream"]["started"],
             gate_opened=tasks["gate"]["ended"],
-            restarts=restarts.read(self._home.control / _RESTARTS),
+            restarts=restarts.read(self._home.restarts),
             labels=list(self._fail_points.values()),
         )
 
@@ -138,62 +144,21 @@ class MainJob:
         }
 
 
-class _Watch:
-    """Follows the ledger and the record of restarts, as anybody could beside the DAG."""
-
-    def __init__(
-        self,
-        home: Home,
-        config: Mapping[str, Any],
-        progress: Callable[[int, str], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self._restarts = home.control / _RESTARTS
-        self._reader = LedgerReader({**config, **topics.QUIET}, PIPELINE)
-        self._progress = progress
-        self._say = say
-        self._ends: dict[int, int] = {}
-        self._run = 0
-        self._told = 0
-
-    def __enter__(self) -> _Watch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reader.close()
-
-    def look(self) -> None:
-        """Look once, and tell what is new."""
-        for entry in restarts.read(self._restarts)[self._told :]:
-            self._told += 1
-            self._say(f"run {self._run} is dead: {entry.cause}; the operator starts the next")
-        tail = self._reader.tail()
-        if tail is None or tail.claim is None:
-            self._progress(0, "records committed · the driver starts")
-            return
-        if tail.claim.run > self._run:
-            self._run = tail.claim.run
-            self._say(f"run {self._run} has claimed the pipeline, after commit {tail.claim.base_commit}")
-        if tail.commit:
-            self._ends.update({partition: end for partition, (_, end) in tail.commit.source[SOURCE_TOPIC].items()})
-        number = tail.commit.commit if tail.commit else 0
-        self._progress(sum(self._ends.values()), f"records committed · commit {number} · run {self._run}")
-
-
-def history(config: Mapping[str, Any], result: DagResult) -> tuple[History, list[Record]]:
+def history(
+    config: Mapping[str, Any], *, launches: Mapping[int, float], kills: Sequence[Kill]
+) -> tuple[History, list[Record]]:
     """Read what the main job left in Kafka: its history, and the ledger's records in their order.
 
-    A run began when the operator launched its driver; the ledger tells which runs there were.
+    :param launches: {run: when its driver was launched}; a run began with its claim where that is not known
     """
     with LedgerReader({**config, **topics.QUIET}, PIPELINE) as reader:
         records = [record for _, record in reader.records()]
     claims = {record.run: record.claimed / 1000 for record in reversed(records) if isinstance(record, ClaimRecord)}
-    launches = {1: result.started, **{entry.run + 1: entry.relaunched for entry in result.restarts if entry.relaunched}}
     return History(
         batches=batches_of(record for record in records if isinstance(record, CommitRecord)),
         updates=read_updates(topics.read(config, TOPIC)),
         rows_written=sum(1 for _ in topics.read(config, TOPIC, committed=False)),
         sink_ends={name: topics.Ends(config, name).stable_and_high() for name in (TOPIC, ledger_topic(PIPELINE))},
         starts=[launches.get(run, claims[run]) for run in sorted(claims)],
-        kills=result.kills,
+        kills=kills,
     ), records

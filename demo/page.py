@@ -143,8 +143,8 @@ def _description(account: Account) -> str:
 def _rows(story: Story) -> list[str]:
     parts = []
     for row in rows(story.ours.figures, story.stock.figures):
-        ours, stock = (_cell(text, row.must_be_zero) for text in (row.ours, row.stock))
-        parts.append(f"<tr><th>{escape(row.label)}<small>{escape(row.note)}</small></th>{ours}{stock}</tr>")
+        cells = "".join(_cell(text, row.must_be_zero) for text in row.cells)
+        parts.append(f"<tr><th>{escape(row.label)}<small>{escape(row.note)}</small></th>{cells}</tr>")
     return parts
 
 

@@ -19,8 +19,8 @@ _GRACE_SECONDS: Final = 8.0
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: A driver of the demo lives for seconds: with the quick compiler alone it takes half the processor time.
 _FAST_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: Variables that would point the demo's Airflow or Spark somewhere else.
-_FOREIGN: Final = ("AIRFLOW", "SPARK_", "PYSPARK_", "EXACTLYONCE_KAFKA", "EXACTLYONCE_TOKEN", "EXACTLYONCE_FAILPOINTS")
+#: Beginnings of variables that would point the demo's Airflow or Spark somewhere else.
+FOREIGN: Final = ("AIRFLOW", "SPARK_", "PYSPARK_", "EXACTLYONCE_KAFKA", "EXACTLYONCE_TOKEN", "EXACTLYONCE_FAILPOINTS")
 
 
 class Interrupted(BaseException):
@@ -58,7 +58,7 @@ def start(command: list[str], *, environment: Mapping[str, str], log: Path) -> s
     :param environment: added to this process's, but for what other Airflows and Sparks are set up by
     :param log: where its output goes
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     with log.open("ab") as output:
         return subprocess.Popen(
             command,

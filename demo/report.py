@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,63 +31,54 @@ class Account:
 class Row:
     """One line of the report.
 
+    :param cells: one for each system
     :param note: what the figure is, for the page
     :param must_be_zero: a figure above zero breaks the promise
     """
 
     label: str
-    ours: str
-    stock: str
+    cells: Sequence[str]
     note: str = ""
     must_be_zero: bool = False
 
 
-def rows(ours: Figures, stock: Figures) -> list[Row]:
+def rows(*systems: Figures) -> list[Row]:
     """Return the report's lines, the same for the terminal and the page."""
 
-    def row(label: str, name: str, note: str = "", *, must_be_zero: bool = False) -> Row:
-        return Row(
-            label=label,
-            ours=f"{getattr(ours, name):,}",
-            stock=f"{getattr(stock, name):,}",
-            note=note,
-            must_be_zero=must_be_zero,
-        )
+    def row(label: str, cell: Callable[[Figures], str], note: str = "", *, must_be_zero: bool = False) -> Row:
+        return Row(label=label, cells=[cell(system) for system in systems], note=note, must_be_zero=must_be_zero)
+
+    def number(name: str) -> Callable[[Figures], str]:
+        return lambda system: f"{getattr(system, name):,}"
 
     return [
-        row("records in", "records_in", "purchases in the source topic"),
-        row("batches", "batches", "micro-batches that were committed"),
-        Row(
-            label="kills, restarts",
-            ours=f"{ours.kills}, {ours.restarts}",
-            stock=f"{stock.kills}, {stock.restarts}",
-            note="SIGKILL to the driver's process group, and starts from the retained checkpoint",
+        row("records in", number("records_in"), "purchases in the source topic"),
+        row("batches", number("batches"), "micro-batches that were committed"),
+        row(
+            "kills, restarts",
+            lambda system: f"{system.kills}, {system.restarts}",
+            "SIGKILL to the driver's process group, and starts from the retained checkpoint",
         ),
-        row("records lost", "records_lost", "purchases that no total counts", must_be_zero=True),
-        row("rows due", "rows_due", "updates that the batches owe, computed from the source"),
-        row("rows that readers see", "rows_visible", "records in the sink at read_committed"),
-        row("rows doubled", "rows_doubled", "a (customer, number of purchases) pair again", must_be_zero=True),
-        row("rows missing or wrong", "rows_off", "due and not there, or with another sum", must_be_zero=True),
-        Row(
-            label="rows written, then hidden",
-            ours=f"{ours.rows_written - ours.rows_visible:,}",
-            stock=f"{stock.rows_written - stock.rows_visible:,}",
-            note="by the attempt that died; only a read_uncommitted reader finds them",
+        row("records lost", number("records_lost"), "purchases that no total counts", must_be_zero=True),
+        row("rows due", number("rows_due"), "updates that the batches owe, computed from the source"),
+        row("rows that readers see", number("rows_visible"), "records in the sink at read_committed"),
+        row("rows doubled", number("rows_doubled"), "a (customer, number of purchases) pair again", must_be_zero=True),
+        row("rows missing or wrong", number("rows_off"), "due and not there, or with another sum", must_be_zero=True),
+        row(
+            "rows written, then hidden",
+            lambda system: f"{system.rows_written - system.rows_visible:,}",
+            "by the attempt that died; only a read_uncommitted reader finds them",
         ),
-        row("money in, $", "money_in", "sum of the file"),
-        row("money out, $", "money_out", "sum of every customer's newest total"),
-        row("open transactions", "open_partitions", "partitions with one that is not decided", must_be_zero=True),
-        Row(
-            label="time to recover, s",
-            ours=_seconds(ours),
-            stock=_seconds(stock),
-            note="from each kill to the first commit after it",
+        row("money in, $", number("money_in"), "sum of the file"),
+        row("money out, $", number("money_out"), "sum of every customer's newest total"),
+        row(
+            "open transactions", number("open_partitions"), "partitions with one that is not decided", must_be_zero=True
         ),
-        Row(
-            label="throughput, records/s",
-            ours=f"{ours.records_per_second:,.0f}",
-            stock=f"{stock.records_per_second:,.0f}",
-            note="while batches ran that nobody killed, in JVMs that are set to start fast",
+        row("time to recover, s", _seconds, "from each kill to the first commit after it"),
+        row(
+            "throughput, records/s",
+            lambda system: f"{system.records_per_second:,.0f}",
+            "while batches ran that nobody killed, in JVMs that are set to start fast",
         ),
     ]
 
@@ -96,22 +87,35 @@ def _seconds(found: Figures) -> str:
     return ", ".join("never" if seconds is None else f"{seconds:.1f}" for seconds in found.seconds_to_recover) or "-"
 
 
-def text(ours: Account, stock: Account) -> str:
-    """Return the report for a terminal."""
-    lines = rows(ours.figures, stock.figures)
+def text(ours: Account, stock: Account | None = None) -> str:
+    """Return the report for a terminal.
+
+    :param stock: what to compare with
+    """
+    accounts = [ours, *([stock] if stock else ())]
+    lines = rows(*(account.figures for account in accounts))
     label_width = max(len(line.label) for line in lines)
-    width = max(len(ours.name), len(stock.name), *(len(cell) for line in lines for cell in (line.ours, line.stock)))
-    table = [f"{'':{label_width}}  {ours.name:>{width}}  {stock.name:>{width}}"]
-    table += [f"{line.label:{label_width}}  {line.ours:>{width}}  {line.stock:>{width}}" for line in lines]
-    return "\n".join([*table, "", verdict(ours), *(f"  - {problem}" for problem in ours.problems), stock_remark(stock)])
+    cells = [[account.name for account in accounts], *(line.cells for line in lines)]
+    width = max(len(cell) for row in cells for cell in row)
+    table = [
+        "  ".join([f"{label:{label_width}}", *(f"{cell:>{width}}" for cell in row)])
+        for label, row in zip(["", *(line.label for line in lines)], cells, strict=True)
+    ]
+    remarks = [
+        verdict(ours),
+        *(f"  - {problem}" for problem in ours.problems),
+        *([stock_remark(stock)] if stock else ()),
+    ]
+    return "\n".join([*table, "", *remarks])
 
 
 def verdict(ours: Account) -> str:
     """Return the one sentence that matters."""
     if ours.problems:
         return f"OFF: {len(ours.problems)} of the checks found something."
+    kills = ours.figures.kills
     return (
-        f"Right: {ours.figures.kills} kills, and every purchase counts once; "
+        f"Right: {kills} kill{'s' if kills > 1 else ''}, and every purchase counts once; "
         f"the ledger's {ours.figures.batches} commits have no gap and tile the source."
     )
 

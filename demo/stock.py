@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 from airflow_provider_exactlyonce.streaming.settings import DEFAULTS
 from demo import processes, topics
 from demo.history import Batch, Event, History, Kill, read_updates, source_ranges
+from demo.stage import DemoFailedError
 from demo.timed_kill import Aim, TimedKill
 
 TOPIC: Final = "shop.totals.stock"
@@ -26,10 +27,6 @@ _SHOW_SECONDS: Final = 0.3
 _RUNS_AT_MOST: Final = 8
 _MASTER: Final = "local[2]"
 _SHUFFLE_PARTITIONS: Final = 4
-
-
-class StockFailedError(Exception):
-    """A driver of the stock sink ended by itself, and not well."""
 
 
 class StockRun:
@@ -63,7 +60,7 @@ class StockRun:
     def run(self, aims: Sequence[Aim]) -> History:
         """Run, kill, restart, until a run ends by itself.
 
-        :raises StockFailedError: when a run ends badly that nobody killed
+        :raises DemoFailedError: when a run ends badly that nobody killed
         """
         left = list(aims)
         for _ in range(_RUNS_AT_MOST):
@@ -74,12 +71,12 @@ class StockRun:
                 processes.end(process)
             if kill is None:
                 if process.returncode != 0:
-                    raise StockFailedError(f"the stock run ended with {process.returncode}; the end of {self.log}:")
+                    raise DemoFailedError(f"the stock run ended with {process.returncode}; the end of {self.log}:")
                 return self._history()
             self._tell(left[0], kill)
             left = [replace(left[0], batch=left[0].batch + 1), *left[1:]] if kill.is_late else left[1:]
             time.sleep(RESTART_DELAY_SECONDS)
-        raise StockFailedError(f"the stock run did not end in {_RUNS_AT_MOST} starts; the end of {self.log}:")
+        raise DemoFailedError(f"the stock run did not end in {_RUNS_AT_MOST} starts; the end of {self.log}:")
 
     def _start(self) -> subprocess.Popen[bytes]:
         settings = {**DEFAULTS, "spark.sql.shuffle.partitions": str(_SHUFFLE_PARTITIONS), "spark.ui.enabled": "false"}

@@ -30,8 +30,8 @@ _WAIT_SECONDS: Final = 0.05
 
 
 def create(config: Mapping[str, Any], names: Iterable[str], partitions: int) -> None:
-    """Create topics on the demo's single broker."""
-    new = [NewTopic(name, num_partitions=partitions, replication_factor=1) for name in names]
+    """Create topics, replicated as often as the brokers' own setting says."""
+    new = [NewTopic(name, num_partitions=partitions) for name in names]
     admin = AdminClient({**config, **QUIET})  # a client that nobody holds any more drops what it was asked
     for future in admin.create_topics(new, operation_timeout=_TIMEOUT_SECONDS).values():
         future.result()

@@ -166,7 +166,7 @@ class HadoopCluster:
 
     def containers(self, application: str) -> list[psutil.Process]:
         """Return the processes of an application's containers; the first container's is its master."""
-        return sorted(_working_in(self.folder, application), key=lambda process: str(process.cwd()))
+        return sorted(working_in(self.folder, application), key=lambda process: str(process.cwd()))
 
     def output(self, application: str) -> str:
         """Return what an application's containers have printed."""
@@ -174,7 +174,11 @@ class HadoopCluster:
         return "\n".join(f"== {file.parent.name} {file.name}\n{file.read_text(errors='replace')}" for file in files)
 
 
-def _working_in(folder: Path, part: str = "") -> Iterator[psutil.Process]:
+def working_in(folder: Path, part: str = "") -> Iterator[psutil.Process]:
+    """Give the processes whose working directory is below a folder.
+
+    :param part: of that directory's name
+    """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             directory = process.cwd()
@@ -219,7 +223,7 @@ def hadoop_cluster(folder: Path) -> Iterator[HadoopCluster]:
     finally:
         for server in servers:
             server.kill()
-        for left in _working_in(folder):
+        for left in working_in(folder):
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()
 

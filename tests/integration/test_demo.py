@@ -19,10 +19,10 @@ MARKER = "EXACTLYONCE_DEMO_OF"
 
 
 @contextmanager
-def demo(temporary: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run the demo as a user does, in a session of its own as a terminal would give it."""
+def demo(temporary: Path, module: str = "demo") -> Iterator[subprocess.Popen[str]]:
+    """Run a demo as a user does, in a session of its own as a terminal would give it."""
     with subprocess.Popen(
-        [sys.executable, "-m", "demo"],
+        [sys.executable, "-m", module],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(temporary), MARKER: str(temporary)},
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Three real brokers, each also a controller of the quorum and in a network namespace of its own."""
+"""Three real brokers, each also a controller of the quorum and with an address of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.brokers.network import Network
 from tests.waiting import eventually
 
 NODES = (1, 2, 3)
-CLIENTS_PORT, CONTROLLERS_PORT = 9092, 9093
+PORTS = (9092, 9093)
 #: With this, and what the JVM needs besides, a broker takes some 300 MB.
 HEAP_MEGABYTES = 160
 STOP_SECONDS = 60.0
@@ -53,11 +53,14 @@ class BrokerCluster:
     """Brokers 1, 2 and 3. Use it as a context manager: at its end nothing of it runs, and no namespace is left.
 
     :param folder: for their data and logs
+    :param network: where they are; by default each in a namespace of its own
+    :param ports: of each, for clients and for controllers
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, network: Network | None = None, ports: tuple[int, int] = PORTS) -> None:
         self._folder = folder
-        self._network = Network(NODES)
+        self._network = network or Network(NODES)
+        self._port, self._controllers_port = ports
         self._class_path = ":".join(map(str, broker_jars()))
         self._running: dict[int, _Running] = {}
 
@@ -83,7 +86,7 @@ class BrokerCluster:
     @property
     def bootstrap_servers(self) -> str:
         """The addresses of all brokers, in order."""
-        return ",".join(f"{self._network.address(node)}:{CLIENTS_PORT}" for node in NODES)
+        return ",".join(f"{self._network.address(node)}:{self._port}" for node in NODES)
 
     def start(self, node: int) -> None:
         """Start a broker that does not run; it may take a while until it is one of the cluster's."""
@@ -169,7 +172,7 @@ class BrokerCluster:
 
     def _metadata_of(self, node: int, topic: str | None = None) -> ClusterMetadata | None:
         """Ask one broker, by a new client that knows of no other; None when it does not answer."""
-        servers = f"{self._network.address(node)}:{CLIENTS_PORT}"
+        servers = f"{self._network.address(node)}:{self._port}"
         try:
             admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
             return admin.list_topics(*([topic] if topic else []), timeout=ASK_SECONDS)
@@ -186,15 +189,15 @@ class BrokerCluster:
             return format_storage(data, self._class_path, self._properties(node), {}, log, identifier)
 
     def _properties(self, node: int) -> Path:
-        clients = f"PLAINTEXT://{self._network.address(node)}:{CLIENTS_PORT}"
-        voters = (f"{controller}@{self._network.address(controller)}:{CONTROLLERS_PORT}" for controller in NODES)
+        clients = f"PLAINTEXT://{self._network.address(node)}:{self._port}"
+        voters = (f"{controller}@{self._network.address(controller)}:{self._controllers_port}" for controller in NODES)
         settings = {
             **SETTINGS,
             "advertised.listeners": clients,
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.voters": ",".join(voters),
             "inter.broker.listener.name": "PLAINTEXT",
-            "listeners": f"{clients},CONTROLLER://{self._network.address(node)}:{CONTROLLERS_PORT}",
+            "listeners": f"{clients},CONTROLLER://{self._network.address(node)}:{self._controllers_port}",
             "log.dirs": str(log_directory(self._data(node))),
             "node.id": str(node),
             "process.roles": "broker,controller",

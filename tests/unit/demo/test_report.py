@@ -14,7 +14,9 @@ VOID = {"meta", "br", "img", "link", "input"}
 
 def account(name: str, history: History) -> report.Account:
     figures = judge.figures(history, histories.events(), histories.purchases())
-    return report.Account(name=name, history=history, figures=figures, problems=judge.problems(figures, kills=2))
+    return report.Account(
+        name=name, history=history, figures=figures, problems=judge.problems(figures, kills=2, restarts=2)
+    )
 
 
 def story(ours: History | None = None) -> page.Story:
@@ -55,6 +57,14 @@ def test_the_text_aligns_both_columns_and_ends_with_both_verdicts() -> None:
         "Spark's own sink: 3 rows came twice, 3 of batch 3. The newest totals are right; "
         "whoever acts on each row acted twice."
     )
+
+
+def test_the_text_of_one_system_has_one_column_and_no_remark_on_another() -> None:
+    lines = report.text(story().ours).splitlines()
+
+    assert lines[0].split() == [report.OURS]
+    assert {len(line) for line in lines[: lines.index("")]} == {len(lines[0])}
+    assert lines[-1].startswith("Right: 2 kills, and every purchase counts once")
 
 
 def test_the_text_names_what_is_off() -> None:

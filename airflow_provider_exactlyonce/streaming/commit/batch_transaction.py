@@ -228,12 +228,13 @@ class BatchTransaction(TransactionalSink):
         Topics that rows have named in earlier batches only are forgotten: they may be gone by now.
         """
         attempt, ranges = self._attempt, self._writer.ranges
-        sources, read = self._run.sources, attempt.batch.source_topic_ids
-        feedback.check_topics(self._run.pipeline, ranges, sources.here(read), allowed=attempt.options.allow_feedback)
+        sources = self._run.sources
+        read = sources.here(attempt.batch.source)
+        feedback.check_topics(self._run.pipeline, ranges, read, allowed=attempt.options.allow_feedback)
         named = {*(self._definition.topics if self._definition else ()), self._late_topic, *ranges}
         targets = {topic: target for topic, target in attempt.targets.items() if topic in named}
         known = {topic: target.topic_id for topic, target in targets.items()}
-        by_cluster = sources.by_cluster(read)
+        by_cluster = sources.by_cluster(attempt.batch.source_topic_ids)
         own = by_cluster.pop(sources.own)
         for cluster, topic_ids in by_cluster.items():
             preflight.check_topic_ids(cluster.client, topic_ids)

@@ -186,6 +186,7 @@ def test_a_triggerer_rides_out_an_outage(
         watching = asyncio.create_task(first_event(trigger_of(deferral)))
         await requests()
         store.is_down = True
+        await requests()  # so that no look still has an answer, and then the later time
         clock.ahead += 300
         await requests()
         store.is_down = False

@@ -10,8 +10,6 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -21,8 +19,6 @@ _SETTINGS: Final = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    "spark.sql.streaming.checkpointFileManagerClass": "exactlyonce.LocalCheckpointFileManager",
-    "spark.jars": str(EXCLUSIVE_FILES_JAR),
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.unix.domain.socket.dir": "/tmp",
 }

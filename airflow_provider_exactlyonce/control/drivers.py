@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
-from airflow_provider_exactlyonce.control import exit_classification, processes, requests, restarts
+from airflow_provider_exactlyonce.control import exit_classification, processes, requests, restarts, standbys
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
@@ -162,7 +162,7 @@ def _recorded(home: Home) -> Death | None:
 
 def _stood_by(home: Home) -> Death | None:
     """Return the lost driver from which a standby is about to take over: it holds its own lease until it has that."""
-    if leases.life(leases.read(home.standby), silence=leases.stale_seconds(home.standby)) is not Life.ALIVE:
+    if standbys.waiting(home) is None:
         return None
     held, status = leases.read(home.lease), statuses.read(home.status)
     token = held.token if held is not None else status.token if status is not None else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,3 +189,24 @@ def check_case(case: Case, topics: Topics) -> None:
     check(case.config, case.sink, case.commits(), sent, topics.config)
     report = audit(case.config, case.name, AuditOptions(patience_seconds=10))
     assert report.is_clean, [str(violation) for violation in report.found]
+
+
+def check_backfills(case: Case, topics: Topics, both: list[str] | TopicPattern, make_topic: Callable[..., str]) -> None:
+    """Run commits 2 and 3 again, and a range of offsets; compare with what was written, and with what was sent."""
+    written = {
+        commit.commit: [
+            record.value or b""
+            for record in read_committed(case.config, case.sink)
+            if (span := commit.sink[case.sink].get(record.partition)) and span.first <= record.offset <= span.last
+        ]
+        for commit in case.commits()
+    }
+    assert case.backfill(both, make_topic(partitions=1), commits="2..3", state="savepoint") == sorted(
+        written[2] + written[3]
+    )
+    offsets = {topics.name("a"): {0: [0, 5]}, topics.name("b"): {0: [3, 4], 1: [0, 2]}}
+    again = case.backfill(both, make_topic(partitions=1), offsets=offsets, state="empty")
+    assert [(row["source"], row["n"]) for row in map(json.loads, again)] == [
+        (topics.name("a"), 5),
+        (topics.name("b"), 3),
+    ]

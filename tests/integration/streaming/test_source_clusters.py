@@ -30,7 +30,7 @@ from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, Topic
 from airflow_provider_exactlyonce.streaming.driver.driver import Driver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from tests.integration.streaming.harness import World, read_committed
-from tests.integration.streaming.source_topics import Case, Topics, check, check_case
+from tests.integration.streaming.source_topics import Case, Topics, check, check_backfills, check_case
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signals_as_before")]
 
@@ -122,23 +122,7 @@ def test_a_source_elsewhere_goes_through_a_restore_a_replay_and_a_backfill(
     assert len(case.commits()) == before + 1
     check_case(case, topics)
 
-    written = {
-        commit.commit: [
-            record.value or b""
-            for record in read_committed(case.config, case.sink)
-            if (span := commit.sink[case.sink].get(record.partition)) and span.first <= record.offset <= span.last
-        ]
-        for commit in case.commits()
-    }
-    assert case.backfill(both, make_topic(partitions=1), commits="2..3", state="savepoint") == sorted(
-        written[2] + written[3]
-    )
-    offsets = {topics.name("a"): {0: [0, 5]}, topics.name("b"): {0: [3, 4], 1: [0, 2]}}
-    again = case.backfill(both, make_topic(partitions=1), offsets=offsets, state="empty")
-    assert [(row["source"], row["n"]) for row in map(json.loads, again)] == [
-        (topics.name("a"), 5),
-        (topics.name("b"), 3),
-    ]
+    check_backfills(case, topics, both, make_topic)
 
 
 def test_drivers_that_are_killed_lose_and_double_nothing_of_topics_elsewhere(

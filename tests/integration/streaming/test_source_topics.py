@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming import TopicPattern
 from tests.delta_reader import read_delta
 from tests.integration.streaming.harness import World, read_committed
-from tests.integration.streaming.source_topics import Case, Topics, check, check_case
+from tests.integration.streaming.source_topics import Case, Topics, check, check_backfills, check_case
 
 pytestmark = pytest.mark.usefixtures("signals_as_before")
 
@@ -71,23 +71,7 @@ def test_several_topics_are_one_source_through_a_restore_a_replay_and_a_backfill
     check_case(case, topics)
 
     topics.make("late")  # no commit that is run again has it
-    written = {
-        commit.commit: [
-            record.value or b""
-            for record in read_committed(case.config, case.sink)
-            if (span := commit.sink[case.sink].get(record.partition)) and span.first <= record.offset <= span.last
-        ]
-        for commit in case.commits()
-    }
-    assert case.backfill(both, make_topic(partitions=1), commits="2..3", state="savepoint") == sorted(
-        written[2] + written[3]
-    )
-    offsets = {topics.name("a"): {0: [0, 5]}, topics.name("b"): {0: [3, 4], 1: [0, 2]}}
-    again = case.backfill(both, make_topic(partitions=1), offsets=offsets, state="empty")
-    assert [(row["source"], row["n"]) for row in map(json.loads, again)] == [
-        (topics.name("a"), 5),
-        (topics.name("b"), 3),
-    ]
+    check_backfills(case, topics, both, make_topic)
 
 
 @pytest.mark.slow

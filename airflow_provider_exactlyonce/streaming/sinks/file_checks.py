@@ -21,16 +21,6 @@ _NO_DIRECTORY: Final = ("array", "map", "struct", "binary", "float", "double", "
 _LEAST_FILE_BYTES: Final = 2**20
 
 
-def check_declaration(kind: str, name: str, path: str, compression: str, max_file_bytes: int) -> None:
-    """Check what a user declares of a sink that writes below a path.
-
-    :param kind: the sink's class, for messages
-    :raises RefusedError: naming the parameter, its value and what is accepted
-    """
-    check_place(kind, name, path)
-    check_format(kind, compression, max_file_bytes)
-
-
 def check_format(kind: str, compression: str, max_file_bytes: int) -> None:
     """Check how a sink's files are to be written.
 

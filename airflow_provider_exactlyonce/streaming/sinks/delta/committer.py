@@ -15,23 +15,16 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.delta import schema
 from airflow_provider_exactlyonce.streaming.sinks.delta.audit import listed_files, read_history
-from airflow_provider_exactlyonce.streaming.sinks.delta.changes import (
-    AppendedRows,
-    Change,
-    RowsOfPartitions,
-    StagedRows,
-)
+from airflow_provider_exactlyonce.streaming.sinks.delta.changes import RowsOfPartitions, actions
 from airflow_provider_exactlyonce.streaming.sinks.delta.compaction import DeltaCompaction
-from airflow_provider_exactlyonce.streaming.sinks.delta.declaration import APPEND, UPSERT
-from airflow_provider_exactlyonce.streaming.sinks.delta.keys import KeyColumns
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import SinkLedger
-from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
-from airflow_provider_exactlyonce.streaming.sinks.delta.upsert_writer import OpenUpsertWriter
-from airflow_provider_exactlyonce.streaming.sinks.delta.upserts import UpsertedRows, UpsertTarget
+from airflow_provider_exactlyonce.streaming.sinks.delta.upserts import DeltaUpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import OpenDeltaWriter, TableFormat
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkEntry
 
@@ -62,18 +55,14 @@ class DeltaCommitter(TableCommitter):
         super().__init__(sink, pipeline, log, ledger)
         self._directory: Final = files
         self._earlier_rows: Final = earlier_rows
-        self._key: Final = KeyColumns(key=tuple(sink.key), order=sink.order, deleted=sink.deleted)
         self._required: Sequence[str] | None = None  # columns whose nulls the tasks refuse
-        self._staged: StagedRows = AppendedRows(())
-        self._change = Change(added=(), rows=0)  # what the version to write adds and removes
 
     @override
     def open_writer(self) -> OpenWriter:
         with self._answering():
             is_there = self._table.open()
         self._required = schema.required_columns(self._table.table.schema()) if is_there else []
-        opens = self._opens(self._row_columns(), self._required)
-        return OpenUpsertWriter(rows=opens, columns=self._key) if self._sink.mode == UPSERT else opens
+        return self._opens_rows(self._opens(self._row_columns(), self._required))
 
     def _opens(self, columns: pa.Schema, required: Sequence[str] = ()) -> OpenDeltaWriter:
         form = TableFormat(
@@ -144,34 +133,19 @@ class DeltaCommitter(TableCommitter):
                 )
 
     @override
-    def _stage(self, written: Sequence[Mapping[str, Any]]) -> None:
-        files = [file for task in written for file in task["files"]]
-        if self._sink.mode == APPEND:
-            self._staged = AppendedRows(files)
-        elif self._sink.mode != UPSERT:
-            self._staged = RowsOfPartitions(files, self._sink.where)
-        else:
-            attempt = self._open_attempt()
-            target = UpsertTarget(
-                files=self._files,
-                folder=f"{self._attempts.data}/{attempt.attempt}",
-                columns=self._row_columns(),
-                key=self._key,
-                partition_by=tuple(self._sink.partition_by),
-                compression=self._sink.compression,
-                where=self._sink.where,
-            )
-            self._staged = UpsertedRows(target, written, attempt.commit)
+    def _upsert_target(self, attempt: str) -> DeltaUpsertTarget:
+        opens = self._opens(self._row_columns())
+        return DeltaUpsertTarget(self._table, opens, self._key, attempt=attempt, where=self._sink.where)
 
     @override
-    def _plan(self) -> tuple[str, ...]:
-        self._change = self._staged.change(self._table)
-        return tuple(file["path"] for file in self._change.added)
+    def _rows_of_partitions(self, files: Sequence[Mapping[str, Any]]) -> RowsOfPartitions:
+        return RowsOfPartitions(self._table, files, self._sink.where)
 
     @override
-    def _write_commit(self, note: AttemptNote, entry: SinkEntry) -> None:
-        transactions, metadata = self._ledger.commit_of(note, entry, self._change.rows, self._earlier_rows)
-        self._table.append(self._change.actions(), transactions, metadata, self._sink.mode == APPEND)
+    def _write_commit(self, note: AttemptNote, entry: SinkEntry, change: Change[LoggedFile]) -> None:
+        transactions, metadata = self._ledger.commit_of(note, entry, change.rows, self._earlier_rows)
+        changed = actions(change.added, change.removed)
+        self._table.append(changed, transactions, metadata, not self._sink.replaces)
 
     @override
     def _compaction(self) -> DeltaCompaction:
@@ -180,7 +154,7 @@ class DeltaCommitter(TableCommitter):
 
     @override
     def _history(self) -> History:
-        return read_history(self._files, self._ledger, replaces=self._sink.mode != APPEND)
+        return read_history(self._files, self._ledger, replaces=self._sink.replaces)
 
     @override
     def _listed_files(self) -> Iterable[ListedFile]:

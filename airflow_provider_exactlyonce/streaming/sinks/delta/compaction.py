@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.streaming.sinks.delta.changes import Change
+from airflow_provider_exactlyonce.streaming.sinks.delta.changes import actions
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import opened_parquet, with_columns
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import OpenDeltaWriter
@@ -33,8 +33,8 @@ class DeltaCompaction(Compaction):
 
     @override
     def commit(self) -> None:
-        change = Change(added=self.added, removed=[file.entry for file in self.removed], rows=0, changes_rows=False)
-        self._log.append(change.actions(), {}, self._metadata, blind=False)
+        exchanged = actions(self.added, [file.entry for file in self.removed], changes_rows=False)
+        self._log.append(exchanged, {}, self._metadata, blind=False)
 
     @override
     def _own_files(self) -> Iterator[OwnFile]:

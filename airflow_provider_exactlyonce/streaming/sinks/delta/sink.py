@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -14,9 +14,6 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import SinkCommitter, Sink
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-_NO_ORDER: Final = ("array", "map", "struct", "binary")
-_NO_KEY: Final = (*_NO_ORDER, "float", "double")
 
 
 class DeltaSink(DeltaDeclaration):
@@ -53,7 +50,7 @@ class DeltaSink(DeltaDeclaration):
         from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 
         where = f"sink {self.name}"
-        self._check_keys(columns)
+        self.check_key(columns)
         columns = self.stored(columns)
         check_parquet(columns, where)
         schema.check_names(columns.names, where)
@@ -84,22 +81,6 @@ class DeltaSink(DeltaDeclaration):
 
         unconverted.check(self.path, self.options)
         return DeltaCommitter(self, context.pipeline)
-
-    def _check_keys(self, columns: StructType) -> None:
-        kinds = {column.name: column.dataType for column in columns}
-        for name in (*self.key, self.order, self.deleted):
-            if name is not None and name not in kinds:
-                raise RefusedError(f"sink {self.name} names the column {name!r}; the columns are {', '.join(kinds)}")
-        for name in self.key:
-            if kinds[name].typeName().startswith(_NO_KEY):
-                raise RefusedError(
-                    f"sink {self.name}: column {name!r} of the key is {kinds[name].simpleString()}, of which it is not "
-                    "certain when two are equal. Derive a text or a number of it"
-                )
-        if self.order is not None and kinds[self.order].typeName().startswith(_NO_ORDER):
-            raise RefusedError(f"sink {self.name}: order={self.order!r} is {kinds[self.order].simpleString()}")
-        if self.deleted is not None and kinds[self.deleted].typeName() != "boolean":
-            raise RefusedError(f"sink {self.name}: deleted={self.deleted!r} must be a boolean column")
 
     def _check_usable(self) -> None:
         try:

@@ -56,6 +56,11 @@ class OpenDeltaWriter:
         """Open the writer of a task."""
         return DeltaWriter(self.files(), f"{self.folder}/{attempt.name}", task, self.format)
 
+    @property
+    def row_columns(self) -> pa.Schema:
+        """The columns of the rows."""
+        return self.format.columns
+
     def files(self) -> DeltaFiles:
         """Open the table's directory."""
         return DeltaFiles(self.path, self.storage_options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntryStatus
+from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
@@ -20,33 +20,43 @@ if TYPE_CHECKING:
 _REMOVED_DELETES: Final = "removed-delete-files"
 
 
-def read_history(table: IcebergTable, ledger: SinkLedger) -> History:
-    """Read main's snapshots that are still kept."""
+def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> History:
+    """Read main's snapshots that are still kept.
+
+    :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
+    """
     history = History()  # what was committed before the oldest snapshot that is left, nobody can tell any more
     for snapshot in reversed(list(table.history())):
         added, removed = _changed_files(snapshot, table.io)
-        committed, name = ledger.committed_by(snapshot), f"snapshot {snapshot.snapshot_id}"
+        committed, name = ledger.committed_by(snapshot), _named(snapshot)
+        history.exchange(name, _paths(removed), _paths(added))
         if committed is not None:
-            history.take(name, committed.entry)
-            history.count(name, committed.entry, committed.entry.rows, sum(file.record_count for file in added))
-            history.hold(_paths(added), [frozenset({committed.entry.commit})])
+            entry = committed.entry
+            history.take(name, entry)
+            more = sum(file.record_count for file in added) - sum(file.record_count for file in removed)
+            history.count(name, entry, ledger.rows_of(snapshot, entry), more)
+            history.hold(_paths(added), [frozenset({entry.commit}), *history.held(_paths(removed))])
+        elif removed and not (replaces and ledger.is_commit(snapshot)):
+            _follow(history, snapshot, added, removed)
         if ledger.is_first(snapshot):
             history.since = 0
-        if removed:
-            _follow(history, snapshot, added, removed)
     return history
 
 
 def _follow(history: History, snapshot: Snapshot, added: list[DataFile], removed: list[DataFile]) -> None:
     """Note what a snapshot of others has changed."""
-    summary = snapshot.summary
-    operation = summary.operation.value if summary is not None else "an unnamed operation"
-    name = f"snapshot {snapshot.snapshot_id} ({operation})"
-    if operation != Operation.REPLACE.value:
+    summary, name = snapshot.summary, _named(snapshot)
+    if summary is None or summary.operation != Operation.REPLACE:
         history.lose(name, _paths(removed))
-    elif summary is None or _REMOVED_DELETES not in summary.additional_properties:  # else they were carried out
+    elif _REMOVED_DELETES not in summary.additional_properties:  # else they were carried out
         history.rewrite(name, [file.record_count for file in removed], [file.record_count for file in added])
     history.hold(_paths(added), history.held(_paths(removed)))
+
+
+def _named(snapshot: Snapshot) -> str:
+    """Return a snapshot for messages."""
+    operation = snapshot.summary.operation.value if snapshot.summary is not None else "an unnamed operation"
+    return f"snapshot {snapshot.snapshot_id} ({operation})"
 
 
 def _changed_files(snapshot: Snapshot, io: FileIO) -> tuple[list[DataFile], list[DataFile]]:
@@ -67,7 +77,6 @@ def _paths(files: Iterable[DataFile]) -> list[str]:
 def listed_files(table: IcebergTable) -> Iterator[ListedFile]:
     """Yield the files with rows of main's newest snapshot."""
     for file in table.current_files():
-        if file.content == DataFileContent.DATA:
-            name = file.file_path
-            is_parquet = name.endswith(".parquet")
-            yield ListedFile(name=name, size=file.file_size_in_bytes, rows=file.record_count, is_parquet=is_parquet)
+        name = file.file_path
+        is_parquet = name.endswith(".parquet")
+        yield ListedFile(name=name, size=file.file_size_in_bytes, rows=file.record_count, is_parquet=is_parquet)

@@ -19,9 +19,11 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     NotInstalledError,
 )
+from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
+from pyiceberg.table.update.snapshot import _MergeAppendFiles, _OverwriteFiles
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
@@ -145,10 +147,14 @@ class IcebergTable:
             yield snapshot
             at = snapshot.parent_snapshot_id
 
+    @property
+    def has_row_deletes(self) -> bool:
+        """Whether main's newest snapshot has rows that are deleted beside their files, as merge on read does it."""
+        return any(_is_live(manifest) for manifest in self._manifests(ManifestContent.DELETES))
+
     def current_files(self) -> Iterator[DataFile]:
-        """Yield the files of main's newest snapshot."""
-        snapshot = self.metadata.current_snapshot()
-        for manifest in snapshot.manifests(self.io) if snapshot is not None else ():
+        """Yield the files with rows of main's newest snapshot."""
+        for manifest in self._manifests(ManifestContent.DATA):
             for entry in manifest.fetch_manifest_entry(self.io):
                 yield entry.data_file
 
@@ -157,24 +163,27 @@ class IcebergTable:
         files: Sequence[DataFile],
         summary: Mapping[str, str],
         properties: Properties,
-        replaced: Sequence[DataFile] = (),
+        removed: Sequence[DataFile] = (),
+        changes_rows: bool = True,
     ) -> None:
         """Write the snapshot after the one last looked at; it fails when there is another. Nobody knows when it fails.
 
         :param files: what it adds to the table
         :param summary: what it says of itself
         :param properties: of the table, which become visible with it
-        :param replaced: files of the snapshot last looked at, if those that it adds have their rows
+        :param removed: files of the snapshot last looked at that it takes out
+        :param changes_rows: whether the table has other rows then; if not, who reads its changes passes over it
         """
         draft = _Draft(self._opened)
-        update = draft.update_snapshot(snapshot_properties=dict(summary))
-        snapshot = update.overwrite() if replaced else update.merge_append()
-        for file in replaced:
+        # Not each overwrite takes something out, and one that does not is an append to readers of changes.
+        kind, operation = (_Overwrite, Operation.OVERWRITE) if removed else (_MergeAppendFiles, Operation.APPEND)
+        snapshot = kind(operation, draft, self.io, snapshot_properties=dict(summary))
+        for file in removed:
             snapshot.delete_data_file(file)
         for file in files:
             snapshot.append_data_file(file)
         snapshot.commit()
-        updates = [_with_same_rows(update) for update in draft._updates] if replaced else draft._updates
+        updates = draft._updates if changes_rows else [_with_same_rows(update) for update in draft._updates]
         new_properties = properties(snapshot.snapshot_id, self.metadata.next_sequence_number())
         self._commit((*updates, SetPropertiesUpdate(updates=dict(new_properties))), draft._requirements)
 
@@ -212,10 +221,20 @@ class IcebergTable:
             updates=tuple(updates), requirements=(*requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
         )
 
+    def _manifests(self, content: ManifestContent) -> list[ManifestFile]:
+        snapshot = self.metadata.current_snapshot()
+        manifests = snapshot.manifests(self.io) if snapshot is not None else []
+        return [manifest for manifest in manifests if manifest.content == content]
+
     @property
     def _opened(self) -> Table:
         invariant(self._table is not None, "a table is opened before it is asked")
         return self._table  # type: ignore[return-value]
+
+
+def _is_live(manifest: ManifestFile) -> bool:
+    """Tell whether a manifest names files that the table has, and not only some that were taken out."""
+    return manifest.has_added_files() or manifest.has_existing_files()
 
 
 def _with_same_rows(update: TableUpdate) -> TableUpdate:
@@ -224,6 +243,18 @@ def _with_same_rows(update: TableUpdate) -> TableUpdate:
         return update
     summary = Summary(operation=Operation.REPLACE, **update.snapshot.summary.additional_properties)
     return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"summary": summary}))
+
+
+class _Overwrite(_OverwriteFiles, _MergeAppendFiles):  # type: ignore[misc]  # each is generic in itself
+    """An overwrite that merges manifests as an append does, and drops those that name nothing; pyiceberg's keeps all.
+
+    A sink that takes files out with each batch would leave two more manifests behind each time, and each is read again
+    with every batch.
+    """
+
+    @override
+    def _existing_manifests(self) -> list[ManifestFile]:
+        return [manifest for manifest in super()._existing_manifests() if _is_live(manifest)]
 
 
 class _Draft(Transaction):

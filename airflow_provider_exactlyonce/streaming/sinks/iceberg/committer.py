@@ -13,23 +13,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
 from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions, properties, schema
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.audit import listed_files, read_history
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.changes import RowsOfPartitions
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.compaction import IcebergCompaction
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.upserts import IcebergUpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, TableFormat, data_file
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
-from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import claim_unanswered
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
+    from pyspark.sql.types import StructType
 
     from airflow_provider_exactlyonce.streaming.sinks.iceberg.declaration import IcebergDeclaration
 
@@ -54,8 +58,7 @@ class IcebergCommitter(TableCommitter):
     def __init__(self, sink: IcebergDeclaration, pipeline: str) -> None:
         table = IcebergTable(sink.table, sink.properties)
         super().__init__(sink, pipeline, table, SinkLedger(table, pipeline, sink.name, sink.where))
-        self._format: TableFormat | None = None  # by which the tasks write
-        self._staged: Sequence[DataFile] = ()
+        self._tasks_open: OpenIcebergWriter | None = None  # by which the tasks write
 
     @override
     def close(self) -> None:
@@ -65,18 +68,18 @@ class IcebergCommitter(TableCommitter):
     def open_writer(self) -> OpenWriter:
         # The tasks need the ids that the table has for the columns, and are told before the claim. So a table that is
         # not there, and columns that it lacks, are made now: whoever is not to claim leaves nothing else behind.
-        self._format = None
+        self._tasks_open = None
         with self._answering(), claim_unanswered():
             self._open_table()
             self._evolve(lambda: None)
-        opens = self._opens(schema.written_columns(self._table.metadata.schema(), self._known_columns()))
-        self._format = opens.format
-        return opens
+        self._tasks_open = self._opens(schema.written_columns(self._table.metadata.schema(), self._row_columns()))
+        return self._opens_rows(self._tasks_open)
 
-    def _opens(self, columns: Schema) -> OpenIcebergWriter:
+    def _opens(self, columns: Schema | None = None) -> OpenIcebergWriter:
+        """Return what opens writers of some columns of the table, all of them if none are given."""
         metadata = self._table.metadata
         form = TableFormat(
-            columns=columns,
+            columns=columns or metadata.schema(),
             spec=metadata.spec(),
             properties=properties.of_metrics(metadata),
             compression=self._sink.compression,
@@ -118,7 +121,7 @@ class IcebergCommitter(TableCommitter):
 
     @override
     def _create(self) -> None:
-        columns = schema.iceberg_schema(self._known_columns())
+        columns = schema.iceberg_schema(self._row_columns())
         self._table.create(columns, partitions.new_spec(self._sink.partition_by, columns))
 
     @override
@@ -127,7 +130,7 @@ class IcebergCommitter(TableCommitter):
 
     @override
     def _missing_columns(self) -> list[Any]:
-        return self._sink.missing_columns(self._table.metadata, self._known_columns())
+        return self._sink.missing_columns(self._table.metadata, self._row_columns())
 
     @override
     def _add_columns(self, columns: list[Any]) -> None:
@@ -142,37 +145,49 @@ class IcebergCommitter(TableCommitter):
     @override
     def _check_shape(self) -> None:
         missing, metadata = self._missing_columns(), self._table.metadata
-        if self._format is None:
+        if self._tasks_open is None:
             return
-        columns = None if missing else schema.written_columns(metadata.schema(), self._known_columns())
-        if columns != self._format.columns or metadata.default_spec_id != self._format.spec.spec_id:
+        columns, form = self._row_columns(), self._tasks_open.format
+        now = None if missing else schema.written_columns(metadata.schema(), columns)
+        if now != form.columns or metadata.default_spec_id != form.spec.spec_id:
             raise RefusedError(
                 f"{self._sink.where} has other columns or partitions than at the start, and the tasks write those of "
                 "the start: start the pipeline again"
             )
 
     @override
-    def _stage(self, written: Sequence[Mapping[str, Any]]) -> None:
-        files = [file for task in written for file in task["files"]]
-        self._staged = [data_file(file, self._format) for file in files if self._format is not None]
+    def _upsert_target(self, attempt: str) -> IcebergUpsertTarget:
+        named = SinkAttempt(name=attempt, pipeline=self._pipeline, commit=0, run=self._run)
+        return IcebergUpsertTarget(
+            self._table, self._known_writer(), self._opens, self._key, attempt=named, where=self._sink.where
+        )
 
     @override
-    def _plan(self) -> tuple[str, ...]:
-        return tuple(file.file_path for file in self._staged)
+    def _rows_of_partitions(self, files: Sequence[Mapping[str, Any]]) -> RowsOfPartitions:
+        return RowsOfPartitions(self._table, self._known_writer().format, files, self._sink.where)
 
     @override
-    def _write_commit(self, note: AttemptNote, entry: SinkEntry) -> None:
-        self._table.append(self._staged, *self._ledger.commit_of(note.attempt, entry))
+    def _write_commit(self, note: AttemptNote, entry: SinkEntry, change: Change[DataFile]) -> None:
+        form = self._opens().format
+        added = [data_file(file, form) for file in change.added]
+        told = self._ledger.commit_of(note.attempt, entry, change.rows)
+        self._table.append(added, *told, change.removed)
 
     @override
     def _compaction(self) -> IcebergCompaction:
-        opens = self._opens(self._table.metadata.schema())
-        return IcebergCompaction(self._table, self._ledger, opens, self._run)
+        return IcebergCompaction(self._table, self._ledger, self._opens(), self._run)
 
     @override
     def _history(self) -> History:
-        return read_history(self._table, self._ledger)
+        return read_history(self._table, self._ledger, replaces=self._sink.replaces)
 
     @override
     def _listed_files(self) -> Iterable[ListedFile]:
         return listed_files(self._table)
+
+    def _row_columns(self) -> StructType:
+        return self._sink.stored(self._known_columns())
+
+    def _known_writer(self) -> OpenIcebergWriter:
+        invariant(self._tasks_open is not None, "what opens the tasks' writers is asked for before they write")
+        return self._tasks_open  # type: ignore[return-value]

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import FileScanTask
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.changes import check_whole_files
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, data_file
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.compaction import Compaction, OwnFile
@@ -38,18 +37,13 @@ class IcebergCompaction(Compaction):
     @override
     def commit(self) -> None:
         added = [data_file(file, self._opens.format) for file in self.added]
-        replaced = [file.entry for file in self.removed]
+        removed = [file.entry for file in self.removed]
         # What the snapshot of a claim says is true of this one, too.
-        self._table.append(added, *self._ledger.claim_of(self._run), replaced)
+        self._table.append(added, *self._ledger.claim_of(self._run), removed, changes_rows=False)
 
     @override
     def _own_files(self) -> list[OwnFile]:
-        files = list(self._table.current_files())
-        if any(file.content != DataFileContent.DATA for file in files):
-            raise BatchFailedError(
-                "the table has rows that are deleted beside their files (merge on read), which must not come back: "
-                "rewrite_data_files of Spark or Trino carries the deletions out"
-            )
+        check_whole_files(self._table, "the table")
         return [
             OwnFile(
                 name=file.file_path,
@@ -58,7 +52,7 @@ class IcebergCompaction(Compaction):
                 rows=file.record_count,
                 entry=file,
             )
-            for file in files
+            for file in self._table.current_files()
             if file.file_path.startswith(f"{self._opens.folder}/") and file.spec_id == self._opens.format.spec.spec_id
         ]
 

@@ -29,6 +29,7 @@ _RUN: Final = f"{_PREFIX}.run"
 _COMMIT: Final = f"{_PREFIX}.commit"
 _ATTEMPT: Final = f"{_PREFIX}.attempt"
 _ENTRY: Final = f"{_PREFIX}.entry"
+_ROWS: Final = f"{_PREFIX}.rows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +143,13 @@ class SinkLedger:
         """Return the summary of a claim's snapshot, and the properties that are written with it."""
         return self._told(run, self.newest(), {})
 
-    def commit_of(self, attempt: str, entry: SinkEntry) -> tuple[dict[str, str], Any]:
-        """Return the summary of a commit's snapshot, and the properties that are written with it."""
-        return self._told(entry.run, Committed(attempt=attempt, entry=entry), {_COMMIT: str(entry.commit)})
+    def commit_of(self, attempt: str, entry: SinkEntry, rows: int | None) -> tuple[dict[str, str], Any]:
+        """Return the summary of a commit's snapshot, and the properties that are written with it.
+
+        :param rows: how many more rows the table has then; Iceberg's manifests always say it
+        """
+        facts = {_COMMIT: str(entry.commit), _ROWS: str(rows)}
+        return self._told(entry.run, Committed(attempt=attempt, entry=entry), facts)
 
     def _told(self, run: int, newest: Committed | None, more: Mapping[str, str]) -> tuple[dict[str, str], Any]:
         summary = {_SINK: self._name, _RUN: str(run), **more, **(_summary(newest) if newest else {})}
@@ -170,9 +175,17 @@ class SinkLedger:
 
     def committed_by(self, snapshot: Snapshot) -> Committed | None:
         """Return what a snapshot has committed, None for a claim and for others' snapshots."""
-        if self.is_mine(snapshot) and _COMMIT in self.summary_of(snapshot):
+        if self.is_mine(snapshot) and self.is_commit(snapshot):
             return _committed(self.summary_of(snapshot))
         return None
+
+    def rows_of(self, snapshot: Snapshot, entry: SinkEntry) -> int:
+        """Return how many more rows a commit's snapshot says that the table has; 0.1.0 says it in the entry only."""
+        return int(self.summary_of(snapshot).get(_ROWS, entry.rows))
+
+    def is_commit(self, snapshot: Snapshot) -> bool:
+        """Tell whether a snapshot is a commit of this or of another sink."""
+        return _COMMIT in self.summary_of(snapshot)
 
     def _snapshot(self) -> Snapshot | None:
         """Return main's newest snapshot of this sink that is kept."""

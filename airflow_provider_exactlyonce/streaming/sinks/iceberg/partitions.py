@@ -52,6 +52,11 @@ def _same(values: pa.Array) -> pa.Array:
     return values.cast(pa.int32()) if pa.types.is_date32(values.type) else values
 
 
+def plain(values: pa.Array) -> pa.Array:
+    """Return values as Iceberg has them in partitions and bounds: times as numbers of days or microseconds."""
+    return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else _same(values)
+
+
 _TRANSFORMS: Final[Mapping[str, Callable[[pa.Array], pa.Array]]] = {
     _IDENTITY: _same,
     "year": _years,
@@ -131,11 +136,12 @@ def check_spec(spec: PartitionSpec, schema: Schema, partition_by: Sequence[str],
 class Partitioning:
     """How rows of a table are partitioned.
 
+    :param fields: of the table's spec
     :param columns: those of the table that the rows have
     """
 
-    def __init__(self, spec: PartitionSpec, columns: Schema) -> None:
-        self._fields: Final = spec.fields
+    def __init__(self, fields: Sequence[PartitionField], columns: Schema) -> None:
+        self._fields: Final = fields
         self._columns: Final = columns
 
     @property
@@ -151,6 +157,14 @@ class Partitioning:
             for field, column in zip(self._fields, columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, names=list(self.names))
+
+    def records(self, rows: pa.RecordBatch) -> set[Record]:
+        """Return the partitions of rows, as Iceberg has them."""
+        texts = {name: pc.cast(values, pa.string()) for name, values in zip(self.names, self.values(rows), strict=True)}
+        if not texts:
+            return {Record()}
+        different = pa.table(texts).group_by(list(self.names)).aggregate([])
+        return {self.record(partition) for partition in different.to_pylist()}
 
     def record(self, texts: Mapping[str, str | None]) -> Record:
         """Return a partition as Iceberg has it.
@@ -185,8 +199,7 @@ def _transformed(values: pa.Array, transform: Transform[Any, Any], source: Icebe
     if not isinstance(transform, BucketTransform | TruncateTransform):
         return _TRANSFORMS[str(transform)](values)
     # Pyiceberg knows each value's bucket; each different value is asked for once.
-    plain = values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else _same(values)
-    encoded = plain.dictionary_encode()
+    encoded = plain(values).dictionary_encode()
     compute = transform.transform(source)
     results = [compute(value) for value in encoded.dictionary.to_pylist()]
     return pa.array(results, schema_to_pyarrow(transform.result_type(source))).take(encoded.indices)

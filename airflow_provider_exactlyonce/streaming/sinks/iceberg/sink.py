@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_parquet
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.declaration import IcebergDeclaration
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.declaration import UPSERT
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkCommitter, SinkContext
+from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
 class IcebergSink(IcebergDeclaration):
-    """Appends the result to a table of Apache Iceberg: one snapshot for each batch, with the sink's own ledger.
+    """Writes the result to a table of Apache Iceberg: one snapshot for each batch, with the sink's own ledger.
 
     The table is made from the result if it is not there. Its snapshots have the pipeline's commits in their summaries.
 
@@ -26,6 +28,12 @@ class IcebergSink(IcebergDeclaration):
     :param conn_id: the connection to the catalog: one of ``EXACTLYONCE_STORES``, which operators fill
     :param catalog_properties: of the catalog, in pyiceberg's words, credentials too; they win over the connection's;
         never shown
+    :param mode: ``"append"``; ``"upsert"``: the last row of each key comes in the place of what is there;
+        ``"overwrite partitions"``: a batch's rows come in the place of all that is in their partitions
+    :param key: for upsert, the columns that rows are replaced or deleted by; none of them may be null
+    :param order: for upsert, the column whose greatest value tells which of several rows of a key in one batch is the
+        last; without it that is the one that came last in its task, and rows of a key in two tasks are refused
+    :param deleted: for upsert, a boolean column that is not in the table: where it is true the key's row is deleted
     :param partition_by: what the table is partitioned by: columns; ``year``, ``month``, ``day`` or ``hour`` of one, as
         in ``"day(at)"``; ``"bucket(16, id)"`` and ``"truncate(16, name)"``
     :param schema: ``"fixed"``: a column that the table lacks is refused; ``"evolve"``: it is added at the start
@@ -39,18 +47,18 @@ class IcebergSink(IcebergDeclaration):
     @override
     def check_columns(self, columns: StructType) -> None:
         self._check_usable()
-        from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions
+        from airflow_provider_exactlyonce.streaming.sinks.iceberg import changes, partitions
         from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 
+        self.check_key(columns)
+        columns = self.stored(columns)
         check_parquet(columns, f"sink {self.name}")
         partitions.check_declared(columns, self.partition_by, f"sink {self.name}")
         with closing(IcebergTable(self.table, self.properties)) as table:
-            try:
+            with answering(f"{self.where} can't be read"):
                 is_there = table.open()
-            except RefusedError:
-                raise
-            except Exception as error:  # a catalog has errors of its own
-                raise BatchFailedError(f"{self.where} can't be read: {type(error).__name__}: {error}") from error
+                if is_there and self.mode == UPSERT:
+                    changes.check_whole_files(table, self.where)
             if is_there:
                 self.missing_columns(table.metadata, columns)
 

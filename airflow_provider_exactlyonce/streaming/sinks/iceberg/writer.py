@@ -65,9 +65,18 @@ class OpenIcebergWriter:
     folder: str
     format: TableFormat
 
+    @property
+    def row_columns(self) -> pa.Schema:
+        """The columns of the rows."""
+        return schema_to_pyarrow(self.format.columns, include_field_ids=False)
+
+    def files(self) -> IcebergFiles:
+        """Open the table's store."""
+        return IcebergFiles(self.io_properties)
+
     def __call__(self, attempt: SinkAttempt, task: int) -> SinkWriter:
         """Open the writer of a task."""
-        return IcebergWriter(IcebergFiles(self.io_properties), f"{self.folder}/{attempt.name}", task, self.format)
+        return IcebergWriter(self.files(), f"{self.folder}/{attempt.name}", task, self.format)
 
 
 class IcebergWriter(TableWriter):
@@ -77,7 +86,7 @@ class IcebergWriter(TableWriter):
     """
 
     def __init__(self, files: IcebergFiles, folder: str, task: int, format_: TableFormat) -> None:
-        self._partitioning: Final = Partitioning(format_.spec, format_.columns)
+        self._partitioning: Final = Partitioning(format_.spec.fields, format_.columns)
         required = [column.name for column in format_.columns.fields if column.required]
         partitioned = _Files(files, folder, task, format_, self._partitioning.names)
         super().__init__(partitioned, schema_to_pyarrow(format_.columns), required)
@@ -175,7 +184,7 @@ def data_file(file: Mapping[str, Any], format_: TableFormat) -> DataFile:
         content=DataFileContent.DATA,
         file_path=file["path"],
         file_format=FileFormat.PARQUET,
-        partition=Partitioning(format_.spec, format_.columns).record(file["partition"]),
+        partition=Partitioning(format_.spec.fields, format_.columns).record(file["partition"]),
         file_size_in_bytes=file["size"],
         sort_order_id=None,
         spec_id=format_.spec.spec_id,

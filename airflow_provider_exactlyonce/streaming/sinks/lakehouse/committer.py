@@ -30,13 +30,18 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile, differences
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import AppendedRows, Change, StagedRows
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterEvent, CommitterPhase
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.compaction import Compaction
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import Declaration, Ledger, Table
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import Ledger, Table
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.declaration import APPEND, UPSERT, TableDeclaration
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upsert_writer import OpenTableWriter, OpenUpsertWriter
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertedRows, UpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.places import dataset_at
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkCommitter, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
 
 if TYPE_CHECKING:
@@ -59,11 +64,11 @@ class TableCommitter(SinkCommitter):
     #: Whether the entry of the newest commit may be nowhere but in its note, once the table's history was cleaned up.
     NEEDS_NOTE: ClassVar[bool]
 
-    _sink: Declaration
+    _sink: TableDeclaration
     _table: Table
     _ledger: Ledger
 
-    def __init__(self, sink: Declaration, pipeline: str, table: Table, ledger: Ledger) -> None:
+    def __init__(self, sink: TableDeclaration, pipeline: str, table: Table, ledger: Ledger) -> None:
         self._sink, self._table, self._ledger = sink, table, ledger
         self._pipeline: Final = pipeline
         self._phase: Final = CommitterPhase(sink.name)
@@ -71,6 +76,9 @@ class TableCommitter(SinkCommitter):
         self._fitting: object = None  # the shape of the table that was checked
         self._run = 0
         self._attempt: AttemptNote | None = None
+        self._key: Final = KeyColumns(key=tuple(sink.key), order=sink.order, deleted=sink.deleted)
+        self._staged: StagedRows[Any] = AppendedRows(())
+        self._change = self._staged.change()  # what the version to write adds and takes out
         self._staged_rows = 0
         self._newest: Committed | None = None
         self._settling: list[Committed] = []  # commits beside whose files there may be others
@@ -130,16 +138,19 @@ class TableCommitter(SinkCommitter):
         """Write the next version, with this run's number."""
 
     @abstractmethod
-    def _stage(self, written: Sequence[Mapping[str, Any]]) -> None:
-        """Take what the tasks have told of the rows that they have written."""
+    def _upsert_target(self, attempt: str) -> UpsertTarget[Any]:
+        """Return where the rows of an attempt go that come in the place of those with their keys."""
 
     @abstractmethod
-    def _plan(self) -> tuple[str, ...]:
-        """Work out what the next version changes; returns the files that it adds."""
+    def _rows_of_partitions(self, files: Sequence[Mapping[str, Any]]) -> StagedRows[Any]:
+        """Return rows that come in the place of all that are in their partitions.
+
+        :param files: that the tasks have written
+        """
 
     @abstractmethod
-    def _write_commit(self, note: AttemptNote, entry: SinkEntry) -> None:
-        """Write the next version, with the rows that were planned."""
+    def _write_commit(self, note: AttemptNote, entry: SinkEntry, change: Change[Any]) -> None:
+        """Write the next version."""
 
     @abstractmethod
     def _compaction(self) -> Compaction:
@@ -203,7 +214,7 @@ class TableCommitter(SinkCommitter):
                     "for the driver: both have to see the same table, and nobody may remove files that are just written"
                 )
         with self._answering():
-            self._stage(written)
+            self._staged = self._stage(written)
         self._staged_rows = sum(task["rows"] for task in written)
         self._phase.move(CommitterEvent.PRE_COMMITTED)
 
@@ -393,17 +404,32 @@ class TableCommitter(SinkCommitter):
             "%s, %s: %d files became %d", self._sink.where, what, len(compaction.removed), len(compaction.added)
         )
 
+    def _opens_rows(self, opens: OpenTableWriter) -> OpenWriter:
+        """Return what opens the tasks' writers.
+
+        :param opens: what writes all rows of a task
+        """
+        return OpenUpsertWriter(rows=opens, columns=self._key) if self._sink.mode == UPSERT else opens
+
+    def _stage(self, written: Sequence[Mapping[str, Any]]) -> StagedRows[Any]:
+        """Take what the tasks have told of the rows that they have written."""
+        attempt = self._open_attempt()
+        if self._sink.mode == UPSERT:
+            return UpsertedRows(self._upsert_target(attempt.attempt), written, attempt.commit)
+        files = [file for task in written for file in task["files"]]
+        return AppendedRows(files) if self._sink.mode == APPEND else self._rows_of_partitions(files)
+
     def _note_try(self, entry: SinkEntry) -> None:
         """Work out what the next version changes, and note it before it is written."""
-        attempt = self._open_attempt()
-        note = replace(attempt, entry=entry, files=self._plan())
+        attempt, self._change = self._open_attempt(), self._staged.change()
+        note = replace(attempt, entry=entry, files=tuple(file["path"] for file in self._change.added))
         if note != attempt:
             self._attempts.write(note)
             self._attempt = note
 
     def _decide(self, entry: SinkEntry) -> None:
         failpoints.reach("before-sink-decision")
-        self._write_commit(self._open_attempt(), entry)
+        self._write_commit(self._open_attempt(), entry, self._change)
 
     def _write(
         self,
@@ -428,8 +454,13 @@ class TableCommitter(SinkCommitter):
             with self._answering(CommitUnknownError if in_doubt else BatchFailedError):
                 self._table.refresh()
                 check()
-                self._check_fit(what, in_doubt=in_doubt)
-                plan()
+                try:
+                    self._check_fit()
+                    plan()
+                except RefusedError as error:
+                    if not in_doubt:
+                        raise
+                    raise CommitUnknownError(f"{what} is in doubt, and can't be tried again: {error}") from error
             version = self._table.version
             try:
                 write()
@@ -456,18 +487,12 @@ class TableCommitter(SinkCommitter):
         with self._answering(CommitUnknownError):
             self._table.keep_after(version)
 
-    def _check_fit(self, what: str, *, in_doubt: bool) -> None:
+    def _check_fit(self) -> None:
         """Check the table again when something of it has changed."""
         shape = self._shape()
-        if shape == self._fitting:
-            return
-        try:
+        if shape != self._fitting:
             self._check_shape()
-        except RefusedError as error:
-            if not in_doubt:
-                raise
-            raise CommitUnknownError(f"{what} is in doubt, and can't be tried again: {error}") from error
-        self._fitting = shape
+            self._fitting = shape
 
     def _check_claim(self) -> None:
         claimed = self._ledger.claimed

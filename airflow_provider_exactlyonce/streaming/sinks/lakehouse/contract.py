@@ -55,19 +55,3 @@ class Ledger(Protocol):
 
         :raises RefusedError: when nobody knows
         """
-
-
-class Declaration(Protocol):
-    """What is declared of the sink."""
-
-    @property
-    def name(self) -> str:
-        """The sink's."""
-
-    @property
-    def where(self) -> str:
-        """The table, for messages."""
-
-    @property
-    def compact_every(self) -> int | None:
-        """After how many commits small files are written together, None for never."""

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_exactlyonce.streaming.sinks.delta.keys import KeyColumns, among, find_null, numbers
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns, among, find_null, numbers
 
 
 def columns(order: str | None = None) -> KeyColumns:

@@ -7,18 +7,35 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.streaming.sinks.delta.keys import KeyColumns, find_null, numbers, shown
-from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
-from airflow_provider_exactlyonce.streaming.sinks.delta.writer import DeltaWriter, OpenDeltaWriter
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns, find_null, numbers, shown
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import refused
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
+
+
+class OpenTableWriter(Protocol):
+    """Opens the writer of a task's rows; it is sent to the executors."""
+
+    @property
+    def folder(self) -> str:
+        """The directory of the sink's attempts."""
+
+    @property
+    def row_columns(self) -> pa.Schema:
+        """The columns of the rows."""
+
+    def files(self) -> TableFiles:
+        """Open the table's files."""
+
+    def __call__(self, attempt: SinkAttempt, task: int) -> SinkWriter:
+        """Open the writer of a task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +45,14 @@ class OpenUpsertWriter:
     :param rows: opens the writer of the rows that stay
     """
 
-    rows: OpenDeltaWriter
+    rows: OpenTableWriter
     columns: KeyColumns
 
     def __call__(self, attempt: SinkAttempt, task: int) -> SinkWriter:
         """Open the writer of a task."""
         deletions = f"{self.rows.folder}/{attempt.name}/{task:05d}-{uuid.uuid4().hex}.deletions.parquet"
         deleted = [] if self.columns.deleted is None else [pa.field(self.columns.deleted, pa.bool_())]
-        schema = pa.schema([*self.rows.format.columns, *deleted])
+        schema = pa.schema([*self.rows.row_columns, *deleted])
         return UpsertWriter(self.rows(attempt, task), self.rows.files(), deletions, schema, self.columns)
 
 
@@ -43,12 +60,12 @@ class UpsertWriter(SinkWriter):
     """Keeps a task's rows in a temporary file until it knows which are the last of their keys.
 
     :param rows: writes those that stay
-    :param deletions: the file for the keys to delete, relative to the table
+    :param deletions: the name of the file for the keys to delete
     :param schema: of the rows
     """
 
     def __init__(
-        self, rows: DeltaWriter, files: DeltaFiles, deletions: str, schema: pa.Schema, columns: KeyColumns
+        self, rows: SinkWriter, files: TableFiles, deletions: str, schema: pa.Schema, columns: KeyColumns
     ) -> None:
         self._rows: Final = rows
         self._files: Final = files

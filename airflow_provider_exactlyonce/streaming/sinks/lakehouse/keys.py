@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,6 +42,21 @@ class KeyColumns:
         keys = rows.select(self.key)
         last = _last_of_each(keys, rank)
         return last, _doubled(keys.filter(last))
+
+
+class OrderedValues:
+    """The values that the keys of a batch have in a column.
+
+    :param values: in any order, more than once
+    """
+
+    def __init__(self, values: pa.ChunkedArray) -> None:
+        self._values: Final[list[Any]] = sorted(pc.unique(values).to_pylist())
+
+    def any_within(self, least: Any, greatest: Any) -> bool:
+        """Tell whether one of them is between two values, or is one of these."""
+        place = bisect_left(self._values, least)
+        return place < len(self._values) and bool(self._values[place] <= greatest)
 
 
 def _ranks(values: pa.ChunkedArray) -> pa.Array:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.delta.changes import check_here
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile
-from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import opened_parquet, with_columns
+from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import opened_parquet, with_columns, without_views
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import DeltaFile, OpenDeltaWriter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns, OrderedValues
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertTarget
@@ -77,11 +77,11 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
         name, begun = f"{self._folder}/{uuid.uuid4().hex}.parquet", 0
         with self._files.open(file.path) as opened:
             parquet = opened_parquet(opened)
-            schema = parquet.schema_arrow.remove_metadata()
+            schema = without_views(parquet.schema_arrow)
             copy = DeltaFile(self._files, name, schema, self._compression, file.partition)
             try:
                 for rows in parquet.iter_batches(batch_size=_ROWS):
-                    copy.write(rows.replace_schema_metadata(None).filter(kept.slice(begun, rows.num_rows)))
+                    copy.write(rows.cast(schema).filter(kept.slice(begun, rows.num_rows)))
                     begun += rows.num_rows
                 return [copy.finish()]
             except BaseException:

@@ -79,7 +79,7 @@ class IcebergCommitter(TableCommitter):
         """Return what opens writers of some columns of the table, all of them if none are given."""
         metadata = self._table.metadata
         form = TableFormat(
-            columns=columns or metadata.schema(),
+            columns=metadata.schema() if columns is None else columns,
             spec=metadata.spec(),
             properties=properties.of_metrics(metadata),
             compression=self._sink.compression,

@@ -72,9 +72,9 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
         places, partitions = self._partitions(keys)
 
         def may_have(file: DataFile) -> bool:
-            if file.spec_id == self._format.spec.spec_id:
-                if Record(*(file.partition[place] for place in places)) not in partitions:
-                    return False
+            is_of_spec = file.spec_id == self._format.spec.spec_id
+            if is_of_spec and Record(*(file.partition[place] for place in places)) not in partitions:
+                return False
             lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
             return all(
                 known.any_within(from_bytes(kind, lower[column]), from_bytes(kind, upper[column]))

@@ -180,15 +180,16 @@ def data_file(file: Mapping[str, Any], format_: TableFormat) -> DataFile:
         statistics[name] = {key: base64.b64decode(bound) for key, bound in statistics[name].items()}
     for name in _BY_COLUMN:
         statistics[name] = {int(key): value for key, value in (statistics[name] or {}).items()}
-    return DataFile.from_args(
+    described = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=file["path"],
         file_format=FileFormat.PARQUET,
         partition=Partitioning(format_.spec.fields, format_.columns).record(file["partition"]),
         file_size_in_bytes=file["size"],
         sort_order_id=None,
-        spec_id=format_.spec.spec_id,
         equality_ids=None,
         key_metadata=None,
         **statistics,
     )
+    described.spec_id = format_.spec.spec_id  # no field of a manifest's entry: a reader takes it from the manifest
+    return described

@@ -115,8 +115,12 @@ class Lake(ABC):
         """Return the notes of attempts."""
 
     @abstractmethod
-    def write(self, first: int, count: int) -> None:
-        """Append :func:`rows` as any other writer does."""
+    def insert(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows as any other writer does; a column that they lack is null."""
+
+    @abstractmethod
+    def versions(self) -> int:
+        """Return how many versions of the table there are."""
 
     @abstractmethod
     def widen(self) -> None:
@@ -141,6 +145,10 @@ class Lake(ABC):
     @abstractmethod
     def keep(self) -> Callable[[], object]:
         """Return what sets the table back to how it is now."""
+
+    def write(self, first: int, count: int) -> None:
+        """Append :func:`rows` as any other writer does."""
+        self.insert(rows(first, count))
 
     def insist(self, change: Callable[[], object]) -> None:
         """Change the table as another writer does who tries again when somebody else was faster."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from tests.delta_reader import read_delta
-from tests.integration.streaming.sinks.lake import Lake, rows
+from tests.integration.streaming.sinks.lake import Lake
 
 LONG, TEXT = pa.field("id", pa.int64()), pa.field("k", pa.string())
 
@@ -74,8 +74,14 @@ class DeltaLake(Lake):
         return sorted((self.path / "_exactlyonce").rglob("*.json"))
 
     @override
-    def write(self, first: int, count: int) -> None:
-        write_deltalake(self.path, pa.Table.from_pylist(rows(first, count), pa.schema([LONG, TEXT])), mode="append")
+    def insert(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        is_there = DeltaTable.is_deltatable(str(self.path))
+        columns = pa.schema(self.table.schema().to_arrow()) if is_there else pa.schema([LONG, TEXT])
+        write_deltalake(self.path, pa.Table.from_pylist(list(rows), columns), mode="append")
+
+    @override
+    def versions(self) -> int:
+        return int(self.table.version()) + 1
 
     @override
     def widen(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.streaming import IcebergSink
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from tests.iceberg_reader import newest_metadata, read_iceberg
-from tests.integration.streaming.sinks.lake import Lake, rows
+from tests.integration.streaming.sinks.lake import Lake
 
 NAME: Final = "shop.events"
 LONG: Final = NestedField(1, "id", LongType(), required=False)
@@ -94,9 +95,12 @@ class IcebergLake(Lake):
         return sorted((self.folder / "warehouse").rglob("_exactlyonce/*/*/*.json"))
 
     @override
-    def write(self, first: int, count: int) -> None:
-        columns = self.table.schema().select("id", "k").as_arrow()
-        self.table.append(pa.Table.from_pylist(rows(first, count), columns))
+    def insert(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.table.append(pa.Table.from_pylist(list(rows), self.table.schema().as_arrow()))
+
+    @override
+    def versions(self) -> int:
+        return len(self.table.snapshots())
 
     @override
     def widen(self) -> None:
@@ -110,7 +114,9 @@ class IcebergLake(Lake):
 
     @override
     def delete(self, condition: str) -> None:
-        self.table.delete(condition)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Delete operation did not match any records")
+            self.table.delete(condition)
 
     @override
     def expire(self) -> None:

@@ -57,5 +57,5 @@ def check_whole_files(table: IcebergTable, where: str) -> None:
     if table.has_row_deletes:
         raise RefusedError(
             f"{where} has rows that are deleted beside their files (merge on read), which must not come back: "
-            "rewrite_data_files of Spark or Trino carries the deletions out"
+            "rewrite_data_files of Spark with remove-dangling-deletes carries the deletions out"
         )

@@ -20,12 +20,16 @@ from tests.integration.streaming.sinks.lake import COLUMNS, Lake, Live, rows
 
 EVERY: Final = 3  # commits
 ROWS: Final = 6  # of a batch
-DELTA, UPSERTS, ICEBERG = KINDS = ("delta", "upserts", "iceberg")
+DELTA, UPSERTS, ICEBERG, ICEBERG_UPSERTS = ("delta", "upserts", "iceberg", "iceberg-upserts")
 
 
 def lake_of(kind: str, folder: Path) -> Lake:
     folder.mkdir(exist_ok=True)
-    return IcebergLake(folder) if kind == ICEBERG else DeltaLake(folder / "table")
+    return IcebergLake(folder) if kind in (ICEBERG, ICEBERG_UPSERTS) else DeltaLake(folder / "table")
+
+
+def _is_upsert(kind: str) -> bool:
+    return kind in (UPSERTS, ICEBERG_UPSERTS)
 
 
 class CompactingRun:
@@ -37,9 +41,9 @@ class CompactingRun:
     def __init__(self, kind: str, folder: Path, run: int) -> None:
         self.kind, self.lake = kind, lake_of(kind, folder)
         declared: dict[str, Any] = {"compact_every": EVERY, "partition_by": "k"}
-        if kind == UPSERTS:
+        if _is_upsert(kind):
             declared |= {"mode": "upsert", "key": "id", "deleted": "gone"}
-        columns = T.StructType([*COLUMNS, T.StructField("gone", T.BooleanType())]) if kind == UPSERTS else COLUMNS
+        columns = T.StructType([*COLUMNS, T.StructField("gone", T.BooleanType())]) if _is_upsert(kind) else COLUMNS
         self.live = Live(self.lake.sink(**declared), folder, run=run, columns=columns)
         self.entries: list[SinkEntry] = []
 
@@ -58,7 +62,7 @@ class CompactingRun:
 
 def batch_of(kind: str, number: int) -> list[dict[str, Any]]:
     """Return a batch's rows. With upserts each replaces some of the batch before, and deletes one of them."""
-    if kind != UPSERTS:
+    if not _is_upsert(kind):
         return rows(number * ROWS, ROWS)
     first = max(0, number * ROWS - ROWS // 2)
     return [{**row, "gone": row["id"] == first and number > 0} for row in rows(first, (number + 1) * ROWS - first)]

@@ -25,6 +25,7 @@ from tests.integration.streaming.sinks.compacting_run import (
     DELTA,
     EVERY,
     ICEBERG,
+    ICEBERG_UPSERTS,
     UPSERTS,
     CompactingRun,
     batch_of,
@@ -198,6 +199,9 @@ def check(compacting: CompactingRun, entries: list[SinkEntry], batches: int) -> 
                 (UPSERTS, COMMITTED),
                 (ICEBERG, BEGUN),
                 (ICEBERG, WRITTEN),
+                (ICEBERG_UPSERTS, BEGUN),
+                (ICEBERG_UPSERTS, WRITTEN),
+                (ICEBERG_UPSERTS, COMMITTED),
             ]
         ),
     ],
@@ -225,7 +229,14 @@ def test_a_run_that_dies_at_a_step_leaves_each_row_once(tmp_path: Path, kind: st
         (UPSERTS, WRITTEN),
         *(
             pytest.param(kind, step, marks=pytest.mark.slow)
-            for kind, step in [(ICEBERG, WRITTEN), (DELTA, BEGUN), (DELTA, WRITTEN), (UPSERTS, BEGUN), (ICEBERG, BEGUN)]
+            for kind, step in [
+                (ICEBERG, WRITTEN),
+                (DELTA, BEGUN),
+                (DELTA, WRITTEN),
+                (UPSERTS, BEGUN),
+                (ICEBERG, BEGUN),
+                (ICEBERG_UPSERTS, WRITTEN),
+            ]
         ),
     ],
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,14 @@ TEXT: Final = NestedField(2, "k", StringType(), required=False)
 def catalog_in(folder: Path) -> dict[str, str]:
     """Return the properties of a SQL catalog."""
     return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+@contextmanager
+def _matching_nothing() -> Iterator[None]:
+    """Let a change be none; pyiceberg warns of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Delete operation did not match any records")
+        yield
 
 
 class IcebergLake(Lake):
@@ -110,12 +119,12 @@ class IcebergLake(Lake):
     @override
     def compact(self) -> None:
         table = self.table
-        table.overwrite(table.scan().to_arrow())
+        with _matching_nothing():
+            table.overwrite(table.scan().to_arrow())
 
     @override
     def delete(self, condition: str) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Delete operation did not match any records")
+        with _matching_nothing():
             self.table.delete(condition)
 
     @override

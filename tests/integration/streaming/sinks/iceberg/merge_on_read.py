@@ -1,0 +1,75 @@
+"""Rows that a user deletes beside their files, as merge on read does it; pyiceberg reads such and writes none."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriterV2,
+)
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.typedef import Record
+
+from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
+
+
+class _DeleteManifest(ManifestWriterV2):
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+class _RowDelta(_FastAppendFiles):
+    """A snapshot with a file of positions that are deleted, as merge on read writes it; pyiceberg writes none."""
+
+    deletes: DataFile
+
+    def _manifests(self) -> list[ManifestFile]:
+        metadata = self._transaction.table_metadata
+        output = self.new_manifest_output()
+        with _DeleteManifest(
+            metadata.spec(), metadata.schema(), output, self._snapshot_id, self._compression
+        ) as writer:
+            entry = ManifestEntry.from_args(
+                status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=self.deletes
+            )
+            writer.add(entry)
+        return [writer.to_manifest_file(), *self._existing_manifests()]
+
+
+def delete_first_row(lake: IcebergLake, file: Path) -> None:
+    """Delete the first row of a file, as a user's merge on read."""
+    table = lake.table
+    path = f"{table.location()}/data/{uuid.uuid4().hex}-deletes.parquet"
+    fields = [
+        pa.field("file_path", pa.string(), False, {"PARQUET:field_id": "2147483546"}),
+        pa.field("pos", pa.int64(), False, {"PARQUET:field_id": "2147483545"}),
+    ]
+    local = Path(path.removeprefix("file://"))
+    pq.write_table(pa.table([[f"file://{file}"], [0]], schema=pa.schema(fields)), local)
+    with table.transaction() as transaction:
+        delta = _RowDelta(operation=Operation.DELETE, transaction=transaction, io=table.io)
+        delta.deletes = DataFile.from_args(
+            content=DataFileContent.POSITION_DELETES,
+            file_path=path,
+            file_format=FileFormat.PARQUET,
+            partition=Record(),
+            record_count=1,
+            file_size_in_bytes=local.stat().st_size,
+            spec_id=0,
+        )
+        delta.commit()

@@ -414,10 +414,12 @@ class TableCommitter(SinkCommitter):
     def _stage(self, written: Sequence[Mapping[str, Any]]) -> StagedRows[Any]:
         """Take what the tasks have told of the rows that they have written."""
         attempt = self._open_attempt()
+        files = [file for task in written for file in task["files"]]
+        if self._sink.mode == APPEND or not written:  # without tasks nothing is replaced
+            return AppendedRows(files)
         if self._sink.mode == UPSERT:
             return UpsertedRows(self._upsert_target(attempt.attempt), written, attempt.commit)
-        files = [file for task in written for file in task["files"]]
-        return AppendedRows(files) if self._sink.mode == APPEND else self._rows_of_partitions(files)
+        return self._rows_of_partitions(files)
 
     def _note_try(self, entry: SinkEntry) -> None:
         """Work out what the next version changes, and note it before it is written."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.testing import sink_conformance
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
 from tests.clean_forks import Forks, clean_forks
+from tests.integration.streaming.sinks.over_others import OverOthers
 
 
 @pytest.fixture(scope="module")
@@ -86,49 +87,21 @@ class TestDeltaCompactions(TestDeltaSink):
         return [name for name in super().staged(sink) if name not in named and "/compaction-" not in name]
 
 
-class OverOthers(TestDeltaSink):
-    """Each commit comes in the place of rows that the table has before: files are taken out, some are copied."""
+class OverOthersInDelta(OverOthers, TestDeltaSink):
+    def write_old(self, sink: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        write_deltalake(sink.path, pa.Table.from_pylist(list(rows)), partition_by=list(sink.partition_by))
 
-    kills = 1
-    faults = 2
-    OLD: ClassVar = -1.0
-
-    def make_sink(self, folder: Path) -> DeltaSink:
-        sink = super().make_sink(folder)
-        old = [{"id": number, "k": f"k{number % 5}", "v": self.OLD, "p": number // 1000} for number in self.old_ids()]
-        write_deltalake(sink.path, pa.Table.from_pylist(old), partition_by=list(sink.partition_by))
-        return sink
-
-    def old_ids(self) -> Iterable[int]:
-        return range(1000, 6000, 3)
-
-    def make_rows(self, commit: int, task: int) -> pa.RecordBatch:
-        rows = super().make_rows(commit, task)
-        return rows.append_column("p", pa.array([commit] * rows.num_rows, pa.int64()))
-
-    def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
-        """Return the rows of commits, and what is wrong with the others: they go with a new row, and only then."""
-        (name,) = sink.key or sink.partition_by
-        rows = rows_of(sink)
-        new, old = [row for row in rows if row["v"] != self.OLD], [row for row in rows if row["v"] == self.OLD]
-        replaced = {row[name] for row in new}
-        assert [row for row in old if row[name] in replaced] == []
-        expected = [number for number in self.old_ids() if (number if name == "id" else number // 1000) not in replaced]
-        assert sorted(row["id"] for row in old) == expected
-        return new
-
-    def staged(self, sink: Any) -> Iterable[str]:
-        named = named_files(sink)
-        return [name for name in super().staged(sink) if name not in named]
+    def named_files(self, sink: Any) -> set[str]:
+        return named_files(sink)
 
 
-class TestDeltaUpserts(OverOthers):
+class TestDeltaUpserts(OverOthersInDelta):
     mode: Mapping[str, Any] = {"mode": "upsert", "key": "id", "partition_by": ["k"]}
 
 
 @pytest.mark.slow
-class TestDeltaPartitions(OverOthers):
+class TestDeltaPartitions(OverOthersInDelta):
     mode: Mapping[str, Any] = {"mode": "overwrite partitions", "partition_by": ["p"]}
 
 
-del OverOthers  # pytest would take it for a test of its own
+del OverOthers, OverOthersInDelta  # pytest would take them for tests of their own

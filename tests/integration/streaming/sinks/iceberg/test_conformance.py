@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -20,6 +21,7 @@ from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformanc
 from tests import faulty_targets
 from tests.clean_forks import Forks, clean_forks
 from tests.integration.streaming.sinks.iceberg.lake import catalog_in
+from tests.integration.streaming.sinks.over_others import OverOthers
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,16 @@ def unreferenced(sink: IcebergSink, below: Path) -> list[str]:
     table = table_of(sink)
     known = {task.file.file_path for task in table.scan().plan_files()} if table is not None else set()
     return [str(file) for file in below.rglob("*.parquet") if f"file://{file}" not in known]
+
+
+def named_files(sink: IcebergSink) -> set[str]:
+    """Return the files that a snapshot of the table names."""
+    table = table_of(sink)
+    if table is None:
+        return set()
+    manifests = (manifest for snapshot in table.snapshots() for manifest in snapshot.manifests(table.io))
+    entries = (entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io))
+    return {entry.data_file.file_path.removeprefix("file://") for entry in entries}
 
 
 class TestIcebergSink(SinkConformance):
@@ -94,13 +106,33 @@ class TestIcebergCompactions(TestIcebergSink):
     mode: Mapping[str, Any] = {"compact_every": 1}
 
     def staged(self, sink: Any) -> Iterable[str]:
-        table = table_of(sink)
-        snapshots = table.snapshots() if table is not None else []
-        entries = (
-            entry
-            for snapshot in snapshots
-            for manifest in snapshot.manifests(table.io)  # type: ignore[union-attr]
-            for entry in manifest.fetch_manifest_entry(table.io)  # type: ignore[union-attr]
-        )
-        named = {entry.data_file.file_path.removeprefix("file://") for entry in entries}
+        named = named_files(sink)
         return [name for name in super().staged(sink) if name not in named and "/compaction-" not in name]
+
+
+class OverOthersInIceberg(OverOthers, TestIcebergSink):
+    def write_old(self, sink: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        catalog, _, name = sink.table.partition(".")
+        opened = load_catalog(catalog, **sink.catalog_properties)
+        data = pa.Table.from_pylist(list(rows))
+        opened.create_namespace_if_not_exists("shop")
+        table = opened.create_table(name, data.schema)
+        if sink.partition_by:
+            with table.update_spec() as spec:
+                spec.add_identity(*sink.partition_by)
+        table.append(data)
+
+    def named_files(self, sink: Any) -> set[str]:
+        return named_files(sink)
+
+
+class TestIcebergUpserts(OverOthersInIceberg):
+    mode: Mapping[str, Any] = {"mode": "upsert", "key": "id", "partition_by": ["k"]}
+
+
+@pytest.mark.slow
+class TestIcebergPartitions(OverOthersInIceberg):
+    mode: Mapping[str, Any] = {"mode": "overwrite partitions", "partition_by": ["p"]}
+
+
+del OverOthers, OverOthersInIceberg  # pytest would take them for tests of their own

@@ -22,7 +22,13 @@ from pyiceberg.exceptions import (
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Summary
-from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
+)
 from pyiceberg.table.update.snapshot import _MergeAppendFiles, _OverwriteFiles
 from typing_extensions import override
 
@@ -194,8 +200,11 @@ class IcebergTable:
         for column in columns:
             update.add_column(column.name, column.type)
         update.commit()
-        unmoved = AssertRefSnapshotId(ref=_MAIN, snapshot_id=self.version)  # type: ignore[call-arg]
-        self._commit(draft._updates, (*draft._requirements, unmoved))
+        self._commit(draft._updates, (*draft._requirements, self._unmoved))
+
+    def expire(self, snapshots: Sequence[int]) -> None:
+        """Forget snapshots, if main has no other one than the one last looked at; as :meth:`append`. No file goes."""
+        self._commit((RemoveSnapshotsUpdate(snapshot_ids=list(snapshots)),), (self._unmoved,))  # type: ignore[call-arg]
 
     def close(self) -> None:
         """Close the catalog's connections."""
@@ -220,6 +229,10 @@ class IcebergTable:
         table._do_commit(
             updates=tuple(updates), requirements=(*requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
         )
+
+    @property
+    def _unmoved(self) -> TableRequirement:
+        return AssertRefSnapshotId(ref=_MAIN, snapshot_id=self.version)  # type: ignore[call-arg]
 
     def _manifests(self, content: ManifestContent) -> list[ManifestFile]:
         snapshot = self.metadata.current_snapshot()

@@ -8,13 +8,14 @@ before the claim would still be taken.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
-from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions, properties, schema
+from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions, properties, retention, schema
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.audit import listed_files, read_history
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.changes import RowsOfPartitions
@@ -176,6 +177,30 @@ class IcebergCommitter(TableCommitter):
     @override
     def _compaction(self) -> IcebergCompaction:
         return IcebergCompaction(self._table, self._ledger, self._opens(), self._run)
+
+    @override
+    def _expire(self) -> None:
+        if not self._sink.expire_snapshots:
+            return
+        self._table.refresh()
+        if not (snapshots := self._expired()):
+            return
+
+        def plan() -> None:
+            nonlocal snapshots
+            snapshots = self._expired()
+
+        self._write(
+            lambda: self._table.expire(snapshots),
+            check=self._check_claim,
+            plan=plan,
+            landed=lambda: not {of.snapshot_id for of in self._table.metadata.snapshots} & set(snapshots),
+            what=f"expiry of {len(snapshots)} snapshots",
+        )
+        _LOGGER.info("%s: %d snapshots have expired", self._sink.where, len(snapshots))
+
+    def _expired(self) -> list[int]:
+        return retention.expired(self._table.metadata, int(time.time() * 1000), self._ledger.named_snapshots())
 
     @override
     def _history(self) -> History:

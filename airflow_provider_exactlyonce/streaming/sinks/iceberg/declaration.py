@@ -30,6 +30,7 @@ class IcebergDeclaration(TableDeclaration):
 
     table: str = field(kw_only=False)
     catalog_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    expire_snapshots: bool = False
 
     def __post_init__(self) -> None:
         parts = self.table.split(".")
@@ -39,6 +40,8 @@ class IcebergDeclaration(TableDeclaration):
             )
         check_name(self.KIND, self.name)
         super().__post_init__()
+        if self.expire_snapshots and self.compact_every is None:
+            raise RefusedError("IcebergSink(expire_snapshots=True) needs compact_every: it is done as often")
 
     @property
     @override

@@ -86,7 +86,12 @@ class SinkLedger:
     def record(self) -> LedgerProperty | None:
         """What the table's property says; as of the metadata last looked at."""
         text = self._table.metadata.properties.get(self._property)
-        return None if text is None else LedgerProperty.decoded(text, f"property {self._property} of {self._where}")
+        return None if text is None else self._decoded(self._property, text)
+
+    def named_snapshots(self) -> set[int]:
+        """Return the snapshots that the properties of all sinks name; as of the metadata last looked at."""
+        properties = self._table.metadata.properties.items()
+        return {self._decoded(name, text).snapshot for name, text in properties if name.startswith(f"{_PREFIX}.")}
 
     @property
     def claimed(self) -> int:
@@ -121,6 +126,9 @@ class SinkLedger:
             return None
         self._check_was_not_set_back(record, record.newest)
         return record.newest
+
+    def _decoded(self, name: str, text: str) -> LedgerProperty:
+        return LedgerProperty.decoded(text, f"property {name} of {self._where}")
 
     def _check_was_not_set_back(self, record: LedgerProperty, newest: Committed) -> None:
         """Check that main has no snapshot of the sink because they have expired."""

@@ -41,6 +41,8 @@ class IcebergSink(IcebergDeclaration):
     :param max_file_bytes: a file that has reached this size is closed, and another begun
     :param compact_every: after so many commits the driver writes small files of the sink together, up to
         ``max_file_bytes``, before the next batch; None for never
+    :param expire_snapshots: whether snapshots that are past the table's retention are then taken out of its metadata,
+        which is read and written with each commit; files are left to ``remove_orphan_files``
     :raises RefusedError: naming the parameter and what is accepted
     """
 

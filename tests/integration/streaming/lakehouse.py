@@ -16,7 +16,7 @@ from tests.integration.streaming.sinks.lake import Lake
 
 BATCH: Final = 100
 JOB: Final = JOBS / "lakehouse.py"
-DELTA, UPSERTS, ICEBERG = KINDS = ("delta", "upserts", "iceberg")
+DELTA, UPSERTS, ICEBERG, ICEBERG_UPSERTS = KINDS = ("delta", "upserts", "iceberg", "iceberg-upserts")
 
 
 class LakePipeline:
@@ -30,7 +30,7 @@ class LakePipeline:
     def __init__(self, world: World, kind: str, folder: Path) -> None:
         self.world, self.kind, self.folder, self.compact_every = world, kind, folder, 0
         folder.mkdir()
-        self.lake: Lake = IcebergLake(folder) if kind == ICEBERG else DeltaLake(folder)
+        self.lake: Lake = IcebergLake(folder) if kind in (ICEBERG, ICEBERG_UPSERTS) else DeltaLake(folder)
         world.job = JOB.name
 
     def environment(self) -> Mapping[str, str]:
@@ -69,7 +69,7 @@ class LakePipeline:
 def expected(kind: str, numbers: Iterable[int]) -> list[dict[str, Any]]:
     """Return the rows that records of the source make, by their ids."""
     numbers = sorted(numbers)
-    if kind != UPSERTS:
+    if kind not in (UPSERTS, ICEBERG_UPSERTS):
         return [_row(number) for number in numbers]
     latest = {f"k{number % 37}": number for number in numbers}
     rows = [{"k": key, "id": number, "v": Decimal(number) / 100} for key, number in latest.items() if number % 5]

@@ -258,7 +258,7 @@ def _with_same_rows(update: TableUpdate) -> TableUpdate:
     return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"summary": summary}))
 
 
-class _Overwrite(_OverwriteFiles, _MergeAppendFiles):  # type: ignore[misc]  # each is generic in itself
+class _Overwrite(_OverwriteFiles, _MergeAppendFiles):
     """An overwrite that merges manifests as an append does, and drops those that name nothing; pyiceberg's keeps all.
 
     A sink that takes files out with each batch would leave two more manifests behind each time, and each is read again

@@ -68,7 +68,9 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
     @override
     def filter(self, keys: pa.Table) -> Callable[[DataFile], bool]:
         columns = [self._format.columns.find_field(name) for name in self.key.key]
-        values = {column.field_id: (column.field_type, OrderedValues(plain(keys[column.name]))) for column in columns}
+        values: dict[int, tuple[Any, OrderedValues]] = {
+            column.field_id: (column.field_type, OrderedValues(plain(keys[column.name]))) for column in columns
+        }
         places, partitions = self._partitions(keys)
 
         def may_have(file: DataFile) -> bool:

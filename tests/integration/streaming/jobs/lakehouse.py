@@ -9,37 +9,21 @@ from airflow_provider_exactlyonce.streaming import DeltaSink, IcebergSink, Kafka
 FOLDER = os.environ["TEST_TABLE"]
 COMPACT_EVERY = int(os.environ["TEST_COMPACT_EVERY"]) or None
 ALL_COLUMNS = ("id", "k", "v", "shop", "at", "local", "parts")
+CATALOG = {
+    "type": "sql",
+    "uri": f"sqlite:///{FOLDER}/catalog.db",
+    "warehouse": f"file://{FOLDER}/warehouse",
+}
+ICEBERG = {"table": "lake.shop.events", "name": "lake", "catalog_properties": CATALOG, "compact_every": COMPACT_EVERY}
+DELTA = {"name": "lake", "path": FOLDER, "compact_every": COMPACT_EVERY}
+# The latest of each key; some events delete theirs.
+LATEST = {"mode": "upsert", "key": "k", "order": "id", "deleted": "gone"}
+LATEST_COLUMNS = ("k", "id", "v", "pmod(id, 5) = 0 AS gone")
 SHARES = {
-    "delta": Share(
-        DeltaSink(name="lake", path=FOLDER, partition_by=["shop"], compact_every=COMPACT_EVERY), select=ALL_COLUMNS
-    ),
-    # The latest of each key; some events delete theirs.
-    "upserts": Share(
-        DeltaSink(
-            name="lake",
-            path=FOLDER,
-            mode="upsert",
-            key="k",
-            order="id",
-            deleted="gone",
-            compact_every=COMPACT_EVERY,
-        ),
-        select=("k", "id", "v", "pmod(id, 5) = 0 AS gone"),
-    ),
-    "iceberg": Share(
-        IcebergSink(
-            "lake.shop.events",
-            name="lake",
-            catalog_properties={
-                "type": "sql",
-                "uri": f"sqlite:///{FOLDER}/catalog.db",
-                "warehouse": f"file://{FOLDER}/warehouse",
-            },
-            partition_by=["shop", "hour(at)"],
-            compact_every=COMPACT_EVERY,
-        ),
-        select=ALL_COLUMNS,
-    ),
+    "delta": Share(DeltaSink(**DELTA, partition_by=["shop"]), select=ALL_COLUMNS),
+    "upserts": Share(DeltaSink(**DELTA, **LATEST), select=LATEST_COLUMNS),
+    "iceberg": Share(IcebergSink(**ICEBERG, partition_by=["shop", "hour(at)"]), select=ALL_COLUMNS),
+    "iceberg-upserts": Share(IcebergSink(**ICEBERG, **LATEST), select=LATEST_COLUMNS),
 }
 
 

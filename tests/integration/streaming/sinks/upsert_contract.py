@@ -257,9 +257,8 @@ class UpsertContract:
             del model.rows[43,]
 
         entries: list[SinkEntry] = []
-        for number, others_change in enumerate(
-            [inserted, lambda: lake.compact(), deleted, lambda: lake.widen(), lambda: lake.maintain()]
-        ):
+        changes: list[Callable[[], object]] = [inserted, lake.compact, deleted, lake.widen, lake.maintain]
+        for number, others_change in enumerate(changes):
             rows = [row(key, "u", number, number + 1, gone=key % 7 == number) for key in range(number, 60, 5)]
             entry = live.stage(rows)
             others_change()

@@ -155,9 +155,7 @@ def test_an_answer_that_is_lost_is_no_error_of_a_batch(
     if landed:
         live.committer.settled(4)
     else:
-        with pytest.raises(
-            BatchFailedError, match=r"expiry of \d+ snapshots: .* may be written or not"
-        ):
+        with pytest.raises(BatchFailedError, match=r"expiry of \d+ snapshots: .* may be written or not"):
             live.committer.settled(4)
     entries += [live.commit(rows(number, 1)) for number in (4, 5)]
     assert lake.versions() == 3

@@ -54,7 +54,7 @@ def table(
 
 #: Ten snapshots, one after the other.
 TEN: dict[int, int | None] = {number: number - 1 or None for number in range(1, 11)}
-MAIN = {"main": {"snapshot-id": 10}}
+MAIN: dict[str, Mapping[str, Any]] = {"main": {"snapshot-id": 10}}
 AGE, LEAST = "history.expire.max-snapshot-age-ms", "history.expire.min-snapshots-to-keep"
 
 
@@ -70,7 +70,7 @@ def test_who_is_young_or_among_the_last_stays(age_ms: int, least: int, gone: int
 
 
 def test_what_a_tag_or_a_branch_stands_for_stays() -> None:
-    refs = {
+    refs: dict[str, Mapping[str, Any]] = {
         **MAIN,
         "kept": {"type": "tag", "snapshot-id": 3},
         "side": {"snapshot-id": 12, "min-snapshots-to-keep": 2},
@@ -86,7 +86,7 @@ def test_what_no_branch_leads_to_goes_when_it_is_old() -> None:
 
 
 def test_main_leads_to_what_a_ledger_names_as_long_as_it_is_kept() -> None:
-    refs = {**MAIN, "kept": {"type": "tag", "snapshot-id": 6}}
+    refs: dict[str, Mapping[str, Any]] = {**MAIN, "kept": {"type": "tag", "snapshot-id": 6}}
     assert expired(table(TEN, refs, **{AGE: 1}), NOW, {6, 2}) == [1, 2, 3, 4, 5]
     assert expired(table(TEN, MAIN, **{AGE: 1}), NOW, {6, 2}) == list(range(1, 10)), "its property has the entry"
 

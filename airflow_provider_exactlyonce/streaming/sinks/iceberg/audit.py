@@ -10,6 +10,7 @@ from pyiceberg.table.snapshots import Operation
 
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _paths(files: Iterable[DataFile]) -> list[str]:
 
 def listed_files(table: IcebergTable) -> Iterator[ListedFile]:
     """Yield the files with rows of main's newest snapshot."""
-    for file in table.current_files():
+    for file in current_files(table):
         name = file.file_path
         is_parquet = name.endswith(".parquet")
         yield ListedFile(name=name, size=file.file_size_in_bytes, rows=file.record_count, is_parquet=is_parquet)

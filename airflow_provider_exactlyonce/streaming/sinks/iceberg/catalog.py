@@ -19,7 +19,6 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     NotInstalledError,
 )
-from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import (
@@ -33,12 +32,13 @@ from pyiceberg.table.update.snapshot import _MergeAppendFiles, _OverwriteFiles
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import is_live
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
-    from pyiceberg.manifest import DataFile
+    from pyiceberg.manifest import DataFile, ManifestFile
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
@@ -153,17 +153,6 @@ class IcebergTable:
             yield snapshot
             at = snapshot.parent_snapshot_id
 
-    @property
-    def has_row_deletes(self) -> bool:
-        """Whether main's newest snapshot has rows that are deleted beside their files, as merge on read does it."""
-        return any(_is_live(manifest) for manifest in self._manifests(ManifestContent.DELETES))
-
-    def current_files(self) -> Iterator[DataFile]:
-        """Yield the files with rows of main's newest snapshot."""
-        for manifest in self._manifests(ManifestContent.DATA):
-            for entry in manifest.fetch_manifest_entry(self.io):
-                yield entry.data_file
-
     def append(
         self,
         files: Sequence[DataFile],
@@ -234,20 +223,10 @@ class IcebergTable:
     def _unmoved(self) -> TableRequirement:
         return AssertRefSnapshotId(ref=_MAIN, snapshot_id=self.version)  # type: ignore[call-arg]
 
-    def _manifests(self, content: ManifestContent) -> list[ManifestFile]:
-        snapshot = self.metadata.current_snapshot()
-        manifests = snapshot.manifests(self.io) if snapshot is not None else []
-        return [manifest for manifest in manifests if manifest.content == content]
-
     @property
     def _opened(self) -> Table:
         invariant(self._table is not None, "a table is opened before it is asked")
         return self._table  # type: ignore[return-value]
-
-
-def _is_live(manifest: ManifestFile) -> bool:
-    """Tell whether a manifest names files that the table has, and not only some that were taken out."""
-    return manifest.has_added_files() or manifest.has_existing_files()
 
 
 def _with_same_rows(update: TableUpdate) -> TableUpdate:
@@ -267,7 +246,7 @@ class _Overwrite(_OverwriteFiles, _MergeAppendFiles):
 
     @override
     def _existing_manifests(self) -> list[ManifestFile]:
-        return [manifest for manifest in super()._existing_manifests() if _is_live(manifest)]
+        return [manifest for manifest in super()._existing_manifests() if is_live(manifest)]
 
 
 class _Draft(Transaction):

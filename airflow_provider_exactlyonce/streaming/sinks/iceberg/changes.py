@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files, has_row_deletes
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import TableFormat, data_file
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change, StagedRows
 
@@ -34,7 +35,7 @@ class RowsOfPartitions(StagedRows["DataFile"]):
 
     @override
     def change(self) -> Change[DataFile]:
-        removed = [file for file in self._table.current_files() if self._is_replaced(file)] if self._files else []
+        removed = [file for file in current_files(self._table) if self._is_replaced(file)] if self._files else []
         rows = sum(file["rows"] for file in self._files) - sum(file.record_count for file in removed)
         return Change(added=self._files, removed=removed, rows=rows)
 
@@ -54,7 +55,7 @@ def check_whole_files(table: IcebergTable, where: str) -> None:
     :param where: the table, for messages
     :raises RefusedError: when some are deleted
     """
-    if table.has_row_deletes:
+    if has_row_deletes(table):
         raise RefusedError(
             f"{where} has rows that are deleted beside their files (merge on read), which must not come back: "
             "rewrite_data_files of Spark with remove-dangling-deletes carries the deletions out"

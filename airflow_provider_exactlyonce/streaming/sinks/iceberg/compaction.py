@@ -13,6 +13,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.changes import check_whole_files
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, data_file
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.compaction import Compaction, OwnFile
 
@@ -52,7 +53,7 @@ class IcebergCompaction(Compaction):
                 rows=file.record_count,
                 entry=file,
             )
-            for file in self._table.current_files()
+            for file in current_files(self._table)
             if file.file_path.startswith(f"{self._opens.folder}/") and file.spec_id == self._opens.format.spec.spec_id
         ]
 

@@ -19,6 +19,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.changes import check_whole_files
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import Partitioning, plain
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, data_file
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns, OrderedValues
@@ -59,7 +60,7 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
     @override
     def current_files(self) -> Iterator[DataFile]:
         check_whole_files(self._table, self.where)
-        yield from self._table.current_files()
+        yield from current_files(self._table)
 
     @override
     def name(self, file: DataFile) -> str:

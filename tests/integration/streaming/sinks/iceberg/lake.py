@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming import IcebergSink
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
 from tests.iceberg_reader import newest_metadata, read_iceberg
 from tests.integration.streaming.sinks.lake import Lake
 
@@ -97,7 +98,7 @@ class IcebergLake(Lake):
 
     @override
     def current_files(self) -> set[Path]:
-        return {Path(file.file_path.removeprefix("file://")) for file in self.opened.current_files()}
+        return {Path(file.file_path.removeprefix("file://")) for file in current_files(self.opened)}
 
     @override
     def notes(self) -> list[Path]:
@@ -151,7 +152,7 @@ class IcebergLake(Lake):
 
     def current_data_files(self) -> list[DataFile]:
         """Return what the newest snapshot says of its files."""
-        return list(self.opened.current_files())
+        return list(current_files(self.opened))
 
     def snapshot_of(self, commit: int) -> int:
         (snapshot,) = (

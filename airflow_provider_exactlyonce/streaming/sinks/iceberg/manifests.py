@@ -1,0 +1,36 @@
+"""What the manifests of a table's newest snapshot name: files with rows, and files of rows that are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import ManifestContent, ManifestFile
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+
+    from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+
+
+def current_files(table: IcebergTable) -> Iterator[DataFile]:
+    """Yield the files with rows of main's newest snapshot, as the table was when it was last looked at."""
+    for manifest in _manifests(table, ManifestContent.DATA):
+        for entry in manifest.fetch_manifest_entry(table.io):
+            yield entry.data_file
+
+
+def has_row_deletes(table: IcebergTable) -> bool:
+    """Tell whether that snapshot has rows that are deleted beside their files, as merge on read does it."""
+    return any(map(is_live, _manifests(table, ManifestContent.DELETES)))
+
+
+def is_live(manifest: ManifestFile) -> bool:
+    """Tell whether a manifest names files that the table has, and not only some that were taken out."""
+    return manifest.has_added_files() or manifest.has_existing_files()
+
+
+def _manifests(table: IcebergTable, content: ManifestContent) -> list[ManifestFile]:
+    snapshot = table.metadata.current_snapshot()
+    manifests = snapshot.manifests(table.io) if snapshot is not None else []
+    return [manifest for manifest in manifests if manifest.content == content]

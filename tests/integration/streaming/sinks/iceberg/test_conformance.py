@@ -126,6 +126,7 @@ class OverOthersInIceberg(OverOthers, TestIcebergSink):
         return named_files(sink)
 
 
+@pytest.mark.slow
 class TestIcebergUpserts(OverOthersInIceberg):
     mode: Mapping[str, Any] = {"mode": "upsert", "key": "id", "partition_by": ["k"]}
 

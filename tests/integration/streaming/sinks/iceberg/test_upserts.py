@@ -29,6 +29,7 @@ from tests.integration.streaming.sinks.lake import UTC, Live, rows
 from tests.integration.streaming.sinks.upsert_contract import COLUMNS, UpsertContract, begun, row, upsert
 
 
+@pytest.mark.slow
 class TestIcebergUpserts(UpsertContract):
     """Its table is the fixture's."""
 
@@ -111,6 +112,7 @@ def test_a_batch_that_replaces_nothing_is_an_append_to_readers_of_changes(lake: 
     assert facts[-3:] == [(append, "10", "10"), (append, "2", "12"), (Operation.OVERWRITE, "-1", "11")]
 
 
+@pytest.mark.slow
 def test_manifests_stay_few_though_each_batch_takes_files_out(lake: IcebergLake, tmp_path: Path) -> None:
     lake.create(
         *(LONG, TEXT, NestedField(3, "v", LongType()), NestedField(4, "at", LongType())),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,6 +78,45 @@ _ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
 _ENDS: Final = {_TRUNCATE: "trunc"}
 
 
+@dataclass(frozen=True)
+class _Declared:
+    """One thing that a table is partitioned by.
+
+    :param kind: of the transform
+    :param width: its number, None for one that has none
+    """
+
+    kind: str
+    width: int | None
+    column: str
+
+    @classmethod
+    def parsed(cls, text: str) -> _Declared:
+        """Read what a user declares."""
+        match = _OF_COLUMN.fullmatch(text)
+        if match is None:
+            return cls(_IDENTITY, None, text)
+        kind, width, column = match.groups()
+        return cls(kind, int(width) if width else None, column)
+
+    @classmethod
+    def of(cls, field: PartitionField, schema: Schema) -> _Declared:
+        """Return what a table has."""
+        kind, _, width = str(field.transform).removesuffix("]").partition("[")
+        return cls(kind, int(width) if width else None, str(schema.find_column_name(field.source_id)))
+
+    @property
+    def transform(self) -> str:
+        """The transform, as pyiceberg writes it."""
+        return self.kind if self.width is None else f"{self.kind}[{self.width}]"
+
+    def __str__(self) -> str:
+        """Return what a user declares."""
+        if self.kind == _IDENTITY:
+            return self.column
+        return f"{self.kind}({self.column})" if self.width is None else f"{self.kind}({self.width}, {self.column})"
+
+
 def check_declared(columns: StructType, partition_by: Sequence[str], where: str) -> None:
     """Check that rows have what they are to be partitioned by.
 
@@ -85,9 +125,9 @@ def check_declared(columns: StructType, partition_by: Sequence[str], where: str)
     """
     kinds = {field.name: field.dataType.simpleString() for field in columns.fields}
     for declared in partition_by:
-        transform, column = _parsed(declared)
-        kind, is_wide, width = transform.partition("[")
-        if kind not in _ACCEPTED or bool(is_wide) != (kind in (_BUCKET, _TRUNCATE)) or width == "0]":
+        field = _Declared.parsed(declared)
+        kind, column = field.kind, field.column
+        if kind not in _ACCEPTED or (field.width is not None) != (kind in (_BUCKET, _TRUNCATE)) or field.width == 0:
             raise RefusedError(
                 f"{where}: partition_by={declared!r}: a column; year, month, day or hour of one; bucket(16, column) or "
                 "truncate(16, column), with any number from 1"
@@ -106,14 +146,14 @@ def new_spec(partition_by: Sequence[str], schema: Schema) -> PartitionSpec:
     """Return the spec of a new table."""
     fields = []
     for number, declared in enumerate(partition_by):
-        transform, column = _parsed(declared)
-        kind = transform.partition("[")[0]
+        field = _Declared.parsed(declared)
+        end = "" if field.kind == _IDENTITY else f"_{_ENDS.get(field.kind, field.kind)}"
         fields.append(
             PartitionField(
-                source_id=schema.find_field(column).field_id,
+                source_id=schema.find_field(field.column).field_id,
                 field_id=PARTITION_FIELD_ID_START + number,
-                transform=parse_transform(transform),
-                name=column if kind == _IDENTITY else f"{column}_{_ENDS.get(kind, kind)}",
+                transform=parse_transform(field.transform),
+                name=f"{field.column}{end}",
             )
         )
     return PartitionSpec(*fields)
@@ -125,10 +165,10 @@ def check_spec(spec: PartitionSpec, schema: Schema, partition_by: Sequence[str],
     :param where: sink and table, for messages
     :raises RefusedError: naming both
     """
-    has = [(str(field.transform), schema.find_column_name(field.source_id)) for field in spec.fields]
-    if has != list(map(_parsed, partition_by)):
+    has = [_Declared.of(field, schema) for field in spec.fields]
+    if has != list(map(_Declared.parsed, partition_by)):
         raise RefusedError(
-            f"{where} is partitioned by {[_declared(*field) for field in has]}, and the sink declares partition_by="
+            f"{where} is partitioned by {list(map(str, has))}, and the sink declares partition_by="
             f"{list(partition_by)}: declare the table's"
         )
 
@@ -176,23 +216,6 @@ class Partitioning:
             source = self._columns.find_type(field.source_id)
             values.append(_value(texts[field.name], field.transform.result_type(source)))
         return Record(*values)
-
-
-def _parsed(declared: str) -> tuple[str, str]:
-    """Return transform, as pyiceberg writes it, and column."""
-    match = _OF_COLUMN.fullmatch(declared)
-    if match is None:
-        return _IDENTITY, declared
-    transform, width, column = match.groups()
-    return f"{transform}[{int(width)}]" if width else transform, column
-
-
-def _declared(transform: str, column: str | None) -> str:
-    """Return what :func:`_parsed` has read."""
-    kind, _, width = transform.removesuffix("]").partition("[")
-    if kind == _IDENTITY:
-        return str(column)
-    return f"{kind}({width}, {column})" if width else f"{kind}({column})"
 
 
 def _transformed(values: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:

@@ -113,6 +113,7 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
         state.process.send(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_broker_comes_back_on_the_same_port_with_what_was_committed(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
         servers = broker.bootstrap_servers

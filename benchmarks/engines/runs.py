@@ -168,6 +168,8 @@ class Runs:
             batch_rows=SMALL_BATCH if live else workload.batch_rows,
             bounded=not live,
             folder=str(folder),
+            registry=workload.avro.url if workload.avro else None,
+            result_id=workload.avro.result_id if workload.avro else 0,
         )
         shutil.rmtree(folder)
         there = self._admin.list_topics(timeout=30).topics

@@ -74,7 +74,6 @@ class BatchTransaction(TransactionalSink):
     def begin(self, batch: Batch) -> None:
         failpoints.note(batch=batch.number)
         self._attempt.open(batch)
-        self._writer.begin()
         self._pre_committed = None
         try:
             self._run.session.begin()

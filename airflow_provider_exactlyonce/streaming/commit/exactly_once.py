@@ -60,10 +60,6 @@ class TransactionalWriter(BatchWriter):
         return write_stage.write_stage(records, self._settings, tasks)
 
     @override
-    def begin(self) -> None:
-        self._ranges = {}
-
-    @override
     def write(self, frame: DataFrame) -> None:
         tag = f"exactlyonce-{uuid.uuid4()}"
         if self._definition is None:

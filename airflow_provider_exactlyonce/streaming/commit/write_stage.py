@@ -316,10 +316,8 @@ def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.in
         return now
     numbers, valid = flat_numbers(rows["timestamp"], np.int64)
     timestamps = numbers if valid is None else np.where(valid, numbers, now)
-    try:
+    with _marked():
         target.check_timestamps(int(timestamps.min()), int(timestamps.max()), now)
-    except RecordRefusedError as error:
-        raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error
     return timestamps
 
 

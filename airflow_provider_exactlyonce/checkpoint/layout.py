@@ -54,18 +54,20 @@ class BatchOffsets:
     def kafka_ends(self) -> KafkaOffsets:
         """Return where the batch ends in each topic-partition of its Kafka sources."""
         ends: KafkaOffsets = {}
-        for line in self.sources:
-            offsets = json.loads(line) if line else {}
-            for topic, partitions in offsets.items() if isinstance(offsets, dict) else ():  # a rate source has a number
+        for position in self.positions:
+            for topic, partitions in position.items() if isinstance(position, dict) else ():  # a rate source's isn't
                 if isinstance(partitions, dict):  # else it is of a file source
                     ends.setdefault(topic, {}).update({int(partition): end for partition, end in partitions.items()})
         return ends
 
+    @property
+    def positions(self) -> list[Any]:
+        """The lines of the sources as JSON values, None for a source without an offset yet."""
+        return [json.loads(line or "null") for line in self.sources]
+
     def same_sources(self, other: BatchOffsets) -> bool:
         """Tell whether both end at the same place in every source."""
-        return [line and json.loads(line) for line in self.sources] == [
-            line and json.loads(line) for line in other.sources
-        ]
+        return self.positions == other.positions
 
 
 def parse_offsets(text: str) -> BatchOffsets:
@@ -154,13 +156,11 @@ class Checkpoint:
 
     def newest_offsets(self) -> int | None:
         """Return the id of the newest planned batch."""
-        batches = self.batches("offsets")
-        return batches[-1] if batches else None
+        return max(self.batches("offsets"), default=None)
 
     def newest_commit(self) -> int | None:
         """Return the id of the newest batch that Spark has recorded as done."""
-        batches = self.batches("commits")
-        return batches[-1] if batches else None
+        return max(self.batches("commits"), default=None)
 
     def offsets(self, batch: int) -> BatchOffsets | None:
         """Read ``offsets/<batch>``; None when there is none.
@@ -221,9 +221,11 @@ class Checkpoint:
 
     def initial_positions(self) -> Iterator[Mapping[str, Any]]:
         """Yield what ``sources/<i>/0`` says of each source that has one, in Spark's order; nothing of a rate source."""
-        for file in self._initial_files():
-            _, brace, body = file.read_bytes().partition(b"{")
-            yield json.loads(b"{" + body) if brace else {}
+        directory = self.path / "sources"
+        for source in sorted(names_in(directory), key=lambda name: (len(name), name)):  # 10 comes after 9
+            if (file := directory / source / "0").is_file():
+                _, brace, body = file.read_bytes().partition(b"{")
+                yield json.loads(b"{" + body) if brace else {}
 
     def kafka_starts(self, batch: int) -> KafkaOffsets:
         """Return where a batch begins, but in partitions that it reads first; batch 0 where the sources do.
@@ -239,12 +241,6 @@ class Checkpoint:
         for topic, ends in (before.kafka_ends() if before else {}).items():
             starts.setdefault(topic, {}).update(ends)
         return starts
-
-    def _initial_files(self) -> Iterator[Path]:
-        directory = self.path / "sources"
-        for source in sorted(names_in(directory), key=lambda name: (len(name), name)):  # 10 comes after 9
-            if (directory / source / "0").is_file():
-                yield directory / source / "0"
 
     def write_offsets(self, batch: int, text: str) -> None:
         """Put ``offsets/<batch>`` back."""

@@ -31,7 +31,7 @@ from airflow_provider_exactlyonce.checkpoint import checksums, integrity
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import READABLE, Savepoint, decode, describe, encode
-from airflow_provider_exactlyonce.checkpoint.state import Defect
+from airflow_provider_exactlyonce.checkpoint.state import STATE_DATA, Defect
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -41,7 +41,6 @@ _ID: Final = re.compile(r"(\d+)-[0-9a-z]+")
 _COPY: Final = ".verify-"
 #: The name says that the bytes never change: RocksDB's tables and logs, and all state of checkpoint format 2.
 _UNIQUE: Final = re.compile(r"state/.*[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.(sst|log|zip|changelog)(\.crc)?")
-_STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapshot|crc)")
 #: After so long a directory that was begun on another machine, and never got a manifest, is a leftover.
 _FOREIGN_LEFTOVER_SECONDS: Final = 24 * 60 * 60.0
 _FRESH_SECONDS: Final = 60.0
@@ -250,15 +249,10 @@ class Savepoints:
         finally:
             self._store.remove(directory)
 
-    def newest_good(self, *, lineage: str | None = None) -> tuple[Savepoint | None, dict[str, Sequence[Defect]]]:
-        """Return the newest savepoint whose bytes are as they were, None for none, and what is wrong with newer ones.
-
-        :param lineage: only savepoints of this lineage
-        """
+    def newest_good(self) -> tuple[Savepoint | None, dict[str, Sequence[Defect]]]:
+        """Return the newest savepoint whose bytes are as they were, None for none, and what is wrong with newer."""
         wrong: dict[str, Sequence[Defect]] = {}
         for savepoint in reversed(self.list()):
-            if lineage is not None and savepoint.lineage != lineage:
-                continue
             defects = self.verify(savepoint.id)
             if not defects:
                 return savepoint, wrong
@@ -375,7 +369,7 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known_files: Mapping
     store, directories = store_of(target), {target, *((target / path).parent for path in paths)}
     for number, path in enumerate(paths):
         try:
-            store.copy(source / path, target / path, final=_STATE_DATA.fullmatch(path) is not None)
+            store.copy(source / path, target / path, final=STATE_DATA.fullmatch(path) is not None)
         except FileNotFoundError as error:
             raise BatchGoneError(
                 f"{source / path} is gone: Spark keeps fewer batches than pass while a savepoint is taken; raise "

@@ -31,6 +31,8 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, whole_off
 from airflow_provider_exactlyonce.storage.opening import names_in
 
 DEFAULT_STORE: Final = "default"
+#: Written under a new name and never changed, so that copies can share its bytes.
+STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapshot|crc)")
 _VERSIONED: Final = re.compile(r"(\d+)(?:_([0-9A-Za-z-]+))?\.(zip|snapshot|delta|changelog)")
 _ID_BYTES: Final = 2  # a schema's number, before each in version 3
 _BASES: Final = frozenset({"zip", "snapshot"})

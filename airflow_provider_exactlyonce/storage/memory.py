@@ -46,19 +46,6 @@ class MemoryStore(RemoteStore):
             return self._put(place, content)
 
     @override
-    def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
-        with self.holding(place), _STEP:
-            self._check_unchanged(place, version)
-            return self._put(place, content)
-
-    @override
-    def delete_if(self, place: Path, version: str) -> None:
-        with self.holding(place), _STEP:
-            if self.read(place) is not None:
-                self._check_unchanged(place, version)
-                self.delete(place)
-
-    @override
     @contextmanager
     def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> Iterator[None]:
         with _STEP:

@@ -7,7 +7,8 @@ one, of a request in other words for the same range.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,12 +59,19 @@ def begin(
     asked, begun = workspace.asked_of(home), workspace.begun(home)
     moving.check_here(Home(asked.home).path)
     _check_ledger(home, asked, config)
-    resolver = Resolver(config, asked.pipeline, clusters, sources, Savepoints(Home(asked.home).savepoints))
+
+    @contextmanager
+    def resolving() -> Iterator[Resolver]:
+        with LedgerReader(config, asked.pipeline) as reader:
+            yield Resolver(reader, clusters, sources, Savepoints(Home(asked.home).savepoints))
+
     if begun is not None and begun.version == version:
         name, commits = begun.name, begun.resolved.commits
     else:
-        begun = None
-        span = None if asked.request.time is not None else resolver.span(asked.request)
+        begun = span = None
+        if asked.request.time is None:
+            with resolving() as resolver:
+                span = resolver.span(asked.request)
         name = results.name_of(asked.pipeline, version, asked.request, span)
         commits = span.commits if span is not None else None
     written = results.written_of(config, asked.pipeline, name)
@@ -73,7 +81,8 @@ def begin(
     done = _settled(home)
     same = begun is not None and (written.begun is None or begun.resolved.writes_the_same(written.begun))
     if begun is None or done is None or not same:
-        begun = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
+        with resolving() as resolver:
+            begun = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
         workspace.begin(home, begun)
         done = None
     return Start(begun=begun, done=done)

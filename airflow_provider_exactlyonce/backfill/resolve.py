@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -104,53 +103,12 @@ def positions_from_json(body: Mapping[str, Mapping[str, int]]) -> Positions:
 class Resolver:
     """Finds out what a request means now.
 
-    :param config: client configuration in librdkafka's names
+    :param reader: of the pipeline's ledger
     :param clusters: those that the pipeline's sources are read from
     :param sources: the topics of each source
     :param savepoints: the pipeline's own
+    :raises RefusedError: when a source was read from another cluster
     """
-
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        pipeline: str,
-        clusters: SourceClusters,
-        sources: Sequence[SourceTopics],
-        savepoints: Savepoints,
-    ) -> None:
-        self._config: Final = config
-        self._pipeline: Final = pipeline
-        self._clusters: Final = clusters
-        self._sources: Final = sources
-        self._savepoints: Final = savepoints
-
-    def span(self, request: BackfillRequest) -> Span:
-        """Return the range, whether it can be run or not.
-
-        :raises RefusedError: when the range is not there
-        """
-        with self._opened() as resolver:
-            return resolver.span(request)
-
-    def resolve(self, request: BackfillRequest, begun: Resolved | None = None) -> Resolved:
-        """Return the range, and the state that it begins with.
-
-        :param begun: what it meant when its first batch was written, None when none was: its batches stay as they are
-        :raises RefusedError: when the range is not there, or its state can't be made
-        """
-        with self._opened() as resolver:
-            resolved = resolver.resolve(request) if begun is None else resolver.resolve_again(request, begun)
-            resolver.check_input(resolved)
-            return resolved
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[_Resolver]:
-        with LedgerReader(self._config, self._pipeline) as reader:
-            yield _Resolver(reader, self._clusters, self._sources, self._savepoints)
-
-
-class _Resolver:
-    """Resolves one request."""
 
     def __init__(
         self, reader: LedgerReader, clusters: SourceClusters, sources: Sequence[SourceTopics], savepoints: Savepoints
@@ -166,6 +124,10 @@ class _Resolver:
         self._newest = tail.place.commit if tail is not None else 0
 
     def span(self, request: BackfillRequest) -> Span:
+        """Return the range, whether it can be run or not.
+
+        :raises RefusedError: when the range is not there
+        """
         commits = self._commits(request)
         if commits is None:
             starts, ends = self._bounds(request)
@@ -175,13 +137,20 @@ class _Resolver:
         starts, ends = self._source_of(*commits)
         return Span(starts=starts, ends=ends, commits=commits)
 
-    def resolve(self, request: BackfillRequest) -> Resolved:
-        return replace(self._with_base(request, self.span(request)), newest_commit=self._newest)
+    def resolve(self, request: BackfillRequest, begun: Resolved | None = None) -> Resolved:
+        """Return the range, and the state that it begins with.
 
-    def resolve_again(self, request: BackfillRequest, begun: Resolved) -> Resolved:
-        if request.state is BackfillState.EMPTY:
-            return begun
-        return replace(self._with_base(request, begun), newest_commit=begun.newest_commit)
+        :param begun: what it meant when its first batch was written, None when none was: its batches stay as they are
+        :raises RefusedError: when the range is not there, or its state can't be made
+        """
+        if begun is None:
+            resolved = replace(self._with_base(request, self.span(request)), newest_commit=self._newest)
+        elif request.state is BackfillState.EMPTY:
+            resolved = begun
+        else:
+            resolved = replace(self._with_base(request, begun), newest_commit=begun.newest_commit)
+        self._check_input(resolved)
+        return resolved
 
     def _with_base(self, request: BackfillRequest, span: Span) -> Resolved:
         if span.commits is not None:
@@ -191,7 +160,7 @@ class _Resolver:
             return Resolved(starts=span.starts, ends=span.ends, begins=begins)
         return self._with_state(span.starts, span.ends)
 
-    def check_input(self, resolved: Resolved) -> None:
+    def _check_input(self, resolved: Resolved) -> None:
         """Check that all that is read is there.
 
         :raises RefusedError: naming the first source records that are not

@@ -17,12 +17,15 @@ more than :class:`pathlib.Path` and universal_pathlib have in common, so that a 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 from airflow_provider_exactlyonce.storage.opening import names_in, store_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _NO_OFFSET: Final = "-"
 
@@ -177,7 +180,7 @@ class Checkpoint:
     def conf(self) -> Mapping[str, str]:
         """Return the Spark settings that are fixed for the checkpoint's life; empty before its first batch."""
         for batch in reversed(self.batches("offsets")):
-            if offsets := whole_offsets(self, batch):
+            if offsets := whole(self.offsets, batch):
                 return offsets.conf
         return {}
 
@@ -192,13 +195,6 @@ class Checkpoint:
             return None
         except UnicodeDecodeError as error:
             raise TornFileError(f"commits/{batch} is not text: {error}") from error
-
-    def commit_is_whole(self, batch: int) -> bool:
-        """Tell whether ``commits/<batch>`` can be read."""
-        try:
-            return self.commit(batch) is not None
-        except TornFileError:
-            return False
 
     def state_names_are_unique(self, batch: int) -> bool:
         """Tell whether the state of a batch is named in ``commits/<batch>`` (format 2), or there is no state."""
@@ -273,9 +269,9 @@ def _note_of(file: Path) -> Path:
     return file.with_name(f".{file.name}.crc")
 
 
-def whole_offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:
-    """Read ``offsets/<batch>``; None when it is missing or torn."""
+def whole(read: Callable[P, T | None], *arguments: P.args, **named: P.kwargs) -> T | None:
+    """Return what a method of :class:`Checkpoint` reads; None when its file is missing or torn."""
     try:
-        return checkpoint.offsets(batch)
+        return read(*arguments, **named)
     except TornFileError:
         return None

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, whole_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, whole
 from airflow_provider_exactlyonce.storage.opening import names_in
 
 DEFAULT_STORE: Final = "default"
@@ -151,7 +151,7 @@ class StateDirectory:
 
     def _partitions(self, batch: int) -> int | None:
         """Return how many state partitions a batch has, None when its offsets don't say."""
-        offsets = whole_offsets(Checkpoint(self._checkpoint), batch)
+        offsets = whole(Checkpoint(self._checkpoint).offsets, batch)
         return int(offsets.conf[PARTITIONS]) if offsets is not None and PARTITIONS in offsets.conf else None
 
     def _has_partitions(self, operator: int) -> bool:

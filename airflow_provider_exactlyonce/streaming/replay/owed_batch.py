@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, whole_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, whole
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
@@ -46,7 +46,7 @@ def plan(
     :raises RefusedError: when the batch can't follow the checkpoint, or its input is gone
     """
     number = lineage.batch_of(owed.commit)
-    before, planned = whole_offsets(checkpoint, number - 1), whole_offsets(checkpoint, number)
+    before, planned = whole(checkpoint.offsets, number - 1), whole(checkpoint.offsets, number)
     ends = {
         topic: {partition: end for partition, (_, end) in partitions.items()}
         for topic, partitions in owed.source.items()

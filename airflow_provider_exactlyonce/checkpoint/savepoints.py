@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce import failpoints, process_identity
-from airflow_provider_exactlyonce.checkpoint import checksums, integrity
+from airflow_provider_exactlyonce.checkpoint import checksums, integrity, lineages
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import READABLE, Savepoint, decode, describe, encode
 from airflow_provider_exactlyonce.checkpoint.state import STATE_DATA, Defect
 from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.storage.opening import holds_files, store_of
@@ -240,12 +241,14 @@ class Savepoints:
         return [defects[path] for path in sorted(defects)]
 
     @contextmanager
-    def copying(self) -> Iterator[Path]:
-        """Give a directory for a copy of a savepoint that is worked on; it goes with the copy, or as a leftover."""
+    def copying(self, savepoint: Savepoint) -> Iterator[Path]:
+        """Give the checkpoint that a restore would make, to read its state; it goes at the end, or as a leftover."""
         directory = self.directory / f"{_COPY}{uuid.uuid4().hex[:8]}"
         json_store.write(directory / "taking.json", _this_process(), durable=False)
         try:
-            yield directory
+            copy = directory / savepoint.id
+            lineages.make(copy, self.checkpoint(savepoint.id).path, savepoint.files, Lineage(id=str(uuid.uuid4())))
+            yield copy / "checkpoint"
         finally:
             self._store.remove(directory)
 

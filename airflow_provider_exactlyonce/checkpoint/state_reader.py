@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,10 +34,9 @@ def read_state(
     :returns: [{operator, name, store, rows}] and a sentence for each store that can't be read
     :raises RefusedError: when pyspark is not installed
     """
-    session = spark or local_session("exactlyonce savepoint verify", checkpoint)
     counts: list[dict[str, Any]] = []
     errors: list[str] = []
-    try:
+    with nullcontext(spark) if spark else local_session("exactlyonce savepoint verify", checkpoint) as session:
         for operator in savepoint.operators:
             for store, options in views(operator):
                 try:
@@ -49,9 +49,6 @@ def read_state(
                     )
                 else:
                     counts.append({"operator": operator.id, "name": operator.name, "store": store, "rows": rows})
-    finally:
-        if spark is None:
-            session.stop()
     return counts, errors
 
 
@@ -101,8 +98,9 @@ def views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:
             yield store, {"storeName": store}
 
 
-def local_session(name: str, place: Path) -> SparkSession:
-    """Return a session of this process, for commands that read or write state.
+@contextmanager
+def local_session(name: str, place: Path) -> Iterator[SparkSession]:
+    """Give a session of this process, for commands that read or write state, and stop it at the end.
 
     :param name: the application's name
     :param place: where the state is
@@ -125,4 +123,8 @@ def local_session(name: str, place: Path) -> SparkSession:
     )
     for setting, value in file_systems.session_settings(place).items():
         builder = builder.config(setting, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()

@@ -115,10 +115,6 @@ def store_of(place: Any) -> Store:
 
 def _opened(system: AbstractFileSystem) -> Store:
     protocols = {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
-    if "memory" in protocols:
-        from airflow_provider_exactlyonce.storage.memory import MemoryStore
-
-        return MemoryStore(system)
     if "s3" in protocols:
         from airflow_provider_exactlyonce.storage import s3
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_exactlyonce.backfill import progress, results, workspace
@@ -29,22 +28,10 @@ from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 log = logging.getLogger("exactlyonce")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """What a driver begins with.
-
-    :param begun: what the request means
-    :param done: how far its lineage is, None when it has to be made
-    """
-
-    begun: Begun
-    done: Done | None
-
-
 def begin(
     home: Home, config: Mapping[str, Any], version: str, clusters: SourceClusters, sources: Sequence[SourceTopics]
-) -> Start | Mapping[str, Any]:
-    """Return what is left to run, and fix what the request means; or the result, when nothing is.
+) -> tuple[Begun, Done | None] | Mapping[str, Any]:
+    """Fix what the request means; or return the result, when nothing is left to run.
 
     Only who has the turn may call it.
 
@@ -53,6 +40,7 @@ def begin(
     :param version: of the job
     :param clusters: those that the pipeline's sources are read from
     :param sources: the topics of each source
+    :returns: what the request means, and how far its lineage is, None when it has to be made; or the result
     :raises RefusedError: when it can't be run, or it can't be told what is written
     :raises HomeMovedError: when the pipeline's home was moved
     """
@@ -85,7 +73,7 @@ def begin(
             begun = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
         workspace.begin(home, begun)
         done = None
-    return Start(begun=begun, done=done)
+    return begun, done
 
 
 def _check_ledger(home: Home, asked: SavedRequest, config: Mapping[str, Any]) -> None:

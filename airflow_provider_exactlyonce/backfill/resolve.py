@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any, Final, Self
 
 from airflow_provider_exactlyonce import codec, moments
@@ -57,12 +58,8 @@ class Resolved(Span):
 
     def writes_the_same(self, other: Resolved) -> bool:
         """Tell whether another one covers the same range in the same batches, wherever its state comes from."""
-        return (self.starts, self.ends, self.commits, self.newest_commit) == (
-            other.starts,
-            other.ends,
-            other.commits,
-            other.newest_commit,
-        )
+        batches = attrgetter("starts", "ends", "commits", "newest_commit")
+        return bool(batches(self) == batches(other))
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""

@@ -52,15 +52,10 @@ def files_of(checkpoint: Checkpoint, batch: int) -> BatchFiles:
     needed.defects += state.defects
     if any(path.endswith(".changelog") for path in state.files):  # later batches find their snapshot by these ids
         needed.files |= {f"commits/{number}" for number in ids}
-    needed.defects += [
-        Defect(path=path, reason=reason)
-        for path in sorted(needed.files)
-        if (
-            reason := _size_defect(
-                checkpoint.path / path, needed.sizes.get(path), has_note=f"{path}.crc" in needed.files
-            )
-        )
-    ]
+    for path in sorted(needed.files):
+        has_note = f"{path}.crc" in needed.files
+        if reason := _size_defect(checkpoint.path / path, needed.sizes.get(path), has_note=has_note):
+            needed.defects.append(Defect(path=path, reason=reason))
     named: dict[str, Defect] = {}
     for defect in needed.defects:  # one defect a file: the first says most
         named.setdefault(defect.path, defect)

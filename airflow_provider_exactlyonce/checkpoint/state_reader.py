@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT: Final = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-#: The view of a transformWithState's timers.
-TIMERS: Final = "timers"
 _JOIN: Final = "symmetricHashJoin"
 
 
@@ -38,7 +36,7 @@ def read_state(
     errors: list[str] = []
     with nullcontext(spark) if spark else local_session("exactlyonce savepoint verify", checkpoint) as session:
         for operator in savepoint.operators:
-            for store, options in views(operator):
+            for store, _, options in views(operator):
                 try:
                     rows = read_view(
                         session, checkpoint, savepoint.batch, operator, options, state_format=savepoint.state_format
@@ -80,22 +78,22 @@ def read_view(
     return reader.options(**options).load(hadoop_url(checkpoint))
 
 
-def views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield what Spark's reader shows one at a time: (name, its options)."""
+def views(operator: StatefulOperator) -> Iterator[tuple[str, str | None, dict[str, str]]]:
+    """Yield what Spark's reader shows one at a time: (name, kind of a state variable or None, its options)."""
     variables = operator.properties.get("stateVariables")
     if variables is not None:
         timers = [variable for variable in variables if variable["stateVariableType"] == "TimerState"]
         for variable in variables:
             if variable not in timers:
-                yield variable["stateName"], {"stateVarName": variable["stateName"]}
+                yield variable["stateName"], variable["stateVariableType"], {"stateVarName": variable["stateName"]}
         if timers:
-            yield TIMERS, {"readRegisteredTimers": "true"}
+            yield "timers", None, {"readRegisteredTimers": "true"}
     elif operator.name == _JOIN and operator.stores == (DEFAULT_STORE,):
         for side in ("left", "right"):
-            yield side, {"joinSide": side}
+            yield side, None, {"joinSide": side}
     else:
         for store in operator.stores:
-            yield store, {"storeName": store}
+            yield store, None, {"storeName": store}
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Self
 
@@ -149,14 +150,6 @@ class Resolver:
         self._check_input(resolved)
         return resolved
 
-    def _with_base(self, request: BackfillRequest, span: Span) -> Resolved:
-        if span.commits is not None:
-            return self._of_commits(request, span, span.commits)
-        if request.state is BackfillState.EMPTY:
-            begins = {**self._stable(), **span.starts, **self._warm_up_before(request, span.starts)}
-            return Resolved(starts=span.starts, ends=span.ends, begins=begins)
-        return self._with_state(span.starts, span.ends)
-
     def _check_input(self, resolved: Resolved) -> None:
         """Check that all that is read is there.
 
@@ -281,65 +274,50 @@ class Resolver:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def _of_commits(self, request: BackfillRequest, span: Span, commits: tuple[int, int]) -> Resolved:
-        first, starts, ends = commits[0], span.starts, span.ends
+    def _with_base(self, request: BackfillRequest, span: Span) -> Resolved:
+        """Return a range with the state that it begins with: of whole commits, that before the first one."""
+        first = span.commits[0] if span.commits is not None else None
+        resolved = partial(Resolved, starts=span.starts, ends=span.ends, commits=span.commits)
         if request.state is BackfillState.EMPTY:
-            begins = {**starts, **self._warm_up_before(request, starts, first)}
-            return Resolved(starts=starts, ends=ends, begins=begins, commits=commits)
-        for savepoint in self._older_savepoints(first - 1):
-            return Resolved(
-                starts=starts,
-                ends=ends,
-                begins=by_place(savepoint.source),
-                commits=commits,
-                savepoint=savepoint.id,
-                base_commit=savepoint.commit,
-            )
-        begins = self._from_the_beginning(f"commit {first}")
-        return Resolved(starts=starts, ends=ends, begins=begins, commits=commits)
+            others = self._stable() if first is None else {}
+            return resolved(begins={**others, **span.starts, **self._warm_up_before(request, span.starts, first)})
+        base = self._savepoint_before(span.starts, first)
+        begins = by_place(base.source) if base is not None else self._from_the_beginning(span.starts, first)
+        unseen = self._offsets.starts(span.starts.keys() - begins.keys()) if first is None else {}
+        if base is None:
+            return resolved(begins=begins, unseen=unseen)
+        return resolved(begins=begins, unseen=unseen, savepoint=base.id, base_commit=base.commit)
 
-    def _with_state(self, starts: Positions, ends: Positions) -> Resolved:
-        """Choose the newest state before a range that does not begin with a commit."""
-        for savepoint in self._older_savepoints(self._newest):
-            begins = by_place(savepoint.source)
-            if all(begins.get(place, 0) <= start for place, start in starts.items()):
-                return Resolved(
-                    starts=starts,
-                    ends=ends,
-                    begins=begins,
-                    unseen=self._unseen(starts, begins),
-                    savepoint=savepoint.id,
-                    base_commit=savepoint.commit,
-                )
-        begins = self._from_the_beginning("the range")
-        late = [place for place, start in starts.items() if begins.get(place, 0) > start]
-        if late:
-            topic, partition = late[0]
-            raise RefusedError(
-                f"{self._reader.pipeline} began at offset {begins[late[0]]} of {topic}-{partition}, after the range's "
-                f"start {starts[late[0]]}: there is no state before it. Begin with an empty one: state 'empty'"
-            )
-        return Resolved(starts=starts, ends=ends, begins=begins, unseen=self._unseen(starts, begins))
-
-    def _unseen(self, starts: Positions, begins: Positions) -> Positions:
-        return self._offsets.starts(starts.keys() - begins.keys())
-
-    def _older_savepoints(self, commit: int) -> Iterable[Savepoint]:
-        """Yield whole savepoints at a commit or before it, the newest first."""
+    def _savepoint_before(self, starts: Positions, first: int | None) -> Savepoint | None:
+        """Return the newest whole savepoint before a commit, or before a range that does not begin with one."""
+        newest = self._newest if first is None else first - 1
         for savepoint in reversed(self._savepoints.list()):
-            fits = savepoint.pipeline == self._reader.pipeline and savepoint.commit <= commit
-            if fits and savepoint.commit >= self._oldest - 1 and not self._savepoints.verify(savepoint.id):
-                yield savepoint
+            fits = savepoint.pipeline == self._reader.pipeline and self._oldest - 1 <= savepoint.commit <= newest
+            if fits and first is None:
+                ends = by_place(savepoint.source)
+                fits = all(ends.get(place, 0) <= start for place, start in starts.items())
+            if fits and not self._savepoints.verify(savepoint.id):
+                return savepoint
+        return None
 
-    def _from_the_beginning(self, what: str) -> Positions:
+    def _from_the_beginning(self, starts: Positions, first: int | None) -> Positions:
         """Return where the pipeline's first commit begins: before it there was no state."""
+        what = "the range" if first is None else f"commit {first}"
         if self._newest == 0 or self._oldest > 1:
             raise RefusedError(
                 f"there is no savepoint before {what} in {self._savepoints.directory}, and the ledger of "
                 f"{self._reader.pipeline} has {self._has()}: the state that it began with can't be made. Begin with an "
                 "empty one: state 'empty', with a warm_up if that is long enough"
             )
-        return self._source_of(1, 1)[0]
+        begins = self._source_of(1, 1)[0]
+        late = [place for place, start in starts.items() if first is None and begins.get(place, 0) > start]
+        if late:
+            topic, partition = late[0]
+            raise RefusedError(
+                f"{self._reader.pipeline} began at offset {begins[late[0]]} of {topic}-{partition}, after the range's "
+                f"start {starts[late[0]]}: there is no state before it. Begin with an empty one: state 'empty'"
+            )
+        return begins
 
     def _warm_up_before(self, request: BackfillRequest, starts: Positions, first: int | None = None) -> Positions:
         """Return where a warm-up begins; nothing when there is none."""

@@ -319,7 +319,7 @@ class Resolver:
             )
         return begins
 
-    def _warm_up_before(self, request: BackfillRequest, starts: Positions, first: int | None = None) -> Positions:
+    def _warm_up_before(self, request: BackfillRequest, starts: Positions, first: int | None) -> Positions:
         """Return where a warm-up begins; nothing when there is none."""
         if request.warm_up is None:
             return {}

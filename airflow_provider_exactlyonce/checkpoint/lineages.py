@@ -47,7 +47,8 @@ def make(
     copied = _copy(checkpoint, source, paths, lineage.id)
     for path, text in (texts or {}).items():
         store.replace(checkpoint / path, text.encode())
-    store.flush([place for place in copied if not _is_shared(place)])
+    # What shares its bytes with a savepoint was flushed with it.
+    store.flush([place for place in copied if not (is_local(place) and place.stat().st_nlink > 1)])
     json_store.write(target / "lineage.json", lineage.document())
     store.flush(directories_of(target, copied))
     failpoints.reach("restore-copied")
@@ -124,7 +125,8 @@ def _copy(checkpoint: Path, source: Path, paths: Iterable[str], lineage_id: str)
             store.copy(source / path, checkpoint / path, final=STATE_DATA.fullmatch(path) is not None)
             copied.append(checkpoint / path)
     store.replace(checkpoint / "metadata", json.dumps({"id": lineage_id}, separators=(",", ":")).encode())
-    _rewrite_paths(checkpoint)
+    for file in checkpoint.glob("state/*/_metadata/v2/*"):  # Spark has written absolute paths into them
+        store.replace(file, naming(checkpoint, file.read_text()).encode())
     return copied
 
 
@@ -157,20 +159,9 @@ def remove(directory: Path) -> None:
     store.delete(_mark_of(directory))
 
 
-def _rewrite_paths(checkpoint: Path) -> None:
-    """Make the state's metadata name the schema files of this copy: Spark has written absolute paths into it."""
-    for file in checkpoint.glob("state/*/_metadata/v2/*"):
-        store_of(file).replace(file, naming(checkpoint, file.read_text()).encode())
-
-
 def naming(checkpoint: Path, text: str) -> str:
     """Return the text of a file below ``_metadata/v2`` of a checkpoint as that of another one, which has a copy of it.
 
     :param checkpoint: that one
     """
     return _SCHEMA_FILE.sub(lambda match: f"{hadoop_url(checkpoint)}{match[1]}", text)
-
-
-def _is_shared(place: Path) -> bool:
-    """Whether a file shares its bytes with a savepoint, which has flushed them."""
-    return is_local(place) and place.stat().st_nlink > 1

@@ -127,7 +127,7 @@ def _unequal(
     differences: Differences, columns: Sequence[str], left: list[Row], right: list[Row]
 ) -> tuple[list[Row], list[Row]]:
     """Return the rows of either side that have no equal one on the other; of equal ones the newest are left over."""
-    texts = [[_text(row, columns) for row in rows] for rows in (left, right)]
+    texts = [[_value([row.content.get(name) for name in columns]) for row in rows] for rows in (left, right)]
     equal = Counter(texts[0]) & Counter(texts[1])
     differences.equal += equal.total()
     return _beyond(left, texts[0], equal), _beyond(right, texts[1], equal)
@@ -188,10 +188,6 @@ def _keep(differences: Differences, kind: str, example: Mapping[str, Any]) -> No
 
 def _place(row: Row) -> dict[str, Any]:
     return {"topic": row.topic, "key": None if row.key is None else row.key.decode(errors="backslashreplace")}
-
-
-def _text(row: Row, columns: Sequence[str]) -> str:
-    return _value([row.content.get(name) for name in columns])
 
 
 def _value(value: Any) -> str:

@@ -170,12 +170,7 @@ class Checkpoint:
 
         :raises TornFileError: when the file isn't whole
         """
-        try:
-            return parse_offsets((self.path / "offsets" / str(batch)).read_text())
-        except FileNotFoundError:
-            return None
-        except UnicodeDecodeError as error:
-            raise TornFileError(f"offsets/{batch} is not text: {error}") from error
+        return self._entry("offsets", batch, parse_offsets)
 
     def conf(self) -> Mapping[str, str]:
         """Return the Spark settings that are fixed for the checkpoint's life; empty before its first batch."""
@@ -189,12 +184,15 @@ class Checkpoint:
 
         :raises TornFileError: when the file isn't whole
         """
+        return self._entry("commits", batch, parse_commit)
+
+    def _entry(self, log: str, batch: int, parse: Callable[[str], T]) -> T | None:
         try:
-            return parse_commit((self.path / "commits" / str(batch)).read_text())
+            return parse((self.path / log / str(batch)).read_text())
         except FileNotFoundError:
             return None
         except UnicodeDecodeError as error:
-            raise TornFileError(f"commits/{batch} is not text: {error}") from error
+            raise TornFileError(f"{log}/{batch} is not text: {error}") from error
 
     def state_names_are_unique(self, batch: int) -> bool:
         """Tell whether the state of a batch is named in ``commits/<batch>`` (format 2), or there is no state."""

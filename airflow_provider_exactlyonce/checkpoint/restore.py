@@ -73,10 +73,8 @@ class Restored:
     """
 
     savepoint: Savepoint
-    mode: RestoreMode
     lineage: Lineage
     directory: Path
-    last_commit: int
     stretch: CommitSpan | None
 
 
@@ -101,14 +99,7 @@ def restore(
         savepoint, tail, claim, stretch = _examine(home, reader, config, request, find)
         lineage = _lineage(savepoint, tail, claim, request)
         directory = _make(home, hold, savepoint, lineage, request.to)
-        return Restored(
-            savepoint=savepoint,
-            mode=request.mode,
-            lineage=lineage,
-            directory=directory,
-            last_commit=tail.place.commit,
-            stretch=stretch,
-        )
+        return Restored(savepoint=savepoint, lineage=lineage, directory=directory, stretch=stretch)
 
 
 def check_restore(

@@ -236,6 +236,13 @@ class Checkpoint:
             starts.setdefault(topic, {}).update(ends)
         return starts
 
+    def plan(self, batch: int, text: str) -> None:
+        """Make a batch, with this ``offsets/<batch>``, the one that Spark runs next."""
+        for later in self.batches("offsets"):
+            if later > batch:
+                self.remove("offsets", later)
+        self.write_offsets(batch, text)
+
     def write_offsets(self, batch: int, text: str) -> None:
         """Put ``offsets/<batch>`` back."""
         _replace(self.path / "offsets" / str(batch), text)

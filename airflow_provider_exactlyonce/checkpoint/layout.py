@@ -17,7 +17,7 @@ more than :class:`pathlib.Path` and universal_pathlib have in common, so that a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
@@ -56,12 +56,7 @@ class BatchOffsets:
 
     def kafka_ends(self) -> KafkaOffsets:
         """Return where the batch ends in each topic-partition of its Kafka sources."""
-        ends: KafkaOffsets = {}
-        for position in self.positions:
-            for topic, partitions in position.items() if isinstance(position, dict) else ():  # a rate source's isn't
-                if isinstance(partitions, dict):  # else it is of a file source
-                    ends.setdefault(topic, {}).update({int(partition): end for partition, end in partitions.items()})
-        return ends
+        return _of_kafka(self.positions)
 
     @property
     def positions(self) -> list[Any]:
@@ -71,6 +66,16 @@ class BatchOffsets:
     def same_sources(self, other: BatchOffsets) -> bool:
         """Tell whether both end at the same place in every source."""
         return self.positions == other.positions
+
+
+def _of_kafka(positions: Iterable[Any]) -> KafkaOffsets:
+    """Return the offsets that are of Kafka sources among those of all sources."""
+    offsets: KafkaOffsets = {}
+    for position in positions:
+        for topic, partitions in position.items() if isinstance(position, dict) else ():  # a rate source's isn't
+            if isinstance(partitions, dict):  # else it is of a file source
+                offsets.setdefault(topic, {}).update({int(number): offset for number, offset in partitions.items()})
+    return offsets
 
 
 def parse_offsets(text: str) -> BatchOffsets:
@@ -226,11 +231,7 @@ class Checkpoint:
 
         :raises TornFileError: when the batch before it isn't whole
         """
-        starts: KafkaOffsets = {}
-        for positions in self.initial_positions():
-            for topic, partitions in positions.items():
-                if isinstance(partitions, dict):  # else it is of a file source
-                    starts.setdefault(topic, {}).update({int(place): start for place, start in partitions.items()})
+        starts = _of_kafka(self.initial_positions())
         before = self.offsets(batch - 1) if batch else None
         for topic, ends in (before.kafka_ends() if before else {}).items():
             starts.setdefault(topic, {}).update(ends)

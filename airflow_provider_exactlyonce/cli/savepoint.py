@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import uuid
 from functools import partial
 from typing import Any, Final
 
 from airflow_provider_exactlyonce import moments
-from airflow_provider_exactlyonce.checkpoint import lineages, request
+from airflow_provider_exactlyonce.checkpoint import request
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, encode
 from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION, SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer, tell
-from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.text_tables import pairs
@@ -116,7 +114,10 @@ def _verify(given: argparse.Namespace) -> int:
     defects = list(map(str, store.verify(savepoint.id)))
     state: list[dict[str, Any]] | None = None
     if not given.no_state and not defects and savepoint.operators:
-        state, errors = _read_state(store, savepoint)
+        from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
+
+        with store.copying(savepoint) as checkpoint:  # some metadata tells where it is
+            state, errors = read_state(checkpoint, savepoint)
         defects += errors
     rows = [f"{counted['name']}, store {counted['store']}: {counted['rows']:,} rows" for counted in state or []]
     lines = [f"{savepoint.id}: {len(savepoint.files)} files, {savepoint.size:,} bytes", *rows, *defects]
@@ -125,16 +126,6 @@ def _verify(given: argparse.Namespace) -> int:
     if defects:
         tell(f"savepoint {savepoint.id} is damaged")
     return RefusedError.exit_code if defects else 0
-
-
-def _read_state(store: Savepoints, savepoint: Savepoint) -> tuple[list[dict[str, Any]], list[str]]:
-    """Open a savepoint's state as a restore would make it: some metadata tells where the checkpoint was."""
-    from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
-
-    with store.copying() as folder:
-        copy = folder / savepoint.id
-        lineages.make(copy, store.checkpoint(savepoint.id).path, savepoint.files, Lineage(id=str(uuid.uuid4())))
-        return read_state(copy / "checkpoint", savepoint)
 
 
 def _delete(given: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from airflow_provider_exactlyonce.checkpoint import lineages
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, whole
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import Defect
@@ -193,7 +193,7 @@ def _successors(home: Home, lineage_id: str) -> list[Lineage]:
 def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> CheckpointFacts:
     checkpoint = Checkpoint(home.checkpoint(lineage.id))
     checkpoint_facts = CheckpointFacts(checkpoint=checkpoint, lineage=lineage)
-    query = _query_id(checkpoint)
+    query = whole(checkpoint.query_id)
     checkpoint_facts.query_id_lost = query is None and checkpoint.newest_offsets() is not None
     commit = tail.place.commit if tail else lineage.last_commit
     for left in reversed(range(_TRIES)):  # while a driver runs, Spark writes and removes files
@@ -213,13 +213,6 @@ def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> Checkp
             break
         time.sleep(_PAUSE_SECONDS)
     return checkpoint_facts
-
-
-def _query_id(checkpoint: Checkpoint) -> str | None:
-    try:
-        return checkpoint.query_id()
-    except TornFileError:
-        return None
 
 
 def _savepoints(store: Savepoints, verified: dict[str, Sequence[Defect]]) -> SavepointFacts:

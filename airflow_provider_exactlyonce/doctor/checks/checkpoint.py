@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, parse_offsets, whole_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, parse_offsets, whole
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts
@@ -91,7 +91,7 @@ def fits_ledger(facts: Facts) -> Iterator[Finding]:
         )
         return
     record, batch = facts.history.done if facts.history else None, checkpoint_facts.restart.batch
-    offsets = whole_offsets(checkpoint, batch) if batch is not None else None
+    offsets = whole(checkpoint.offsets, batch) if batch is not None else None
     if record is not None and offsets is not None and not offsets.same_sources(parse_offsets(record.offsets)):
         yield Finding(
             "offsets-differ-from-ledger",
@@ -177,7 +177,7 @@ def _planned(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Findin
     if status is not None and status.lineage != lineage.id:
         status = None
     error = status.error if status is not None else None
-    before, offsets = whole_offsets(checkpoint, committed), whole_offsets(checkpoint, first)
+    before, offsets = whole(checkpoint.offsets, committed), whole(checkpoint.offsets, first)
     if offsets is None or planned[1:] or first != committed + 1:
         batches = ", ".join(map(str, planned))
         torn = "; it is torn" if offsets is None else ""

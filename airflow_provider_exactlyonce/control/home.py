@@ -17,7 +17,6 @@ What a process writes by itself, its output, is on its host where the home is no
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -33,22 +32,7 @@ from airflow_provider_exactlyonce.control import json_store, moving
 from airflow_provider_exactlyonce.control.moving import SCHEMA, HomeDocument
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.storage.opening import is_local, location_of, place_of, store_of
-from airflow_provider_exactlyonce.storage.store import Stored
-
-#: What a directory can't be made for, however often it is tried. A full disk may be emptied.
-_FOR_GOOD: Final = frozenset(
-    (
-        errno.EACCES,
-        errno.EEXIST,
-        errno.EINVAL,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EPERM,
-        errno.EROFS,
-    )
-)
+from airflow_provider_exactlyonce.storage.store import Stored, is_no_answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +158,7 @@ class Home:
 
     def _can_not_be_made(self, place: Path, error: OSError) -> ExactlyOnceError:
         what = "written to" if place == self.path else f"made below {place}"
-        kind = RefusedError if error.errno in _FOR_GOOD else ExactlyOnceError
+        kind = ExactlyOnceError if is_no_answer(error) else RefusedError  # a full disk may be emptied
         return kind(f"home {self} can't be {what}: {error.strerror or error}; name another directory, or allow it")
 
     def identity(self) -> str | None:

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.links.audit import AuditReportLink
 from airflow_provider_exactlyonce.links.pushed import xcom_page
+from airflow_provider_exactlyonce.operators.retry import failing_for_good
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
     from airflow_provider_exactlyonce.audit.findings import Report
-
-__all__ = ["AuditPipelineOperator"]
 
 
 class AuditPipelineOperator(BaseOperator):
@@ -69,14 +67,8 @@ class AuditPipelineOperator(BaseOperator):
         :raises AirflowFailException: when an invariant is violated, or there is nothing to judge
         :raises ExactlyOnceError: when the cluster does not answer
         """
-        from airflow_provider_exactlyonce.control import exit_classification
-
-        try:
+        with failing_for_good():
             report = self._judge()
-        except ExactlyOnceError as error:
-            if exit_classification.is_final(error):
-                raise AirflowFailException(f"{error} ({error.page()})") from error
-            raise
         facts = report.to_json()
         for violation in report.found:
             self.log.error("%s", violation)

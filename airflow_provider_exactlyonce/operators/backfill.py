@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.launching import Launch
 
-__all__ = ["BackfillPipelineOperator"]
-
 _ZERO_WIDTH = (
     "the data interval of this run is empty, {start}: in Airflow 3 a cron expression as schedule gives one moment. Use "
     "schedule=CronDataIntervalTimetable({cron!r}, timezone='UTC'), or give start and end"

@@ -411,7 +411,6 @@ class _TaskSupervision:
             ),
             method_name="resume_from_trigger",
         )
-        raise AssertionError("defer() raises")
 
     def _result(self, last: Status | None) -> dict[str, Any]:
 

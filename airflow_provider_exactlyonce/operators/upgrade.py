@@ -7,12 +7,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.operators._driver import DriverOperator
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
+from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 
 if TYPE_CHECKING:
@@ -24,13 +25,9 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
     from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
-__all__ = ["RollbackPipelineOperator", "UpgradePipelineOperator"]
-
 #: A step that failed for the cluster's sake is taken again after so long.
 _RETRY_DELAY: Final = timedelta(seconds=30)
 _ON_UNSTABLE: Final = ("rollback", "fail")
-#: Airflow's own time-out of the deferral comes this much after ours.
-_BACKSTOP_SECONDS: Final = 60.0
 
 
 class _PlanOperator(DriverOperator):
@@ -87,7 +84,7 @@ class _PlanOperator(DriverOperator):
         """Go on where the trigger has found something to do."""
         return self.execute(context)
 
-    def _defer(self, home: Home, wait: WaitCondition) -> None:
+    def _defer(self, home: Home, wait: WaitCondition) -> NoReturn:
         deadline = time.time() + wait.seconds
         self.defer(
             trigger=UpgradeTrigger(
@@ -99,7 +96,7 @@ class _PlanOperator(DriverOperator):
                 deadline=deadline,
             ),
             method_name="resume_from_trigger",
-            timeout=timedelta(seconds=wait.seconds + _BACKSTOP_SECONDS),
+            timeout=timedelta(seconds=wait.seconds + BACKSTOP_SECONDS),
         )
 
     def _tools(self, home: Home) -> UpgradeEnvironment:

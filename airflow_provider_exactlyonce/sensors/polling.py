@@ -22,12 +22,7 @@ _KEY: Final = "exactlyonce_waits_for"
 
 
 class PollingSensor(BaseSensorOperator):
-    """Looks until it has found, or the time is over; then it names what is missing.
-
-    :param kafka_conn_id: connection of type ``kafka``
-    :param deferrable: wait in the triggerer; default from ``[operators] default_deferrable``
-    :param poke_interval: seconds between two checks
-    """
+    """Looks until it has found, or the time is over; then it names what is missing."""
 
     #: What waits in the triggerer; its checker looks here, too.
     trigger_cls: ClassVar[type[PollingTrigger]]
@@ -173,7 +168,6 @@ class PollingSensor(BaseSensorOperator):
             method_name="resume_from_trigger",
             timeout=timedelta(seconds=max(0.0, deadline - time.time()) + BACKSTOP_SECONDS),
         )
-        raise AssertionError("defer() raises")
 
     def _check(self, context: Context, *, diagnose: bool = False) -> dict[str, Any] | None:
         self._checker = self._checker or self.trigger_cls.checker(self.kafka_conn_id)

@@ -73,7 +73,7 @@ def find_or_awaited(home: Home) -> RunningDriver | Death | None:
 def is_there(home: Home, token: str) -> bool:
     """Whether the driver with this start token may still do something. Cheap, and never waits."""
     held = leases.read(home.lease)
-    if held is not None and held.token == token and leases.life(held) is not Life.DEAD:
+    if held is not None and held.token == token and not leases.is_dead(held):
         return True
     intent = intents.read(home.intent)
     if intent is None or intent.token != token:

@@ -49,15 +49,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
     from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.devkit import class_archive
-    from airflow_provider_exactlyonce.hooks import (
-        clusters,
-        kafka,
-        object_storage,
-        postgres,
-        schema_registry,
-        spark_submit,
-        stores,
-    )
+    from airflow_provider_exactlyonce.hooks import clusters, connections, kafka, object_storage, spark_submit
     from airflow_provider_exactlyonce.streaming.settings import (
         KAFKA_VARIABLE,
         POSTGRES_VARIABLE,
@@ -72,11 +64,11 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     if settings.source_conn_ids:
         secrets[SOURCES_VARIABLE] = kafka.sources_config(settings.source_conn_ids)
     if settings.postgres_conn_ids:
-        secrets[POSTGRES_VARIABLE] = postgres.driver_config(settings.postgres_conn_ids)
+        secrets[POSTGRES_VARIABLE] = connections.postgres(settings.postgres_conn_ids)
     if settings.store_conn_ids:
-        secrets[STORES_VARIABLE] = stores.driver_config(settings.store_conn_ids)
+        secrets[STORES_VARIABLE] = connections.stores(settings.store_conn_ids)
     if settings.schema_registry_conn_id:
-        secrets[REGISTRY_VARIABLE] = schema_registry.driver_config(settings.schema_registry_conn_id)
+        secrets[REGISTRY_VARIABLE] = connections.schema_registry(settings.schema_registry_conn_id)
     remote: dict[str, str] = {}
     local: dict[str, str] = {}
     if cluster is None:

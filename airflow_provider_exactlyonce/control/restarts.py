@@ -146,17 +146,14 @@ class RestartController:
         :raises StopRequestedError: when somebody wants it stopped
         """
         entry = self._entry(dead)
-        announced = False
-        while True:
+        self._supervision.on_poll()
+        self.heed_stop(dead)
+        self._supervision.on_delay(dead, entry.due)
+        while (seconds := min(entry.due - time.time(), entry.due - entry.died)) > 0:  # the clock may be set back
+            time.sleep(min(seconds, _POLL_SECONDS))
             self._supervision.on_poll()
             self.heed_stop(dead)
-            if not announced:
-                self._supervision.on_delay(dead, entry.due)
-            announced = True
-            seconds = min(entry.due - time.time(), entry.due - entry.died)  # the clock may be set back
-            if seconds <= 0:
-                return entry.number
-            time.sleep(min(seconds, _POLL_SECONDS))
+        return entry.number
 
     def heed_stop(self, dead: Intent) -> None:
         """Look whether a restart is wanted still: a stop that was meant for the driver that died is meant for the next.

@@ -153,7 +153,7 @@ class StreamingPipelineOperator(DriverOperator):
         self.retry_policy = self.retry_policy or StreamingRetryPolicy()
         self._check_choices()
         self.pushed_links: dict[str, str] = {}
-        self._signalled = False
+        self.is_signalled = False  # Airflow wants the task's process to end
 
     def _check_choices(self) -> None:
         arguments.check_choice(self, "if_running", _IF_RUNNING)
@@ -194,12 +194,7 @@ class StreamingPipelineOperator(DriverOperator):
 
     def on_kill(self) -> None:
         """Note the signal. What it means is asked of Airflow where messages can be exchanged: while supervising."""
-        self._signalled = True
-
-    @property
-    def is_signalled(self) -> bool:
-        """Whether Airflow wants the task's process to end."""
-        return self._signalled
+        self.is_signalled = True
 
     def home(self, context: Context) -> Home:
         """Return the home of what is run."""
@@ -413,7 +408,6 @@ class _TaskSupervision:
         )
 
     def _result(self, last: Status | None) -> dict[str, Any]:
-
         from airflow_provider_exactlyonce.control import restarts
 
         if last is None:

@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from airflow.sdk import Connection
+
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 #: What a connection of type ``aws`` has in its extra, and delta-rs' name for it.
@@ -49,8 +51,6 @@ def schema_registry(conn_id: str) -> str:
         its extra has further words of confluent-kafka's configuration, as ``ssl.ca.location``
     :raises AirflowNotFoundException: when there is no such connection
     """
-    from airflow.sdk import Connection
-
     connection = Connection.get(conn_id)
     host = connection.host or ""
     url = host if "://" in host else f"{connection.schema or 'http'}://{host}"
@@ -63,8 +63,6 @@ def schema_registry(conn_id: str) -> str:
 
 
 def _by_connection(conn_ids: Sequence[str], read: Callable[[Any], Mapping[str, Any]]) -> str:
-    from airflow.sdk import Connection
-
     connections = {}
     for conn_id in conn_ids:
         given = read(Connection.get(conn_id))

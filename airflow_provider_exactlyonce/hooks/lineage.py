@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
+
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import InputDataset, OutputDataset
@@ -102,12 +104,8 @@ def _namespace(cluster: Cluster) -> str:
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    total = 0
-    for count in counts:
-        if count is None:
-            return None
-        total += count
-    return total
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
 
 
 def _inputs(sources: SourceClusters, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[InputDataset]:
@@ -218,7 +216,6 @@ class PipelineLineage:
         return pipeline
 
     def _lineage(self, since: int | None) -> Lineage:
-        from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
         from airflow_provider_exactlyonce.hooks import home
         from airflow_provider_exactlyonce.hooks.kafka import client_config
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator, conf
 
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.exceptions import NotAnsweredError
-from airflow_provider_exactlyonce.hooks import arguments
+from airflow_provider_exactlyonce.hooks import arguments, kafka
 from airflow_provider_exactlyonce.hooks import home as homes
 from airflow_provider_exactlyonce.links.pipeline import SavepointLink
 from airflow_provider_exactlyonce.links.pushed import xcom_page
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
     from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
-    from airflow_provider_exactlyonce.control.home import Home
 
 
 class _PipelineOperator(BaseOperator):
@@ -165,12 +165,11 @@ class SavepointOperator(_AskingOperator):
 
     def _taking(self, home: Home, pipeline: str, request: str) -> SavepointTaker:
         from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
-        from airflow_provider_exactlyonce.hooks.kafka import client_config
 
         return SavepointTaker(
             home,
             pipeline,
-            lambda: client_config(self.kafka_conn_id),
+            lambda: kafka.client_config(self.kafka_conn_id),
             request=request,
             label=self.savepoint_label,
         )
@@ -206,12 +205,11 @@ class StopPipelineOperator(_AskingOperator):
     def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
         from airflow_provider_exactlyonce.checkpoint.stop import Stop, Stopped
         from airflow_provider_exactlyonce.control.pipeline_state import state_of
-        from airflow_provider_exactlyonce.hooks.kafka import client_config
 
         stop = Stop(
             home,
             pipeline,
-            lambda: client_config(self.kafka_conn_id),
+            lambda: kafka.client_config(self.kafka_conn_id),
             request=request,
             reason=f"task {self.dag_id}.{self.task_id}",
             savepoint=self.savepoint,

@@ -289,7 +289,6 @@ class _TaskSupervision:
         from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
         from airflow_provider_exactlyonce.control.supervisor import Supervisor
         from airflow_provider_exactlyonce.hooks import spark_submit
-        from airflow_provider_exactlyonce.hooks.home import request_of
 
         task, ti = self._task, self._context["ti"]
         try:
@@ -307,7 +306,7 @@ class _TaskSupervision:
             )
         if task.standby is not None and self._until == untils.RUNNING:
             raise RefusedError("standby='warm' and until='running': once the task is done nobody starts the next one")
-        self._request: TaskRequest = request_of(self._home, self._context)
+        self._request: TaskRequest = homes.request_of(self._home, self._context)
         supervision = Supervision(
             owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
             until=driver_until,

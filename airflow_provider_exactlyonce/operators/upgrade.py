@@ -9,8 +9,11 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.hooks import arguments
+from airflow_provider_exactlyonce.hooks import arguments, kafka
+from airflow_provider_exactlyonce.hooks import home as homes
 from airflow_provider_exactlyonce.operators._driver import DriverOperator
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS
@@ -19,9 +22,7 @@ from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.launching import Launch
-    from airflow_provider_exactlyonce.control.requests import WaitCondition
     from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
     from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
@@ -59,13 +60,11 @@ class _PlanOperator(DriverOperator):
         :raises ExactlyOnceError: one of :mod:`airflow_provider_exactlyonce.exceptions`; what is known of the plan is
             the XCom ``plan`` then
         """
-        from airflow_provider_exactlyonce.control.requests import WaitCondition
-        from airflow_provider_exactlyonce.hooks.home import find, request_of
         from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
         ti = context["ti"]
-        home, pipeline = find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
-        request = request_of(home, context)
+        home, pipeline = homes.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
+        request = homes.request_of(home, context)
         upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools(home))
         while isinstance(plan := upgrade.advance(), WaitCondition):
             if self.deferrable:
@@ -100,12 +99,11 @@ class _PlanOperator(DriverOperator):
         )
 
     def _tools(self, home: Home) -> UpgradeEnvironment:
-        from airflow_provider_exactlyonce.hooks.kafka import client_config, source_config
         from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
         return UpgradeEnvironment(
-            config=lambda: client_config(self.kafka_conn_id),
-            find=source_config,
+            config=lambda: kafka.client_config(self.kafka_conn_id),
+            find=kafka.source_config,
             launch=partial(self._launch, home),
             driver_arguments=self.application_args or (),
             conf={name: str(value) for name, value in (self.conf or {}).items()},
@@ -272,7 +270,6 @@ class RollbackPipelineOperator(_PlanOperator):
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
         from airflow_provider_exactlyonce.checkpoint.restore import check_restore
         from airflow_provider_exactlyonce.control.upgrade_plan import Options
-        from airflow_provider_exactlyonce.hooks.kafka import client_config, source_config
         from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
 
         options = Options(
@@ -283,7 +280,9 @@ class RollbackPipelineOperator(_PlanOperator):
             pipeline,
             options,
             request=request,
-            check=partial(check_restore, home, pipeline, client_config(self.kafka_conn_id), find=source_config),
+            check=partial(
+                check_restore, home, pipeline, kafka.client_config(self.kafka_conn_id), find=kafka.source_config
+            ),
             version=self.version,
             savepoint=self.savepoint,
         )

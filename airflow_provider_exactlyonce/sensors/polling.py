@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from airflow.triggers.base import StartTriggerArgs
 
+from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS, PollingTrigger, PollReason
 from airflow_provider_exactlyonce.triggers.shared_poller import DIAGNOSE_SECONDS, Checker, name_of
 
@@ -56,8 +57,6 @@ class PollingSensor(BaseSensorOperator):
         :raises AirflowSensorTimeout: naming what is missing
         :raises AirflowFailException: when waiting does not help
         """
-        from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
-
         try:
             self._subject = self.prepare(context)
         except ExactlyOnceError as error:
@@ -120,8 +119,6 @@ class PollingSensor(BaseSensorOperator):
 
         :param subject: what the checker is asked for, templates and all
         """
-        from airflow.sdk import XComArg
-
         for name, value in subject.items():
             if isinstance(value, XComArg):
                 raise ValueError(

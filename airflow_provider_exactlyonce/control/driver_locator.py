@@ -44,10 +44,7 @@ class DriverAttachment:
 
 
 class DriverLocator:
-    """Tells our driver from others.
-
-    :param stop: whether we were asked to stop
-    """
+    """Tells our driver from others."""
 
     def __init__(self, home: Home, supervision: Supervision, stop: StopSignal) -> None:
         self._home: Final = home

@@ -29,7 +29,6 @@ _log = logging.getLogger(__name__)
 class DriverWatch:
     """A driver that is watched.
 
-    :param stop: whether we were asked to stop
     :param give_up: stops it, for a reason
     :param told: called with what it tells of itself, at each look while it is ours and wanted
     """

@@ -32,7 +32,6 @@ RESTART_GRACE_SECONDS: Final = 120.0
 class RunningDriver:
     """A driver that can be asked.
 
-    :param token: its start token
     :param series: start token of the first driver of its supervisor's restarts, None without a supervisor
     :param stale: it has given no sign of life for some time, and may never answer
     """
@@ -111,7 +110,6 @@ def may_be_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
 class Death:
     """A driver that has died under a supervisor.
 
-    :param token: its start token
     :param series: start token of the first driver of its supervisor's restarts
     :param died: seconds since the epoch; where its supervisor has not noticed yet, its last sign of life
     """

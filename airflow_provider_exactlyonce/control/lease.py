@@ -91,10 +91,7 @@ def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Le
 
 
 def is_left(held: Lease, judged: Lease | None) -> bool:
-    """Whether the holder is gone, or the lease is still as it was found left.
-
-    :param judged: what was found, None for none
-    """
+    """Whether the holder is gone, or the lease is still as it was found left: ``judged``."""
     if is_dead(held):
         return True
     return judged is not None and (held.token, held.heartbeat) == (judged.token, judged.heartbeat)
@@ -140,7 +137,6 @@ def release(path: Path, lease: Lease) -> None:
 class Hold:
     """The hold of a pipeline that is stopped, by what works on its home.
 
-    :param path: the lease
     :ivar pointer: ``current`` of the home, as it was when the hold began
     """
 
@@ -277,11 +273,7 @@ def stale_seconds(path: Path) -> float:
 
 
 class HeartbeatMonitor:
-    """Whether the holder of a lease beats, by our clock: its host may have another.
-
-    :param token: its start token
-    :param path: the lease
-    """
+    """Whether the holder of a lease beats, by our clock: its host may have another."""
 
     def __init__(self, token: str, path: Path) -> None:
         self._token: Final = token

@@ -90,10 +90,7 @@ _log = logging.getLogger(__name__)
 
 
 class RestartController:
-    """How drivers that die are started again.
-
-    :param stop: whether we were asked to stop
-    """
+    """How drivers that die are started again."""
 
     def __init__(self, home: Home, supervision: Supervision, stop: StopSignal) -> None:
         self._home: Final = home
@@ -107,7 +104,6 @@ class RestartController:
     def record(self, dead: Intent, ended: Ended, error: ExactlyOnceError, *, number: int, died: float) -> None:
         """Record a death, and when the next driver is started.
 
-        :param error: why it died
         :param number: 1 for the first restart of the series
         :param died: seconds since the epoch
         :raises ExactlyOnceError: when none is
@@ -174,7 +170,6 @@ class RestartController:
 def _too_many(past: Sequence[Outage], died: float, rules: HealthRules) -> str | None:
     """Return what is wrong when a driver has died once more, None when nothing is.
 
-    :param past: earlier outages
     :param died: seconds since the epoch
     """
     if rules.max_restarts is None:

@@ -74,7 +74,6 @@ class Turn(ABC):
 def turn_of(home: Home, token: str, supervisor: str | None) -> Turn:
     """Return what a standby waits for.
 
-    :param token: its start token
     :param supervisor: the value of :data:`SUPERVISOR_VARIABLE`, None without a supervisor
     """
     if supervisor is None:

@@ -41,7 +41,6 @@ def build_launch(home: Home, settings: DriverSettings, *, until: str, goal: str 
 def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *, anywhere: bool = True) -> Launch:
     """Return how a file is submitted as a driver is, with other arguments than the settings'.
 
-    :param home: of the pipeline
     :param anywhere: whether it may run elsewhere than the task does
     :raises RefusedError: when a setting or a connection can't be used
     :raises AirflowNotFoundException: when there is no such connection

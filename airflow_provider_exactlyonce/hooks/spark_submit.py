@@ -53,7 +53,6 @@ def build_command(
 ) -> tuple[list[str], str]:
     """Build the spark-submit command for a driver, with the settings that the protocol needs.
 
-    :param arguments: arguments of the application
     :param environment: variables of a driver that a cluster runs; everybody can read them
     :returns: the command, and the same as text, with secrets masked
     :raises SettingRefusedError: when a setting contradicts the protocol

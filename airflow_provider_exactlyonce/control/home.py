@@ -140,26 +140,22 @@ class Home:
         :raises RefusedError: when it can't, for good
         :raises ExactlyOnceError: when it can't now
         """
-        if not is_local(self.path):  # its directories need not be made
-            try:
-                self.identity()
-            except OSError as error:
-                raise self._can_not_be_made(self.path, error) from error
-            return
         place = self.path
-        while not os.path.lexists(place):
-            place = place.parent
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.lstat(self.path)  # it may be no name that a file can have
-            os.rmdir(tempfile.mkdtemp(prefix=".exactlyonce-", dir=place))
+            if is_local(place):
+                while not os.path.lexists(place):
+                    place = place.parent
+                with contextlib.suppress(FileNotFoundError):
+                    os.lstat(self.path)  # it may be no name that a file can have
+                os.rmdir(tempfile.mkdtemp(prefix=".exactlyonce-", dir=place))
+            else:  # its directories need not be made
+                self.identity()
         except OSError as error:
-            raise self._can_not_be_made(place, error) from error
-
-    def _can_not_be_made(self, place: Path, error: OSError) -> ExactlyOnceError:
-        what = "written to" if place == self.path else f"made below {place}"
-        kind = ExactlyOnceError if is_no_answer(error) else RefusedError  # a full disk may be emptied
-        return kind(f"home {self} can't be {what}: {error.strerror or error}; name another directory, or allow it")
+            what = "written to" if place == self.path else f"made below {place}"
+            kind = ExactlyOnceError if is_no_answer(error) else RefusedError  # a full disk may be emptied
+            raise kind(
+                f"home {self} can't be {what}: {error.strerror or error}; name another directory, or allow it"
+            ) from error
 
     def identity(self) -> str | None:
         """Return the home's id, None when the directory is no home (yet).

@@ -94,18 +94,10 @@ class DriverOperator(PipelineLineage, BaseOperator):
         """
         from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 
-        return DriverSettings(
-            application=application,
-            name=f"{self.dag_id}.{self.task_id}",
-            conn_id=self.conn_id,
-            kafka_conn_id=self.kafka_conn_id,
-            source_conn_ids=self.source_conn_ids,
-            postgres_conn_ids=self.postgres_conn_ids,
-            store_conn_ids=self.store_conn_ids,
-            schema_registry_conn_id=self.schema_registry_conn_id,
-            conf=self.conf or {},
-            jars=self.jars,
-            packages=self.packages,
-            application_args=[*first_arguments, *(self.application_args or ())],
-            env_vars=self.env_vars or {},
-        )
+        given = {name: getattr(self, name) for name in DriverOperator.template_fields}
+        given |= {
+            "conf": self.conf or {},
+            "application_args": [*first_arguments, *(self.application_args or ())],
+            "env_vars": self.env_vars or {},
+        }
+        return DriverSettings(application=application, name=f"{self.dag_id}.{self.task_id}", **given)

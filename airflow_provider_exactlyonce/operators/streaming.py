@@ -47,10 +47,6 @@ __all__ = [
     "Watermark",
 ]
 
-_IF_RUNNING: Final = ("adopt", "fail", "replace")
-_STANDBY: Final = ("warm",)
-_ON_SHUTDOWN: Final = ("detach", "stop_with_savepoint", "kill")
-
 #: What a task that runs gets into when a user marks or clears it.
 _USERS_STATES: Final = frozenset({"failed", "success", "skipped", "restarting", "removed"})
 
@@ -156,14 +152,14 @@ class StreamingPipelineOperator(DriverOperator):
         self.is_signalled = False  # Airflow wants the task's process to end
 
     def _check_choices(self) -> None:
-        arguments.check_choice(self, "if_running", _IF_RUNNING)
-        arguments.check_choice(self, "on_worker_shutdown", _ON_SHUTDOWN)
+        arguments.check_choice(self, "if_running", ("adopt", "fail", "replace"))
+        arguments.check_choice(self, "on_worker_shutdown", ("detach", "stop_with_savepoint", "kill"))
         arguments.check_kind(self, "restart_strategy", RestartStrategy, "RestartStrategy.exponential()")
         arguments.check_kind(self, "health", HealthRules, "HealthRules(max_restarts=20)")
         arguments.check(self, lambda: untils.text_of(self.until), "until")
         arguments.check(self, lambda: homes.check(self.checkpoint), "checkpoint")
         if self.standby is not None:
-            arguments.check_choice(self, "standby", _STANDBY)
+            arguments.check_choice(self, "standby", ("warm",))
             if self.deferrable:
                 raise ValueError(
                     f"{self.task_id}: standby='warm' needs deferrable=False: the standby belongs to the task's "

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 #: A step that failed for the cluster's sake is taken again after so long.
 _RETRY_DELAY: Final = timedelta(seconds=30)
-_ON_UNSTABLE: Final = ("rollback", "fail")
 
 
 class _PlanOperator(DriverOperator):
@@ -198,7 +197,7 @@ class UpgradePipelineOperator(_PlanOperator):
         self.stable_after = stable_after
         self.stable_timeout = stable_timeout
         self.on_unstable = on_unstable
-        arguments.check_choice(self, "on_unstable", _ON_UNSTABLE)
+        arguments.check_choice(self, "on_unstable", ("rollback", "fail"))
         arguments.check_spans(self, "stable_timeout")
         for name in ("shadow_commits", "stable_after"):
             arguments.check(self, partial(_whole, name, getattr(self, name)), name)

@@ -26,13 +26,13 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     DataError,
     DataLostError,
-    Decision,
     DriverFailedError,
     ExactlyOnceError,
     FencedError,
     InvariantError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.policies.restart_strategy import RESTARTABLE
 
 _LOG_LINES: Final = 40
 _LOG_BYTES: Final = 64 * 1024
@@ -141,8 +141,4 @@ def _exit_sentence(code: int | None) -> str:
 
 def is_final(error: ExactlyOnceError) -> bool:
     """Whether nobody should try again without a person's help: refused, fenced, or wrong data."""
-    return error.decision in _FINAL
-
-
-#: Decisions that neither a restart nor a retry changes.
-_FINAL: Final = frozenset({Decision.EXIT, Decision.REFUSE, Decision.FIX_DATA})
+    return error.decision not in RESTARTABLE

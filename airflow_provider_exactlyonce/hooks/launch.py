@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.files import replacing
-from airflow_provider_exactlyonce.storage.opening import is_local
+from airflow_provider_exactlyonce.storage.opening import LOCAL, is_local
 from airflow_provider_exactlyonce.storage.s3_environment import KEYS
 from airflow_provider_exactlyonce.storage.s3_environment import VARIABLE as S3_VARIABLE
 
@@ -92,7 +91,9 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         else:
             remote |= reach
         secrets = clusters.secrets_to_write(cluster, settings.conf, secrets, home)
-        files = {name: _write_private(home.here / _file_of(name), text) for name, text in secrets.items()}
+        files = {name: home.here / _file_of(name) for name in secrets}
+        for name, path in files.items():  # only its owner may read it, and everybody may read a command line
+            LOCAL.replace(path, secrets[name].encode(), durable=False)
         given = {name: str(path) for name, path in files.items()}
         if files and not is_local(home.path):  # YARN brings them into the driver's working directory
             shipped = filter(None, [settings.conf.get("spark.files"), *(path.as_uri() for path in files.values())])
@@ -109,14 +110,6 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
 
 def _file_of(variable: str) -> str:
     return f"{variable.removeprefix('EXACTLYONCE_').lower()}.json"
-
-
-def _write_private(path: Path, text: str) -> Path:
-    """Write what a driver on another host reads: only its owner may, and everybody may read a command line."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with replacing(path, durable=False) as file:
-        file.write(text.encode())
-    return path
 
 
 def find_application(application: str, dag_file: str | None) -> str:

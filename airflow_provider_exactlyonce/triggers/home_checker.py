@@ -86,9 +86,10 @@ class _WatchedDriver:
 
     def look(self, home: Home) -> str | None:
         """Return why a worker has something to do, None while it has not."""
-        from airflow_provider_exactlyonce.control import drivers
+        from airflow_provider_exactlyonce.control import drivers, exit_classification
         from airflow_provider_exactlyonce.control.driver_watch import stuck
         from airflow_provider_exactlyonce.control.lease import Life
+        from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
 
         life = self._heartbeats.look()
         if not drivers.is_there(home, self._intent.token):
@@ -99,13 +100,7 @@ class _WatchedDriver:
         if time.monotonic() < self._next_account:
             return None
         self._next_account = time.monotonic() + home.look_every(0.0, reads=_READS_OF_AN_ACCOUNT)
-        self._note_progress(home)
-        return stuck(home, self._intent, self._rules, time.time())
-
-    def _note_progress(self, home: Home) -> None:
-        from airflow_provider_exactlyonce.control import exit_classification
-        from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
-
         status = exit_classification.status_of(home, self._intent.token)
         if status is not None and has_progressed(self._shown, status):
             self._shown, self.line = status, progress_line(status)
+        return stuck(self._intent, status, self._rules, time.time())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_exactlyonce import codec, moments
+from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.exceptions import (
     ExactlyOnceError,
     RefusedError,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.intent import Intent
     from airflow_provider_exactlyonce.control.launching import Launch
-    from airflow_provider_exactlyonce.control.requests import TaskRequest
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.control.supervisor import Supervisor
 
@@ -302,7 +302,7 @@ class _TaskSupervision:
             )
         if task.standby is not None and self._until == untils.RUNNING:
             raise RefusedError("standby='warm' and until='running': once the task is done nobody starts the next one")
-        self._request: TaskRequest = homes.request_of(self._home, self._context)
+        self._request = homes.request_of(self._home, self._context)
         supervision = Supervision(
             owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
             until=driver_until,
@@ -374,8 +374,6 @@ class _TaskSupervision:
         return not _USERS_STATES.isdisjoint(str(state) for of_run in states.values() for state in of_run.values())
 
     def _ask_for_savepoint(self) -> None:
-        from airflow_provider_exactlyonce.control import requests
-
         intent = self._supervisor.living
         if intent is None:
             return

@@ -91,7 +91,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         else:
             remote |= reach
         secrets = clusters.secrets_to_write(cluster, settings.conf, secrets, home)
-        files = {name: home.here / _file_of(name) for name in secrets}
+        files = {name: home.here / f"{name.removeprefix('EXACTLYONCE_').lower()}.json" for name in secrets}
         for name, path in files.items():  # only its owner may read it, and everybody may read a command line
             LOCAL.replace(path, secrets[name].encode(), durable=False)
         given = {name: str(path) for name, path in files.items()}
@@ -106,10 +106,6 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         }
     command, printable = spark_submit.build_command(settings, arguments, remote)
     return Launch(command=command, printable=printable, environment=local)
-
-
-def _file_of(variable: str) -> str:
-    return f"{variable.removeprefix('EXACTLYONCE_').lower()}.json"
 
 
 def find_application(application: str, dag_file: str | None) -> str:

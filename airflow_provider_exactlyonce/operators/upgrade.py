@@ -22,8 +22,7 @@ from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_exactlyonce.control.launching import Launch
-    from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
+    from airflow_provider_exactlyonce.control.upgrade_plan import Plan
     from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
 #: A step that failed for the cluster's sake is taken again after so long.
@@ -98,21 +97,17 @@ class _PlanOperator(DriverOperator):
         )
 
     def _tools(self, home: Home) -> UpgradeEnvironment:
+        from airflow_provider_exactlyonce.hooks.launch import launch_of
         from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
         return UpgradeEnvironment(
             config=lambda: kafka.client_config(self.kafka_conn_id),
             find=kafka.source_config,
-            launch=partial(self._launch, home),
+            launch=lambda file, given: launch_of(self.driver_settings(file), given, home, anywhere=False),
             driver_arguments=self.application_args or (),
             conf={name: str(value) for name, value in (self.conf or {}).items()},
             tell=lambda text: self.log.info("%s", text),
         )
-
-    def _launch(self, home: Home, application: str, arguments: Sequence[str]) -> Launch:
-        from airflow_provider_exactlyonce.hooks.launch import launch_of
-
-        return launch_of(self.driver_settings(application), arguments, home, anywhere=False)
 
     @abstractmethod
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
@@ -203,17 +198,11 @@ class UpgradePipelineOperator(_PlanOperator):
             arguments.check(self, partial(_whole, name, getattr(self, name)), name)
 
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
-        from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
-
-        application = self.find_application(self.application)
-        return begin_upgrade(home, pipeline, application, self._options(), request=request)
-
-    def _options(self) -> Options:
         from airflow_provider_exactlyonce.control.upgrade_plan import Options
-        from airflow_provider_exactlyonce.upgrade.begin import what_to_compare
+        from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade, what_to_compare
 
         columns, function = what_to_compare(self.compare)
-        return Options(
+        options = Options(
             savepoint=self.savepoint,
             shadow_commits=_whole("shadow_commits", self.shadow_commits),
             compare=columns,
@@ -225,6 +214,7 @@ class UpgradePipelineOperator(_PlanOperator):
             stop_timeout=arguments.seconds(self.stop_timeout),
             accept_nondeterminism=self.accept_nondeterminism,
         )
+        return begin_upgrade(home, pipeline, self.find_application(self.application), options, request=request)
 
 
 class RollbackPipelineOperator(_PlanOperator):

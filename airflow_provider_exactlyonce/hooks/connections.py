@@ -41,7 +41,7 @@ def stores(conn_ids: Sequence[str]) -> str:
     :raises AirflowNotFoundException: when there is no such connection
     :raises RefusedError: when it asks for what delta-rs can't do
     """
-    return _by_connection(conn_ids, lambda connection: _READ.get(connection.conn_type, _as_it_is)(connection))
+    return _by_connection(conn_ids, lambda it: _READ[it.conn_type](it) if it.conn_type in _READ else it.extra_dejson)
 
 
 def schema_registry(conn_id: str) -> str:
@@ -79,10 +79,6 @@ def _of_postgres(connection: Any) -> dict[str, Any]:
         "password": connection.password,
         **{name: value for name, value in connection.extra_dejson.items() if isinstance(value, str | int)},
     }
-
-
-def _as_it_is(connection: Any) -> dict[str, Any]:
-    return dict(connection.extra_dejson)
 
 
 def _of_aws(connection: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _status(given: argparse.Namespace) -> int:
 
 def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
     claim, commit = tail.claim, tail.commit
-    held = lease.read(home.lease)
+    held, life = lease.look(home.lease)
     driver = status.read(home.status)
     newest = driver if driver and claim and driver.token == claim.token else None
     plan = upgrade_plan.read(home)
@@ -68,7 +68,7 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
     return {
         "pipeline": pipeline,
         "run": claim.run if claim else None,
-        "driver": lease.life(held, silence=lease.stale_seconds(home.lease)).value if is_here else "unknown",
+        "driver": life.value if is_here else "unknown",
         "state": state_of(home)[0].value if is_here else None,
         "next": outlook(home) if is_here else f"{home} is not on this machine: nothing is known of the driver",
         "pid": held.pid if held else None,

@@ -153,7 +153,7 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
 
 def _probe_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]]) -> None:
     home_facts = HomeFacts(home=home, exists=home.path.is_dir())
-    facts.in_motion = leases.life(leases.read(home.lease), silence=leases.stale_seconds(home.lease)) is Life.ALIVE
+    facts.in_motion = leases.look(home.lease)[1] is Life.ALIVE
     facts.home = home_facts
     if not home_facts.exists:
         return
@@ -209,7 +209,7 @@ def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> Checkp
                 raise
         if checkpoint_facts.restart is not None and checkpoint_facts.restart.source is RestartSource.CHECKPOINT:
             break
-        if leases.life(leases.read(home.lease), silence=leases.stale_seconds(home.lease)) is not Life.ALIVE:
+        if leases.look(home.lease)[1] is not Life.ALIVE:
             break
         time.sleep(_PAUSE_SECONDS)
     return checkpoint_facts

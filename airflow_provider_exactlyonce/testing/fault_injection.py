@@ -12,7 +12,7 @@ import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -51,7 +51,6 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     Share,
     Sink,
-    SinkAttempt,
     SinkCommitter,
     SinkContext,
     SinkEntry,
@@ -178,81 +177,26 @@ def target_call(step: str, act: Callable[[], _T]) -> _T:
         raise InjectedFaultError(str(error)) from error
 
 
-class FaultyWriter(SinkWriter):
-    """A task's writer behind a seam."""
+class _Faulty:
+    """A committer, or a task's writer, behind a seam: each call that changes something can fail."""
 
-    def __init__(self, inner: SinkWriter, seam: Seam) -> None:
+    _CHANGING: Final = frozenset(
+        {"claim", "begin", "write", "finish", "pre_commit", "commit", "abort", "settled", "forget"}
+    )
+
+    def __init__(self, inner: Any, seam: Seam) -> None:
         self._inner: Final = inner
         self._seam: Final = seam
 
-    @override
-    def write(self, rows: pa.RecordBatch) -> None:
-        self._seam.call("sink.write", lambda: self._inner.write(rows))
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._inner, name)
+        if name not in self._CHANGING:
+            return attribute
+        return lambda *given: self._seam.call(f"sink.{name}", lambda: attribute(*given))
 
-    @override
-    def finish(self) -> Mapping[str, Any]:
-        return self._seam.call("sink.finish", self._inner.finish)
-
-    @override
-    def close(self) -> None:
-        self._inner.close()
-
-
-class FaultyCommitter(SinkCommitter):
-    """A committer behind a seam: each call that changes something can fail."""
-
-    def __init__(self, inner: SinkCommitter, seam: Seam) -> None:
-        self._inner: Final = inner
-        self._seam: Final = seam
-
-    @override
-    def tail(self) -> SinkEntry | None:
-        return self._inner.tail()
-
-    @override
-    def expect_columns(self, columns: StructType) -> None:
-        self._inner.expect_columns(columns)
-
-    @override
-    def claim(self, run: int) -> SinkEntry | None:
-        return self._seam.call("sink.claim", lambda: self._inner.claim(run))
-
-    @override
     def open_writer(self) -> OpenWriter:
         opened = self._inner.open_writer()
-        return lambda attempt, task: FaultyWriter(opened(attempt, task), self._seam)
-
-    @override
-    def begin(self, attempt: SinkAttempt) -> None:
-        self._seam.call("sink.begin", lambda: self._inner.begin(attempt))
-
-    @override
-    def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
-        self._seam.call("sink.pre_commit", lambda: self._inner.pre_commit(written))
-
-    @override
-    def commit(self, entry: SinkEntry) -> None:
-        self._seam.call("sink.commit", lambda: self._inner.commit(entry))
-
-    @override
-    def abort(self) -> None:
-        self._seam.call("sink.abort", self._inner.abort)
-
-    @override
-    def settled(self, commit: int) -> None:
-        self._seam.call("sink.settled", lambda: self._inner.settled(commit))
-
-    @override
-    def forget(self, before: int) -> None:
-        self._seam.call("sink.forget", lambda: self._inner.forget(before))
-
-    @override
-    def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
-        return self._inner.audit(commits)
-
-    @override
-    def close(self) -> None:
-        self._inner.close()
+        return lambda attempt, task: cast(SinkWriter, _Faulty(opened(attempt, task), self._seam))
 
 
 @dataclass
@@ -473,7 +417,7 @@ class Rehearsal:
         """Live one run: a claim, and the batches that are left; false when it failed, or was superseded."""
         world, run = self.world, _MemoryRun(self.world, seam)
         first, share = world.done, Share(self._sink)
-        committer = FaultyCommitter(self._sink.open(context_in(self._folder)), seam)
+        committer = cast(SinkCommitter, _Faulty(self._sink.open(context_in(self._folder)), seam))
         with closing(SinkGroup(run.pipeline, {self._sink.name: committer})) as sinks:
             committer.expect_columns(columns_of(self._make_rows))
             transaction = _Sinks(run, sinks, SinkRoutes(kafka=None, others=(share,)))

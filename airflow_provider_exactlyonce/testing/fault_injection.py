@@ -7,12 +7,10 @@ its target. In place of Kafka is a ledger in memory, and in place of Spark a loo
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -518,19 +516,3 @@ def doubts() -> list[tuple[Fault, Fault]]:
         for commit in lost
         for claim in lost
     ]
-
-
-def pairs(faults: Sequence[Fault]) -> Iterator[tuple[Fault, Fault]]:
-    """Yield all pairs of faults at second different calls."""
-    return (
-        (first, second)
-        for first, second in itertools.combinations(faults, 2)
-        if (first.step, first.call) != (second.step, second.call)
-    )
-
-
-def triples(faults: Sequence[Fault], seed: int) -> Iterator[tuple[Fault, ...]]:
-    """Yield three random faults, for ever."""
-    generator = random.Random(seed)
-    while True:
-        yield tuple(generator.sample(list(faults), 3))

@@ -36,7 +36,7 @@ def add_to(program: Command) -> None:
     declare(command, *CLUSTER)
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(given: argparse.Namespace) -> None:
     from confluent_kafka import KafkaException
 
     config = reach.reached(given.bootstrap_servers)
@@ -47,7 +47,6 @@ def _list(given: argparse.Namespace) -> int:
     filled_columns = {name for row in rows for name, value in row.items() if value is not None}
     lines = table([{name: value for name, value in row.items() if name in filled_columns} for row in rows])
     print_answer(given, {"pipelines": rows}, lines or "no pipeline has ever been started on this cluster")
-    return 0
 
 
 def _pipelines(config: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ def add_to(program: Command) -> None:
     declare(command, *PIPELINE)
 
 
-def _status(given: argparse.Namespace) -> int:
+def _status(given: argparse.Namespace) -> None:
     from confluent_kafka import KafkaException
 
     config = reach.reached(given.bootstrap_servers)
@@ -54,7 +54,6 @@ def _status(given: argparse.Namespace) -> int:
     facts["lost"] = lost
     body = {**facts, "state_sizes": sizes, "restarts": deaths}
     print_answer(given, body, "\n\n".join(filter(None, (pairs(facts), table(sizes), table(deaths)))))
-    return 0
 
 
 def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:

@@ -240,16 +240,10 @@ class _Session:
                 raise CommitUnknownError("a higher run has claimed")
             self._run.append()
 
-        try:
-            self._run.seam.call("ledger.commit", act)
-        except (InjectedFaultError, BatchFailedError) as error:
-            raise CommitUnknownError(str(error)) from error
+        self._run.ask("ledger.commit", act, CommitUnknownError)
 
     def abort(self) -> None:
-        try:
-            self._run.seam.call("ledger.abort", lambda: None)
-        except (InjectedFaultError, BatchFailedError) as error:
-            raise ProducerLostError(str(error)) from error
+        self._run.ask("ledger.abort", lambda: None, ProducerLostError)
 
 
 class _MemoryRun(Run):
@@ -293,10 +287,14 @@ class _MemoryRun(Run):
             self.number = self.number or self.world.run + 1
             self.world.run, self._seen = self.number, len(self.world.commits)
 
+        self.ask("ledger.claim", act, ClaimFailedError)
+
+    def ask(self, step: str, act: Callable[[], object], failure: type[Exception]) -> None:
+        """Make a call to the ledger; whatever its fault is, it fails in one way."""
         try:
-            self.seam.call("ledger.claim", act)
+            self.seam.call(step, act)
         except (InjectedFaultError, BatchFailedError) as error:
-            raise ClaimFailedError(str(error)) from error
+            raise failure(str(error)) from error
 
     @override
     def reclaim(self, give_up: Callable[[], bool] = lambda: False) -> None:

@@ -653,11 +653,9 @@ def _forked(work: Callable[[], object], folder: Path) -> int:
     try:
         work()
         code = 0
-    except _NOT_COMMITTED:
+    except BaseException as error:
         (folder / "child.txt").write_text(traceback.format_exc())
-        code = _REFUSED
-    except BaseException:
-        (folder / "child.txt").write_text(traceback.format_exc())
+        code = _REFUSED if isinstance(error, _NOT_COMMITTED) else _FAILED
     finally:
         os._exit(code)
 

@@ -51,7 +51,7 @@ def add_to(program: Command) -> None:
     declare(command, "--accept-nondeterminism")
 
 
-def _restore(given: argparse.Namespace) -> int:
+def _restore(given: argparse.Namespace) -> None:
     config, home = reach.reached(given.bootstrap_servers), home_of(given)
     savepoint = given.savepoint
     if given.checkpoint is not None:
@@ -67,7 +67,6 @@ def _restore(given: argparse.Namespace) -> int:
     )
     facts = _facts(restore(home, given.pipeline, config, request), request.mode, given.pipeline)
     print_answer(given, facts, pairs(facts))
-    return 0
 
 
 def _facts(restored: Restored, mode: RestoreMode, pipeline: str) -> dict[str, Any]:

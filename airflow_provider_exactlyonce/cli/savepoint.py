@@ -74,7 +74,7 @@ def _savepoints(given: argparse.Namespace) -> Savepoints:
     return Savepoints(home_of(given).savepoints)
 
 
-def _take(given: argparse.Namespace) -> int:
+def _take(given: argparse.Namespace) -> None:
     savepoint = request.take(
         home_of(given),
         given.pipeline,
@@ -84,10 +84,9 @@ def _take(given: argparse.Namespace) -> int:
         timeout_seconds=given.timeout,
     )
     print_answer(given, _summary(savepoint), f"{savepoint.id}: {_sentence(savepoint)}")
-    return 0
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(given: argparse.Namespace) -> None:
     savepoints = _savepoints(given).list()
     lines = [f"{savepoint.id:<20}  {_sentence(savepoint)}" for savepoint in savepoints]
     print_answer(
@@ -95,17 +94,15 @@ def _list(given: argparse.Namespace) -> int:
         [_summary(savepoint) for savepoint in savepoints],
         "\n".join(lines) or f"{given.pipeline} has no savepoint",
     )
-    return 0
 
 
-def _show(given: argparse.Namespace) -> int:
+def _show(given: argparse.Namespace) -> None:
     savepoint = _savepoints(given).get(given.savepoint)
     facts = {
         **_summary(savepoint),
         "operators": [f"{operator.name} x {operator.partitions}" for operator in savepoint.operators],
     }
     print_answer(given, encode(savepoint), pairs(facts))
-    return 0
 
 
 def _verify(given: argparse.Namespace) -> int:
@@ -128,24 +125,21 @@ def _verify(given: argparse.Namespace) -> int:
     return RefusedError.exit_code if defects else 0
 
 
-def _delete(given: argparse.Namespace) -> int:
+def _delete(given: argparse.Namespace) -> None:
     _savepoints(given).delete(given.savepoint)
     print_answer(given, {"deleted": [given.savepoint]}, f"deleted {given.savepoint}")
-    return 0
 
 
-def _pin(given: argparse.Namespace) -> int:
+def _pin(given: argparse.Namespace) -> None:
     savepoint = _savepoints(given).pin(given.savepoint, pinned=given.pinned)
     print_answer(given, _summary(savepoint), f"{savepoint.id} is {'pinned' if savepoint.pinned else 'not pinned'}")
-    return 0
 
 
-def _clean_up(given: argparse.Namespace) -> int:
+def _clean_up(given: argparse.Namespace) -> None:
     gone = _savepoints(given).clean_up(SavepointRetention(count=given.count, days=given.days))
     print_answer(
         given, {"deleted": gone}, "\n".join(f"deleted {savepoint_id}" for savepoint_id in gone) or "nothing to delete"
     )
-    return 0
 
 
 def _summary(savepoint: Savepoint) -> dict[str, Any]:

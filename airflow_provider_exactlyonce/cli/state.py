@@ -69,7 +69,7 @@ class _Place:
     operators: Sequence[StatefulOperator]
 
 
-def _show(given: argparse.Namespace) -> int:
+def _show(given: argparse.Namespace) -> None:
     from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
     from airflow_provider_exactlyonce.checkpoint.state_rows import StateRequest, read_rows
 
@@ -91,7 +91,6 @@ def _show(given: argparse.Namespace) -> int:
             "stores": [_body(store) for store in stores],
         }
         print_answer(given, body, "\n\n".join([f"commit {place.commit}, batch {place.batch}", *map(_text, stores)]))
-    return 0
 
 
 def _key(given: Sequence[str]) -> dict[str, str]:

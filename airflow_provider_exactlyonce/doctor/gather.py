@@ -216,16 +216,13 @@ def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> Checkp
 
 
 def _savepoints(store: Savepoints, verified: dict[str, Sequence[Defect]]) -> SavepointFacts:
-    listed = store.list()
-    for savepoint in listed:
-        if savepoint.id in verified:
-            continue
+    for savepoint_id in {savepoint.id for savepoint in store.list()} - verified.keys():
         try:
-            verified[savepoint.id] = store.verify(savepoint.id)
+            verified[savepoint_id] = store.verify(savepoint_id)
         except RefusedError:
-            if _is_there(store, savepoint.id):
+            if any(savepoint.id == savepoint_id for savepoint in store.list()):
                 raise
-    there = [savepoint for savepoint in listed if _is_there(store, savepoint.id)]  # a driver that runs deletes old ones
+    there = [savepoint for savepoint in store.list() if savepoint.id in verified]  # a driver takes and deletes others
     damaged = dict.fromkeys(store.torn(), "its manifest is torn or was changed by hand")
     for savepoint in there:
         if defects := verified[savepoint.id]:
@@ -236,10 +233,6 @@ def _savepoints(store: Savepoints, verified: dict[str, Sequence[Defect]]) -> Sav
         damaged=damaged,
         leftovers=store.leftovers(),
     )
-
-
-def _is_there(store: Savepoints, savepoint_id: str) -> bool:
-    return any(savepoint.id == savepoint_id for savepoint in store.list())
 
 
 def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -230,16 +229,11 @@ def _does_not_follow(before: BatchOffsets, offsets: BatchOffsets) -> str | None:
             return f"it has {name}={offsets.conf[name]}, and that one {before.conf[name]}"
     if len(before.sources) != len(offsets.sources):
         return f"it has {len(offsets.sources)} sources, and that one {len(before.sources)}"
-    for old, new in zip(before.sources, offsets.sources, strict=True):
-        if old is None or new is None:
-            continue
-        was, now = json.loads(old), json.loads(new)
-        for topic, partitions in was.items():
-            if not isinstance(partitions, dict):
-                continue
-            if topic not in now:
-                return f"it lacks topic {topic}"
-            for partition, end in partitions.items():
-                if now[topic].get(partition, -1) < end:
-                    return f"{topic}-{partition} ends at {now[topic].get(partition)}, and before it at {end}"
+    now = offsets.kafka_ends()
+    for topic, partitions in before.kafka_ends().items():
+        if topic not in now:
+            return f"it lacks topic {topic}"
+        for partition, end in partitions.items():
+            if now[topic].get(partition, -1) < end:
+                return f"{topic}-{partition} ends at {now[topic].get(partition)}, and before it at {end}"
     return None

@@ -47,9 +47,9 @@ def open_session(name: str) -> SparkSession:
 
 
 def planning_session(asked: Mapping[str, str]) -> SparkSession:
-    """Return a small local session, for planning a job only.
+    """Return a small local session, for planning a job, or for a test of it.
 
-    :param asked: the user's Spark settings
+    :param asked: the user's Spark settings, which replace its own
     :raises SettingRefusedError: when one contradicts a required one
     :raises RefusedError: when pyspark is not installed
     """

@@ -44,11 +44,9 @@ class AvroFormat(RegistryFormat):
         :param columns: of the stream, in DDL
         :raises RefusedError: when Avro has no type for a column
         """
-        import json
-
         from airflow_provider_exactlyonce.streaming.registry import avro_types
 
-        return self.schema or json.dumps(avro_types.schema_of_columns(columns, "columns", reading=True))
+        return self.schema or avro_types.schema_of_columns(columns, "columns", reading=True)
 
     def reader(self, columns: str, address: RegistryAddress) -> Reader:
         """Return what reads a source's values as the schema, or as its columns."""
@@ -64,8 +62,6 @@ class AvroFormat(RegistryFormat):
 
     def schema_of(self, columns: str, name: str, latest: Callable[[], Writer | None]) -> str:
         """Return the schema of a record that has a table's columns; they are found by name, whatever was before."""
-        import json
-
         from airflow_provider_exactlyonce.streaming.registry import avro_types
 
-        return json.dumps(avro_types.schema_of_columns(columns, name))
+        return avro_types.schema_of_columns(columns, name)

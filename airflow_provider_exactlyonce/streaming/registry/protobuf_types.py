@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state import ddl
-from airflow_provider_exactlyonce.streaming.registry.columnar import column_type, quoted
+from airflow_provider_exactlyonce.streaming.registry import columnar
+from airflow_provider_exactlyonce.streaming.registry.columnar import ARROW_TYPES
 from airflow_provider_exactlyonce.streaming.registry.protobuf_schemas import INSTEAD, TIMESTAMP
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ WRAPPERS: Final = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Bool", "Bytes", "Double", "Float", "Int32", "Int64", "String", "UInt32", "UInt64")
 )
-_INSTANT: Final = pa.timestamp("us", "UTC")
 _ARROW: Final[Mapping[str, pa.DataType]] = {
     "bool": pa.bool_(),
     "bytes": pa.binary(),
@@ -33,18 +33,6 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     **dict.fromkeys(("int32", "sint32", "sfixed32"), pa.int32()),
     **dict.fromkeys(("uint32", "fixed32", "int64", "sint64", "sfixed64"), pa.int64()),
     **dict.fromkeys(("uint64", "fixed64"), pa.decimal128(20, 0)),
-}
-_SPARK: Final[Mapping[str, pa.DataType]] = {
-    "BOOLEAN": pa.bool_(),
-    "TINYINT": pa.int8(),
-    "SMALLINT": pa.int16(),
-    "INT": pa.int32(),
-    "BIGINT": pa.int64(),
-    "FLOAT": pa.float32(),
-    "DOUBLE": pa.float64(),
-    "BINARY": pa.binary(),
-    "STRING": pa.string(),
-    "TIMESTAMP": _INSTANT,
 }
 #: By its number in a descriptor, what a type is called.
 _TYPES: Final = (
@@ -125,12 +113,11 @@ def _declared(name: str, kind: ddl.DataType, required: bool, path: str) -> Colum
         parts = tuple(_declared("", inner, False, path) for inner in kind.inner)
         kinds = [part.kind for part in parts]
         return Column(name, pa.list_(*kinds) if kind.name == "ARRAY" else pa.map_(*kinds), required, parts=parts)
-    arrow = pa.decimal128(*kind.precision) if kind.name == "DECIMAL" else _SPARK.get(kind.name)
-    if arrow is None:
+    if kind.name in INSTEAD:
         raise RefusedError(
             f"ProtobufFormat: column {path} is {kind}, for which Protobuf has no type: {INSTEAD[kind.name]}"
         )
-    return Column(name, arrow, required)
+    return Column(name, pa.decimal128(*kind.precision) if kind.name == "DECIMAL" else ARROW_TYPES[kind.name], required)
 
 
 def struct_of(columns: Sequence[Column]) -> pa.StructType:
@@ -174,7 +161,7 @@ def _single(field: FieldDescriptor, above: tuple[str, ...]) -> Column:
     elif field.message_type.full_name in WRAPPERS:
         arrow = _ARROW[type_name(field.message_type.fields_by_name["value"])]
     elif field.message_type.full_name == TIMESTAMP:
-        arrow = _INSTANT
+        arrow = ARROW_TYPES["TIMESTAMP"]
     else:
         parts = _fields(field.message_type, above)
         arrow = struct_of(parts)
@@ -194,7 +181,4 @@ def columns_ddl(message: Descriptor) -> str:
 
     :raises RefusedError: when a column can't have what a field has
     """
-    return ", ".join(
-        f"{quoted(column.name)} {column_type(column.kind)}{' NOT NULL' if column.required else ''}"
-        for column in of_message(message)
-    )
+    return columnar.columns_ddl((column.name, column.kind, column.required) for column in of_message(message))

@@ -35,8 +35,7 @@ class ProtobufWriter:
 
         :raises RefusedError: when there is no such schema, or no such message in it
         """
-        file = protobuf_schemas.compiled(self.schema, dict(self.imports))
-        return protobuf_schemas.message_named(file, self.message)
+        return protobuf_schemas.message_named(protobuf_schemas.compiled(self.schema, self.imports), self.message)
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.state.operator import KeyedOperator
 from airflow_provider_exactlyonce.state.record import record_maker
 from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.streaming.keyed import partial_aggregation
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import marking
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -220,11 +220,8 @@ class _Processor(StatefulProcessor):
 
 
 def _marked(rows: Iterator[Any]) -> Iterator[Any]:
-    """Pass rows on, and name an error of ours so that the driver knows it: Spark passes on nothing but text."""
-    try:
+    with marking(ExactlyOnceError):
         yield from rows
-    except ExactlyOnceError as error:
-        raise type(error)(mark(type(error), str(error))) from error
 
 
 class _SparkHandle:

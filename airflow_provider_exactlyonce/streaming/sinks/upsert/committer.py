@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
 from airflow_provider_exactlyonce.streaming.sinks.upsert import places
 from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
 from airflow_provider_exactlyonce.streaming.sinks.upsert.places import NAME
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import marking
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,11 +108,9 @@ class UpsertWriter(SinkWriter):
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
-        try:
-            with upsert_table.translated_errors(f"commit {self._attempt.commit}", self._opened.table):
-                yield
-        except RecordRefusedError as error:
-            raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error
+        what = f"commit {self._attempt.commit}"
+        with marking(RecordRefusedError), upsert_table.translated_errors(what, self._opened.table):
+            yield
 
 
 class UpsertCommitter(SinkCommitter):

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 from airflow_provider_exactlyonce.exceptions import RefusedError, StateValueError
 from airflow_provider_exactlyonce.state import values
 from airflow_provider_exactlyonce.state.base import State
-from airflow_provider_exactlyonce.state.ddl import parse
 from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction, states_of
 from airflow_provider_exactlyonce.state.record import record_maker
 from airflow_provider_exactlyonce.state.state_type import StateType
@@ -53,18 +52,16 @@ class BroadcastState(State, Generic[K, V]):
     _new: dict[K, V] | None
 
     def __init__(self, key_type: str, type: str, *, name: str | None = None) -> None:
-        kinds = parse(key_type), parse(type)
-        values.check_key(kinds[0], f"BroadcastState({key_type!r}, …)")
-        self._coerce_key, self._coerce = map(values.coerce, kinds)
-        self._copies = values.is_mutable(kinds[1])
-        self._state_type = StateType(f"MAP<{kinds[0]}, {kinds[1]}>")
+        self._key_type, self._value_type = StateType(key_type), StateType(type)
+        values.check_key(self._key_type.type, f"BroadcastState({key_type!r}, …)")
+        self._state_type = StateType(f"MAP<{self._key_type.type}, {self._value_type.type}>")
         super().__init__(name, None, self._state_type, _DIGEST)
         #: Whether a control record is being processed.
         self.is_writable = False
 
     def get(self, key: K) -> V | None:
         """Return a key's value, None when there is none."""
-        return self._given(self._read().get(self._key(key)))
+        return cast("V | None", self._value_type.copied(self._read().get(self._key(key))))
 
     def contains(self, key: K) -> bool:
         """Tell whether a key has a value."""
@@ -72,7 +69,7 @@ class BroadcastState(State, Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Iterate over the entries as they are now, in no particular order."""
-        return iter([(key, cast("V", self._given(value))) for key, value in self._read().items()])
+        return iter([(key, self._value_type.copied(value)) for key, value in self._read().items()])
 
     def put(self, key: K, value: V) -> None:
         """Set a key's value.
@@ -80,10 +77,7 @@ class BroadcastState(State, Generic[K, V]):
         :raises StateValueError: when one of them does not fit its declared type
         :raises RefusedError: while a row of the data is processed
         """
-        try:
-            self._written()[self._key(key)] = self._coerce(value)
-        except values.TypeMismatchError as error:
-            raise StateValueError(f"state {self.name}: {error}") from None
+        self._written()[self._key(key)] = self._coerced(self._value_type, value)
 
     def remove(self, key: K) -> None:
         """Remove a key's entry, if there is one.
@@ -129,10 +123,7 @@ class BroadcastState(State, Generic[K, V]):
     def _key(self, key: K) -> K:
         if key is None:
             raise StateValueError(f"state {self.name}: None is no key of a map")
-        return cast("K", self._coerce_key(key))
-
-    def _given(self, value: V | None) -> V | None:
-        return cast("V | None", self._coerce(value)) if self._copies else value
+        return cast("K", self._coerced(self._key_type, key))
 
     def _read(self) -> Mapping[K, V]:
         if self._entries is None:

@@ -102,13 +102,13 @@ class KeyedStream:
                     f"{type(function).__name__}: {column} is no column of the stream, which has "
                     f"{', '.join(self._frame.columns)}"
                 )
-        mode = time_mode_of(function)
-        if mode is TimeMode.EVENT_TIME and _WATERMARK not in self._frame.schema[str(function.event_time)].metadata:
+        by_event_time = time_mode_of(function) is TimeMode.EVENT_TIME
+        if by_event_time and _WATERMARK not in self._frame.schema[str(function.event_time)].metadata:
             raise RefusedError(
                 f"{type(function).__name__} runs by event time, and {function.event_time} has no watermark; say "
                 f'.withWatermark("{function.event_time}", "…") before key_by()'
             )
-        return _transformed(self._frame, self._columns, function, _struct(function.output), mode)
+        return _transformed(self._frame, self._columns, function)
 
     def aggregate(self, *what: str | Aggregation) -> DataFrame:
         """Return the key and what its rows come to, once for each batch that has rows of it.
@@ -133,21 +133,15 @@ class KeyedStream:
         if aggregation.merge is not None:
             frame = partial_aggregation.combined(frame, self._columns, aggregation)
             combined = partial_aggregation.accumulator_of(aggregation, self._columns)
-        function = function_of(aggregation, ddl, combined)
-        return _transformed(frame, self._columns, function, _struct(function.output), TimeMode.NONE)
+        return _transformed(frame, self._columns, function_of(aggregation, ddl, combined))
 
 
-def _transformed(
-    frame: DataFrame,
-    key: Sequence[str],
-    function: KeyedProcessFunction[Any, Any],
-    output: StructType,
-    mode: TimeMode,
-) -> DataFrame:
+def _transformed(frame: DataFrame, key: Sequence[str], function: KeyedProcessFunction[Any, Any]) -> DataFrame:
     timestamps = {name: isinstance(frame.schema[name].dataType, TimestampType) for name in key}
     processor = _Processor(function, tuple(frame.columns), timestamps, _schemas(function))
+    mode = time_mode_of(function)
     # What a function gives out is given out once, whatever the query's own mode.
-    return frame.groupBy(*key).transformWithState(processor, output, "append", mode.value)
+    return frame.groupBy(*key).transformWithState(processor, _struct(function.output), "append", mode.value)
 
 
 def _schemas(function: KeyedProcessFunction[Any, Any]) -> Mapping[str, StructType]:

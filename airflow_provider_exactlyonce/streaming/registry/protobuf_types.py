@@ -125,15 +125,12 @@ def struct_of(columns: Sequence[Column]) -> pa.StructType:
     return pa.struct([pa.field(column.name, column.kind) for column in columns])
 
 
-def of_message(message: Descriptor) -> tuple[Column, ...]:
+def of_message(message: Descriptor, above: tuple[str, ...] = ()) -> tuple[Column, ...]:
     """Return the columns that a message's fields are.
 
+    :param above: the names of the messages that it is a part of
     :raises RefusedError: when a column can't have what a field has
     """
-    return _fields(message, ())
-
-
-def _fields(message: Descriptor, above: tuple[str, ...]) -> tuple[Column, ...]:
     if message.full_name in above:
         raise RefusedError(f"the Protobuf message {message.full_name} has itself in its fields, and no column can")
     if not message.fields:
@@ -163,7 +160,7 @@ def _single(field: FieldDescriptor, above: tuple[str, ...]) -> Column:
     elif field.message_type.full_name == TIMESTAMP:
         arrow = ARROW_TYPES["TIMESTAMP"]
     else:
-        parts = _fields(field.message_type, above)
+        parts = of_message(field.message_type, above)
         arrow = struct_of(parts)
     required = not field.has_presence or field.is_required
     default = None if field.has_presence or field.is_repeated else _default(field, arrow)

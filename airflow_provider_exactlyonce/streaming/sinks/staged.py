@@ -20,7 +20,6 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     CommitUnknownError,
-    ExactlyOnceError,
     FencedError,
     RefusedError,
     invariant,
@@ -171,12 +170,8 @@ class StagedCommitter(SinkCommitter):
     @override
     def commit(self, entry: SinkEntry) -> None:
         invariant(entry.run == self._run, "the run that has claimed commits")
-        try:
+        with answering(f"sink {self.key[1]}", CommitUnknownError):
             self.publish(entry, self._staged_rows())
-        except ExactlyOnceError:
-            raise
-        except Exception as error:
-            raise CommitUnknownError(f"sink {self.key[1]}: {type(error).__name__}: {error}") from error
 
     @override
     def abort(self) -> None:

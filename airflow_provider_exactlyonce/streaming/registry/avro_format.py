@@ -56,7 +56,7 @@ class AvroFormat(RegistryFormat):
 
     def writer(self, schema: str, imports: Mapping[str, str]) -> Writer:
         """Return what writes a sink's values."""
-        from airflow_provider_exactlyonce.streaming.registry.avro_writer import AvroWriter
+        from airflow_provider_exactlyonce.streaming.registry.writers import AvroWriter
 
         return AvroWriter(schema)
 

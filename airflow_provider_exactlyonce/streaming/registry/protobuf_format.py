@@ -60,7 +60,7 @@ class ProtobufFormat(RegistryFormat):
     def writer(self, schema: str, imports: Mapping[str, str]) -> Writer:
         """Return what writes a sink's values."""
         from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas
-        from airflow_provider_exactlyonce.streaming.registry.protobuf_writer import ProtobufWriter
+        from airflow_provider_exactlyonce.streaming.registry.writers import ProtobufWriter
 
         protobuf_schemas.check_compiler()
         return ProtobufWriter(schema, tuple(imports.items()), self.message)
@@ -68,7 +68,7 @@ class ProtobufFormat(RegistryFormat):
     def schema_of(self, columns: str, name: str, latest: Callable[[], Writer | None]) -> str:
         """Return the schema of a message that has a table's columns; each keeps the number that it had before."""
         from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas, protobuf_types
-        from airflow_provider_exactlyonce.streaming.registry.protobuf_writer import ProtobufWriter
+        from airflow_provider_exactlyonce.streaming.registry.writers import ProtobufWriter
 
         protobuf_types.of_columns(columns)  # what has no type is refused before a registry is asked
         before = latest()

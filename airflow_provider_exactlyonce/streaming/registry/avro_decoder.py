@@ -237,14 +237,13 @@ def _primitive(writer: AvroType, reader: AvroType | None, what: str) -> Read:
         return _pieces(writer, kind, what)
     if writer.kind == "enum":
         return _symbols(writer, reader, what)
-    read = {"boolean": _booleans, "int": _integers, "long": _integers}.get(writer.kind, _floats)
     natural = _natural(writer)
 
-    def converted(cursor: Cursor, rows: Rows) -> pa.Array | None:
-        numbers = read(cursor, rows, writer, what)
+    def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
+        numbers = _numbers(cursor, rows, writer.kind, what)
         return None if kind is None else cast(cursor, rows, pa.array(numbers).cast(natural), kind, what)
 
-    return converted
+    return read
 
 
 def _natural(writer: AvroType) -> pa.DataType:
@@ -254,23 +253,19 @@ def _natural(writer: AvroType) -> pa.DataType:
     return avro_types.arrow_type(writer)
 
 
-def _booleans(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
-    values = cursor.fixed(rows, "u1", what)
-    cursor.fail(rows, values > 1, f"{named(what)} is neither true nor false")
-    return np.equal(values, 1)
-
-
-def _integers(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
+def _numbers(cursor: Cursor, rows: Rows, kind: str, what: str) -> NDArray[Any]:
+    if kind in ("float", "double"):
+        return cursor.fixed(rows, "<f4" if kind == "float" else "<f8", what)
+    if kind == "boolean":
+        values = cursor.fixed(rows, "u1", what)
+        cursor.fail(rows, values > 1, f"{named(what)} is neither true nor false")
+        return np.equal(values, 1)
     numbers = cursor.signed(rows, what)
-    if writer.kind == "long":
+    if kind == "long":
         return numbers
     beyond = (numbers < _INT[0]) | (numbers > _INT[1])
     cursor.fail(rows, beyond, f"{named(what)} has more than the 32 bits of an int")
     return np.where(beyond, 0, numbers).astype(np.int32)
-
-
-def _floats(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
-    return cursor.fixed(rows, "<f4" if writer.kind == "float" else "<f8", what)
 
 
 def _pieces(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:

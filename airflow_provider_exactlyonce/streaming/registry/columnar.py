@@ -60,7 +60,7 @@ class Gathered:
 
     def array(self, kind: pa.DataType) -> pa.Array:
         """Return it, null where no part has a value."""
-        if len(self._parts) == 1 and len(self._parts[0]) == len(self._slots):
+        if len(self._parts) == 1 and np.array_equal(self._slots, np.arange(len(self._slots))):
             return self._parts[0]
         joined = pa.concat_arrays(self._parts) if self._parts else pa.array([], kind)
         return joined.take(pa.array(np.maximum(self._slots, 0), mask=self.absent))

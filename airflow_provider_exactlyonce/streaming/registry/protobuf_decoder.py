@@ -323,12 +323,9 @@ class _FieldReader:
             owners, values = self._joined([(owners, values), (absent, self._defaults(len(absent)))])
         elif len(absent) and (self._column.required or self._field.is_required):
             cursor.fail(absent, None, f"the required field {self._what} is missing")
-        array = self._converted(cursor, owners, values)
-        if len(owners) == count and (np.diff(owners) > 0).all():
-            return array
-        slots = np.full(count, -1, np.int64)
-        slots[owners] = np.arange(len(owners))
-        return array.take(pa.array(np.maximum(slots, 0), mask=slots < 0))
+        gathered = Gathered(count)
+        gathered.add(owners, self._converted(cursor, owners, values))
+        return gathered.array(self._item.kind)
 
     def _joined(self, read: Sequence[_Read]) -> _Read:
         if len(read) == 1:

@@ -259,7 +259,7 @@ def _numbers(cursor: Cursor, rows: Rows, kind: str, what: str) -> NDArray[Any]:
     if kind == "boolean":
         values = cursor.fixed(rows, "u1", what)
         cursor.fail(rows, values > 1, f"{named(what)} is neither true nor false")
-        return np.equal(values, 1)
+        return values.astype(np.bool_)
     numbers = cursor.signed(rows, what)
     if kind == "long":
         return numbers

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, elements
 
 if TYPE_CHECKING:
@@ -188,11 +188,13 @@ class QuerySteering:
 
 def wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:
     """Wait until a query that has no further batch has put away everything, its name too."""
-    deadline = time.monotonic() + _ENDING_SECONDS
-    while any(active.id == query.id for active in spark.streams.active):
-        if time.monotonic() > deadline:
-            raise ExactlyOnceError(f"the query has not ended within {_ENDING_SECONDS:.0f} s of its last batch")
-        time.sleep(0.02)
+    is_gone = poll_until(
+        lambda: all(active.id != query.id for active in spark.streams.active),
+        seconds=_ENDING_SECONDS,
+        poll_seconds=0.02,
+    )
+    if not is_gone:
+        raise ExactlyOnceError(f"the query has not ended within {_ENDING_SECONDS:.0f} s of its last batch")
 
 
 def _class(spark: SparkSession, name: str) -> Any:

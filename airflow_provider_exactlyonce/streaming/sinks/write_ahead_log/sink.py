@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import CommitUnknownError, RefusedError
@@ -37,7 +38,6 @@ from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import (
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import open_storage
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 _SECONDS_PER_HOUR: Final = 3600
@@ -235,8 +235,6 @@ class WriteAheadLogCommitter(StagedCommitter):
 
 def _stream(rows: Iterator[pa.RecordBatch]) -> bytes:
     """Return the rows as a stream of Arrow, none when there are none."""
-    import pyarrow as pa
-
     buffer, writer = pa.BufferOutputStream(), None
     for batch in rows:
         if writer is None:

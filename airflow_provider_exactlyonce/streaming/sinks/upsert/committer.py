@@ -21,23 +21,22 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
 )
 from airflow_provider_exactlyonce.streaming.sinks.upsert import places
 from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
-from airflow_provider_exactlyonce.streaming.sinks.upsert.places import NAME
+from airflow_provider_exactlyonce.streaming.sinks.upsert.places import METADATA, NAME
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import marking
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_METADATA: Final = sa.MetaData()
 CLAIMS: Final = sa.Table(
     "exactlyonce_claims",
-    _METADATA,
+    METADATA,
     sa.Column("pipeline", NAME, primary_key=True),
     sa.Column("sink", NAME, primary_key=True),
     sa.Column("run", sa.BigInteger, nullable=False),
 )
 COMMITS: Final = sa.Table(
     "exactlyonce_commits",
-    _METADATA,
+    METADATA,
     sa.Column("pipeline", NAME, primary_key=True),
     sa.Column("sink", NAME, primary_key=True),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
@@ -148,8 +147,7 @@ class UpsertCommitter(SinkCommitter):
     def claim(self, run: int) -> SinkEntry | None:
         self._run = run
         with self._connected(f"claiming it for run {run}") as connection:
-            _METADATA.create_all(connection)
-            places.PLACES.create(connection, checkfirst=True)
+            METADATA.create_all(connection)
             connection.commit()
             self._lock(connection)
             table = upsert_table.find(connection, self._opened.table)

@@ -22,10 +22,12 @@ NAME: Final = (
     .with_variant(_EXACT_IN_MYSQL, "mysql", "mariadb")
     .with_variant(mssql.VARCHAR(255, collation="Latin1_General_100_BIN2"), "mssql")
 )
+#: The sink's own tables.
+METADATA: Final = sa.MetaData()
 #: Whose commits a commit_column has.
 PLACES: Final = sa.Table(
     "exactlyonce_places",
-    sa.MetaData(),
+    METADATA,
     sa.Column("place", NAME, primary_key=True),
     sa.Column("commit_column", NAME, primary_key=True),
     sa.Column("pipeline", NAME, nullable=False),

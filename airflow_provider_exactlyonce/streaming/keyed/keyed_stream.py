@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.sql import functions as F
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
         TimerValues,
         ValueState,
     )
+
+    from airflow_provider_exactlyonce.state.stores import ListStore, MapStore
 
 #: By default; a copy is a key of its own, and keys are spread over the state partitions by chance.
 COPIES: Final = 4
@@ -231,28 +234,17 @@ class _SparkHandle:
     def value_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> ValueState:
         return self._handle.getValueState(name, self._schemas[state_type.ddl], ttl_milliseconds)
 
-    def list_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> _SparkList:
-        return _SparkList(self._handle.getListState(name, self._schemas[state_type.ddl], ttl_milliseconds))
+    def list_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> ListStore:
+        state = self._handle.getListState(name, self._schemas[state_type.ddl], ttl_milliseconds)
+        store = SimpleNamespace(get=state.get, put=state.put, append=state.appendList, clear=state.clear)
+        return cast("ListStore", store)
 
     def map_store(
         self, name: str, key_type: StateType, state_type: StateType, ttl_milliseconds: int | None
-    ) -> _SparkMap:
+    ) -> MapStore:
         schemas = self._schemas[key_type.ddl], self._schemas[state_type.ddl]
-        return _SparkMap(self._handle.getMapState(name, *schemas, ttl_milliseconds))
-
-
-class _SparkList:
-    def __init__(self, state: Any) -> None:
-        self.get = state.get
-        self.put = state.put
-        self.append = state.appendList
-        self.clear = state.clear
-
-
-class _SparkMap:
-    def __init__(self, state: Any) -> None:
-        self.get = state.getValue
-        self.put = state.updateValue
-        self.remove = state.removeKey
-        self.items = state.iterator
-        self.clear = state.clear
+        state = self._handle.getMapState(name, *schemas, ttl_milliseconds)
+        store = SimpleNamespace(
+            get=state.getValue, put=state.updateValue, remove=state.removeKey, items=state.iterator, clear=state.clear
+        )
+        return cast("MapStore", store)

@@ -152,8 +152,6 @@ class _MessageReader:
     """
 
     def __init__(self, message: Descriptor, columns: Sequence[Column], path: str) -> None:
-        fields = {field.number: field for field in message.fields}
-        by_name = {field.name: field for field in message.fields}
         self._path: Final = path
         self._is_entry: Final = bool(message.GetOptions().map_entry)
         self._columns: Final = columns
@@ -161,7 +159,8 @@ class _MessageReader:
         self._wanted: Final[dict[int, _FieldReader]] = {}
         self._of: Final[dict[str, int]] = {}
         for column in columns:
-            field = by_name.get(column.name) if column.number is None else fields.get(column.number)
+            by_name, by_number = message.fields_by_name, message.fields_by_number
+            field = by_name.get(column.name) if column.number is None else by_number.get(column.number)
             if field is not None:
                 self._wanted[field.number] = _FieldReader(field, column, f"{path}{field.name}")
                 self._of[column.name] = field.number

@@ -34,11 +34,6 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     **dict.fromkeys(("uint32", "fixed32", "int64", "sint64", "sfixed64"), pa.int64()),
     **dict.fromkeys(("uint64", "fixed64"), pa.decimal128(20, 0)),
 }
-#: By its number in a descriptor, what a type is called.
-_TYPES: Final = (
-    *("", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group", "message"),
-    *("bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
-)
 
 
 #: What is written in a number of bytes that its type says, as numpy's types.
@@ -75,7 +70,9 @@ class Column:
 
 def type_name(field: FieldDescriptor) -> str:
     """Return what a field's type is called in a schema: ``message`` and ``enum`` for those."""
-    return _TYPES[field.type]
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+    return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()
 
 
 def wire_type(name: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import sqlalchemy as sa
@@ -57,14 +58,10 @@ def identity(connection: sa.Connection, table: sa.Table) -> tuple[object, ...]:
     url, dialect = connection.engine.url, connection.dialect.name
     name = connection.dialect.identifier_preparer.format_table(table)
     if dialect == "postgresql":
-        try:
-            with connection.begin_nested():
-                identifiers = connection.execute(
-                    sa.text(places.POSTGRESQL.format(table=":table")), {"table": name}
-                ).one()
-            return "postgresql", *identifiers
-        except sa.exc.ProgrammingError:  # the right to ask for the cluster's identifier was revoked
-            return "postgresql", url.host, url.port, url.database, _text(connection, table)
+        asked = sa.text(places.POSTGRESQL.format(table=":table"))
+        # Else the right to ask for the cluster's identifier was revoked.
+        with suppress(sa.exc.ProgrammingError), connection.begin_nested():
+            return "postgresql", *connection.execute(asked, {"table": name}).one()
     if dialect in ("mysql", "mariadb"):
         asked = sa.text("SELECT @@hostname, @@port, @@datadir")
         return "mysql", *connection.execute(asked).one(), _text(connection, table)

@@ -26,7 +26,7 @@ IN = TypeVar("IN")
 RULE = TypeVar("RULE")
 OUT = TypeVar("OUT")
 
-#: Columns of the rows that a copy sees: its number, and whether the row is data; control records sort first.
+#: The first columns of the rows that a copy sees: its number, and whether the row is data; control records sort first.
 COPY: Final = "_exactlyonce_copy"
 IS_DATA: Final = "_exactlyonce_is_data"
 
@@ -183,7 +183,7 @@ def as_keyed(
 ) -> KeyedProcessFunction[Any, Any]:
     """Return the keyed function that runs a broadcast one, keyed by the copy.
 
-    Its rows have the columns of :func:`columns_of`.
+    Its rows have :data:`COPY`, :data:`IS_DATA`, and the columns of :func:`columns_of`.
 
     :param data: the columns of the data
     :param control: the columns of the control stream
@@ -201,7 +201,7 @@ def as_keyed(
     unknown = [name for name in function.control_order_by if name not in control]
     if unknown:
         raise RefusedError(f"{kind.__name__}: {unknown[0]} is no column of the control stream: {', '.join(control)}")
-    *_, rule_names = columns_of(data, control)
+    _, rule_names = columns_of(data, control)
     by_name = dict(zip(control, rule_names, strict=True))
     body = {
         **states,
@@ -211,15 +211,13 @@ def as_keyed(
     return cast("KeyedProcessFunction[Any, Any]", type(kind.__name__, (_Broadcasting,), body)(function, data, control))
 
 
-def columns_of(data: Sequence[str], control: Sequence[str]) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
-    """Return the columns of the rows that a copy sees: two of ours, then the data's and the control stream's.
+def columns_of(data: Sequence[str], control: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the data's and the control stream's columns in the rows that a copy sees, after two of ours.
 
     :param data: the columns of the data
     :param control: the columns of the control stream
     """
     return (
-        COPY,
-        IS_DATA,
         tuple(f"_exactlyonce_data_{place}" for place in range(len(data))),
         tuple(f"_exactlyonce_control_{place}" for place in range(len(control))),
     )
@@ -238,7 +236,7 @@ class _Broadcasting(KeyedProcessFunction[Any, Any]):
         data, control = self._columns
         self._datum, self._rule = record_maker(data), record_maker(control)
         self._control_from = 2 + len(data)
-        self._states = [name for name in states_of(self) if isinstance(getattr(self, name), BroadcastState)]
+        self._states = list(states_of(self))
         for name in self._states:
             setattr(self._function, name, getattr(self, name))
         self._function.open()

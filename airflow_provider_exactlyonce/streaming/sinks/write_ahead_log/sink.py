@@ -209,15 +209,12 @@ class WriteAheadLogCommitter(StagedCommitter):
         # What was delivered leaves the log by its age.
         oldest = records[0].entry.commit if records and records[0].position > 1 and records[0].entry else 0
         for expected in commits:
-            if expected.commit < oldest:
-                continue
-            if expected.commit not in records_by_commit:
-                if expected.commit > oldest:
-                    yield f"commit {expected.commit}: the log has no record of it"
-                continue
-            yield from self._differences(records_by_commit[expected.commit], expected)
-            if expected.commit == note.commit and target.can_be_asked and not target.has(expected):
-                yield f"commit {expected.commit}: it was delivered, and the target does not have it"
+            if expected.commit in records_by_commit:
+                yield from self._differences(records_by_commit[expected.commit], expected)
+                if expected.commit == note.commit and target.can_be_asked and not target.has(expected):
+                    yield f"commit {expected.commit}: it was delivered, and the target does not have it"
+            elif expected.commit > oldest:
+                yield f"commit {expected.commit}: the log has no record of it"
 
     @override
     def close(self) -> None:

@@ -5,7 +5,6 @@ Runs in Spark's Python workers. Encoding goes on while a sender thread waits for
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import queue
@@ -41,7 +40,7 @@ from airflow_provider_exactlyonce.streaming.sequencer.client import (
     first_place,
 )
 from airflow_provider_exactlyonce.streaming.sequencer.core import TopicPartition
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark, marking
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
@@ -316,7 +315,7 @@ def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.in
         return now
     numbers, valid = flat_numbers(rows["timestamp"], np.int64)
     timestamps = numbers if valid is None else np.where(valid, numbers, now)
-    with _marked():
+    with marking(RecordRefusedError):
         target.check_timestamps(int(timestamps.min()), int(timestamps.max()), now)
     return timestamps
 
@@ -393,7 +392,7 @@ class _Sender:
         task = self._task
         places = {TopicPartition(topic, partition) for partition in partitions} - self._added
         client, numbers = _client(task.settings.config), [place.partition for place in places]
-        with _marked():
+        with marking(RecordRefusedError, RefusedError):
             add_partitions(client, task.settings.transactional_id, task.producer, topic, numbers)
         self._added |= places
 
@@ -408,7 +407,7 @@ class _Sender:
             )
             for turn, body in zip(turns, bodies, strict=True)
         }
-        with _marked():
+        with marking(RecordRefusedError, RefusedError):
             offsets = produce(_client(task.settings.config), task.settings.transactional_id, topic, stamped)
         for number, (turn, body) in enumerate(zip(turns, bodies, strict=True), 1):
             place = TopicPartition(topic, turn.partition)
@@ -420,12 +419,3 @@ def _together(bodies: Iterable[Body]) -> int:
     """Return how many of the bodies, whichever they are, go in one request; others wait for them meanwhile."""
     largest_first = sorted((len(body.payload) for body in bodies), reverse=True)
     return max(1, sum(total <= REQUEST_BYTES for total in accumulate(largest_first)))
-
-
-@contextlib.contextmanager
-def _marked() -> Iterator[None]:
-    """Mark the text of what Kafka refuses, so that the driver knows it among a task's errors."""
-    try:
-        yield
-    except (RecordRefusedError, RefusedError) as error:
-        raise type(error)(mark(type(error), str(error))) from error

@@ -19,7 +19,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster check test pytest test-all test-registry docs crash-matrix fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo demo-cluster check test pytest test-all test-registry docs crash-matrix fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-profile bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -106,6 +106,9 @@ bench-peers: setup ## measure the same jobs on Flink, with Spark's own source an
 
 bench-postgres: setup ## measure the PostgreSQL sink against a plain COPY of the same rows
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/postgres.py $(ARGS)
+
+bench-profile: setup ## draw where the CPU of a row goes as a flame graph: one run of an engine under perf
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/cpu_profile.py $(ARGS)
 
 bench-restart: setup ## measure a killed driver's restart beside a shell's loop; with ARGS=--deferred under a deferred task
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/restart.py $(ARGS)

@@ -54,6 +54,7 @@ def get_provider_info() -> dict[str, Any]:
             _modules(
                 "hooks.arguments",
                 "hooks.clusters",
+                "hooks.connections",
                 "hooks.home",
                 "hooks.kafka",
                 "hooks.launch",
@@ -61,10 +62,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hooks.metrics",
                 "hooks.object_storage",
                 "hooks.packages",
-                "hooks.postgres",
-                "hooks.schema_registry",
                 "hooks.spark_submit",
-                "hooks.stores",
             )
         ],
         "asset-uris": [{"schemes": ["exactlyonce"], "handler": f"{_PACKAGE}.assets.pipeline.sanitize_uri"}],

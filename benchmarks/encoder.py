@@ -75,7 +75,7 @@ class Rows:
         generator = np.random.default_rng(1)
         self.count = flush_bytes // (sum(case.value_lengths) // 2)
         self.values = column(generator, self.count, case.value_lengths)
-        self.digests = generator.integers(0, 1 << 62, self.count)
+        self.digests = pa.array(generator.integers(0, 1 << 62, self.count))
         self.timestamps: int | np.ndarray = 1_790_000_000_000
         self.headers = None
         self.keys = pa.nulls(self.count, pa.binary())

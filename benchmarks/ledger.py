@@ -81,7 +81,7 @@ class Filler:
         for body in record_batch.encode_bodies(
             pa.array(keys, type=pa.binary()),
             pa.array(values, type=pa.binary()),
-            np.zeros(number, dtype=np.uint64),
+            pa.array([0] * number),
             np.zeros(number, dtype=np.int32),
             timestamps=int(time.time() * 1000),
             body_bytes_maximum=4_000_000,

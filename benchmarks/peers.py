@@ -16,18 +16,21 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from benchmarks.engines.avro_values import AvroValues
 from benchmarks.engines.engines import ENGINES, OURS, SPARK_TUNED, Engine
 from benchmarks.engines.flink_jars import flink_jars
 from benchmarks.engines.report import Results, draw, tables
 from benchmarks.engines.runs import Runs
-from benchmarks.engines.workloads import PASSED, WORKLOADS
+from benchmarks.engines.workloads import AVRO, PASSED, WORKLOADS
+from tests import apicurio
 
 KILLED, SMALL_BATCHES = "killed", "small batches"
 #: Of the workloads that only pass values.
@@ -35,13 +38,20 @@ PASSING_ENGINES: Final = (SPARK_TUNED, OURS)
 Run = Callable[[Engine], dict[str, Any]]
 
 
-def kinds(runs: Runs, rows: int | None, batches: int) -> dict[str, tuple[tuple[Engine, ...], Run]]:
+def kinds(
+    runs: Runs, rows: int | None, batches: int, avro: AvroValues | None
+) -> dict[str, tuple[tuple[Engine, ...], Run]]:
     """Return each kind of run with its engines.
 
     :param rows: of each workload's input, None for its own
     :param batches: small ones of a round that are counted
+    :param avro: None where there is no registry
     """
-    workloads = [replace(workload, rows=rows or workload.rows) for workload in WORKLOADS]
+    workloads = [
+        replace(workload, rows=rows or workload.rows, avro=avro if workload.name == AVRO else None)
+        for workload in WORKLOADS
+        if avro or workload.name != AVRO
+    ]
     found: dict[str, tuple[tuple[Engine, ...], Run]] = {}
     for workload in workloads:
         engines = PASSING_ENGINES if workload.query == PASSED else ENGINES
@@ -49,6 +59,22 @@ def kinds(runs: Runs, rows: int | None, batches: int) -> dict[str, tuple[tuple[E
     found[SMALL_BATCHES] = ENGINES, partial(runs.small_batches, batches=batches)
     found[KILLED] = ENGINES, partial(runs.killed, workload=workloads[0])
     return found
+
+
+@contextmanager
+def avro_values(folder: Path) -> Iterator[AvroValues | None]:
+    """Give what writes and reads Avro with a registry of its own, None where there is no Java for one."""
+    if apicurio.java() is None:
+        print(f"{AVRO}: left out, the registry needs Java {apicurio.JAVA}")
+        yield None
+        return
+    (folder / "registry").mkdir()
+    server = apicurio.Apicurio(folder / "registry")
+    server.start()
+    try:
+        yield AvroValues(server.url)
+    finally:
+        server.kill()
 
 
 def main() -> int:
@@ -66,12 +92,13 @@ def main() -> int:
     raw = given.output / "peers.json"
     kept = json.loads(raw.read_text()) if raw.exists() else {}
     flink_jars()
-    with tempfile.TemporaryDirectory(prefix="bench-peers-") as work, EmbeddedBroker(Path(work) / "broker") as broker:
-        chosen = {
-            kind: of
-            for kind, of in kinds(Runs(broker, Path(work)), given.rows, given.batches).items()
-            if kind in given.only
-        }
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-peers-") as work,
+        EmbeddedBroker(Path(work) / "broker") as broker,
+        avro_values(Path(work)) as avro,
+    ):
+        runs = Runs(broker, Path(work))
+        chosen = {kind: of for kind, of in kinds(runs, given.rows, given.batches, avro).items() if kind in given.only}
         found: Results = {kind: {} for kind in chosen}
         for number in range(given.rounds):
             for kind, (engines, run) in chosen.items():

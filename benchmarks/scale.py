@@ -156,7 +156,7 @@ def _body(producer: int, epoch: int) -> bytes:
     (body,) = record_batch.encode_bodies(
         one,
         one,
-        np.zeros(1, dtype=np.uint64),
+        pa.array([0]),
         np.zeros(1, dtype=np.int32),
         timestamps=int(time.time() * 1000),
         body_bytes_maximum=4_000_000,

@@ -6,7 +6,6 @@ used nothing makes the children, and the test adopts them: it can wait for them 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import struct
@@ -20,9 +19,9 @@ from typing import Any, BinaryIO, Final
 from pyspark import cloudpickle
 
 from airflow_provider_exactlyonce.testing import sink_conformance
+from demo.processes import adopt_orphans
 
 ROOT: Final = Path(__file__).parents[1]
-_SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
 _LENGTH: Final = struct.Struct("<q")
 
 
@@ -45,15 +44,13 @@ def clean_forks(*modules: str) -> Iterator[Forks]:
 
     :param modules: imported before the first one
     """
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    assert prctl(_SUBREAPER, 1, 0, 0, 0) == 0
+    adopt_orphans()
     command = [sys.executable, "-c", f"from tests.clean_forks import serve; serve({modules!r})"]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield Forks(process)
     finally:
         process.communicate()
-        prctl(_SUBREAPER, 0, 0, 0, 0)
 
 
 def serve(modules: tuple[str, ...]) -> None:

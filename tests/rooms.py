@@ -75,7 +75,7 @@ ROOMS: dict[str, set[str]] = {
         "streaming.registry",
     },
     "testing": {
-        *("kafka", "control", "ledger", "checkpoint", "streaming.settings", "streaming.file_systems"),
+        *("kafka", "control", "ledger", "checkpoint", "streaming.file_systems"),
         *(
             "streaming.sequencer",
             "streaming.sinks",

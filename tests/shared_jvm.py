@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeAlias
 
 import pytest
 
 from airflow_provider_exactlyonce.devkit import class_archive
+from tests.driver_forks import DriverForks, ForkedDriver
+
+DriverProcess: TypeAlias = subprocess.Popen[bytes] | ForkedDriver
 
 #: The files that Spark writes are for nobody else; Hadoop's own way would let others read them, by chmod.
 UMASK: Final = 0o077
@@ -61,7 +65,8 @@ class SharedJvm:
         self._log = log
         self._java_options = java_options
         self._gateway: Any = None
-        self._driver: subprocess.Popen[bytes] | None = None
+        self._forks: DriverForks | None = None
+        self._driver: DriverProcess | None = None
         self._set: set[str] = set()
 
     def can_run(self, command: Sequence[str]) -> bool:
@@ -73,9 +78,7 @@ class SharedJvm:
             and (self._driver is None or self._driver.poll() is not None)
         )
 
-    def start(
-        self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
-    ) -> subprocess.Popen[bytes]:
+    def start(self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> DriverProcess:
         """Start a driver.
 
         :param command: spark-submit's
@@ -87,23 +90,32 @@ class SharedJvm:
             self._launch(submission.settings["spark.jars"])
         self._prepare(submission.settings)
         parameters = self._gateway.gateway_parameters
-        self._driver = subprocess.Popen(
-            [environment["PYSPARK_DRIVER_PYTHON"], *submission.program],
-            env={
-                **environment,
-                **_PROGRAMS_ENVIRONMENT,
-                "PYSPARK_GATEWAY_PORT": str(parameters.port),
-                "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
-            },
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        environment = {
+            **environment,
+            **_PROGRAMS_ENVIRONMENT,
+            "PYSPARK_GATEWAY_PORT": str(parameters.port),
+            "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
+        }
+        if self._forks is None:
+            self._forks = DriverForks({**os.environ, **_PROGRAMS_ENVIRONMENT})
+        if environment["PYSPARK_DRIVER_PYTHON"] == sys.executable and self._forks.can_start(environment):
+            self._driver = self._forks.start(submission.program, environment, output)
+        else:
+            self._driver = subprocess.Popen(
+                [environment["PYSPARK_DRIVER_PYTHON"], *submission.program],
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         return self._driver
 
     def end(self) -> None:
         """End the JVM, if there is one; the next driver gets a new one."""
+        if self._forks is not None:
+            self._forks.end()
+            self._forks = None
         if self._gateway is not None:
             self._gateway.shutdown()
             self._gateway.proc.stdin.close()  # the JVM ends with its parent's pipe

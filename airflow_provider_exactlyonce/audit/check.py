@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.audit import topics
 from airflow_provider_exactlyonce.audit.batch_producers import LogWriters, writer_of
@@ -21,10 +21,13 @@ from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
 from airflow_provider_exactlyonce.audit.sink_check import JudgedRecords, SinkCheck, Totals
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.kafka.wire import WireClient
 
 _WINDOW_COMMITS: Final = 5_000
 _WINDOW_RANGES: Final = 50_000
@@ -69,55 +72,41 @@ def audit(config: Mapping[str, Any], pipeline: str, options: AuditOptions) -> Re
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
 
 
+@dataclass(frozen=True, repr=False)
 class _Audit:
     """One audit; :meth:`run` is called once."""
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        pipeline: str,
-        options: AuditOptions,
-        reader: LedgerReader,
-        client: Any,
-        findings: Findings,
-    ) -> None:
-        self._config: Final = config
-        self._pipeline: Final = pipeline
-        self._options: Final = options
-        self._reader: Final = reader
-        self._client: Final = client
-        self._offsets: Final[StableOffsets] = client.offsets
-        self._writers: Final = LogWriters(client)
-        self._findings: Final = findings
+    config: Mapping[str, Any]
+    pipeline: str
+    options: AuditOptions
+    reader: LedgerReader
+    client: WireClient
+    findings: Findings
 
     def run(self) -> Report:
         began = time.monotonic()
-        tail = self._reader.tail()
+        tail = self.reader.tail()
         if tail is None or tail.place.run == 0:
-            raise never_started(self._pipeline)
+            raise never_started(self.pipeline)
         self._check_bounds(tail.place.oldest, tail.place.commit)
         ledger, judged, limits = self._gather(tail.place.oldest)
-        with LedgerReader(self._config, backfill_pipeline(self._pipeline)) as backfills:
+        with LedgerReader(self.config, backfill_pipeline(self.pipeline)) as backfills:
             totals = self._check_sink(ledger, judged, limits, self._producers(backfills))
             number, backfilled_rows = self._audit_backfills(backfills)
-        last = min(self._options.last or ledger.last, ledger.last)
+        last = min(self.options.last or ledger.last, ledger.last)
         return Report(
-            pipeline=self._pipeline,
-            first=max(self._options.first, ledger.first),
+            pipeline=self.pipeline,
+            first=max(self.options.first, ledger.first),
             last=last,
-            rows=totals.rows,
-            ranges=totals.ranges,
-            expired_ranges=totals.expired_ranges,
-            compacted_ranges=totals.compacted_ranges,
-            foreign_rows=totals.foreign_rows,
+            **asdict(totals),
             untold=ledger.untold,
             lost=dict(sorted(ledger.lost.items())),
             records=None if ledger.uncounted else ledger.records,
             late_rows=ledger.late_rows,
             backfills=number,
             backfilled_rows=backfilled_rows,
-            violations=dict(sorted(self._findings.counts.items())),
-            found=tuple(self._findings.in_order()),
+            violations=dict(sorted(self.findings.counts.items())),
+            found=tuple(self.findings.in_order()),
             seconds=time.monotonic() - began,
         )
 
@@ -126,13 +115,13 @@ class _Audit:
 
         :param oldest: the oldest commit that the ledger's retention has kept
         """
-        ledger = LedgerCheck(self._pipeline, oldest, self._findings)
+        ledger = LedgerCheck(self.pipeline, oldest, self.findings)
         ledger_end = self._read_ledger(ledger, 0)
         judged = self._existing(ledger)
-        ends = self._offsets.ends(self._offsets.partitions(judged))
+        ends = self.client.offsets.ends(self.client.offsets.partitions(judged))
         limits = self._settled(ends)
         # What was readable by then is in the ledger when everything that is in it now is decided.
-        self._settled(self._offsets.ends([(self._reader.topic, 0)]))
+        self._settled(self.client.offsets.ends([(self.reader.topic, 0)]))
         self._read_ledger(ledger, ledger_end)
         newer = {
             place: end for place, end in ledger.sink_ends.items() if place[0] in judged and end > ends.get(place, 0)
@@ -143,7 +132,7 @@ class _Audit:
         """Return the producers of the backfills, of all that is readable by now."""
         if backfills.tail() is None:
             return frozenset()
-        self._settled(self._offsets.ends([(backfills.topic, 0)]))
+        self._settled(self.client.offsets.ends([(backfills.topic, 0)]))
         return frozenset(record.producer_id for record in backfills.commits())
 
     def _audit_backfills(self, reader: LedgerReader) -> tuple[int, int]:
@@ -152,107 +141,107 @@ class _Audit:
         :returns: how many there are, and their rows that agree
         """
         tail = reader.tail()
-        if tail is None or tail.place.run == 0 or self._options.first or self._options.last:
+        if tail is None or tail.place.run == 0 or self.options.first or self.options.last:
             return 0, 0
-        options, findings = replace(self._options, allow_foreign=True), Findings()
-        inner = _Audit(self._config, reader.pipeline, options, reader, self._client, findings)
+        options, findings = replace(self.options, allow_foreign=True), Findings()
+        inner = replace(self, pipeline=reader.pipeline, options=options, reader=reader, findings=findings)
         ledger, judged, limits = inner._gather(tail.place.oldest)
         totals = inner._check_sink(ledger, judged, limits, frozenset())
-        self._findings.take(findings, "backfills")
+        self.findings.take(findings, "backfills")
         return len({record.backfill for record in reader.commits()}), totals.rows
 
     def _check_bounds(self, oldest: int, newest: int) -> None:
-        first, last = self._options.first, self._options.last
+        first, last = self.options.first, self.options.last
         if (first and not oldest <= first <= newest) or last > newest or (last and last < max(first, oldest)):
             raise RefusedError(
-                f"commits {first or 'the oldest'} to {last or 'the newest'} of {self._pipeline} can't be judged: the "
+                f"commits {first or 'the oldest'} to {last or 'the newest'} of {self.pipeline} can't be judged: the "
                 f"ledger has {oldest} to {newest}"
             )
 
     def _read_ledger(self, ledger: LedgerCheck, start: int) -> int:
         """Add the ledger's records from an offset on; returns where to go on."""
-        for number, (offset, record) in enumerate(self._reader.records(start), start=1):
+        for number, (offset, record) in enumerate(self.reader.records(start), start=1):
             ledger.add(offset, record)
             start = offset + 1
             if number % _LEDGER_STEP == 0:
-                self._options.progress(f"ledger: commit {ledger.last:,}")
+                self.options.progress(f"ledger: commit {ledger.last:,}")
         return start
 
     def _existing(self, ledger: LedgerCheck) -> list[str]:
         """Return the sink topics that can be judged; says which can't."""
         existing = []
         for topic in sorted({topic for topic, _ in ledger.sink_ends}):
-            described = self._client.metadata(topic)
+            described = self.client.metadata(topic)
             recorded_id = ledger.sink_topic_ids.get(topic)
             if described is None:
                 message = "the sink topic does not exist any more; its rows are lost"
-                self._findings.add("I1", ledger.last, message, (topic, -1))
+                self.findings.add("I1", ledger.last, message, (topic, -1))
             elif recorded_id is not None and recorded_id != described.topic_id:
                 message = f"the sink topic was recreated: its id is {described.topic_id}, commits went to {recorded_id}"
-                self._findings.add("I1", ledger.last, message, (topic, -1))
+                self.findings.add("I1", ledger.last, message, (topic, -1))
             else:
                 existing.append(topic)
         return existing
 
     def _settled(self, ends: Mapping[Place, int]) -> dict[Place, int]:
         """Wait until everything before these offsets is decided; returns up to where it is."""
-        deadline = time.monotonic() + self._options.patience_seconds
+        deadline = time.monotonic() + self.options.patience_seconds
         while True:
-            stable = self._offsets.last_stable(ends)
+            stable = self.client.offsets.last_stable(ends)
             open_places = [place for place, end in ends.items() if stable[place] < end]
             if not open_places or time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_SECONDS)
-        log_ends = self._offsets.ends(open_places)
+        log_ends = self.client.offsets.ends(open_places)
         for place in open_places:
             offset = stable[place]
             if offset == log_ends[place]:
                 message = f"the log ends here; the ledger has rows up to offset {ends[place] - 1}: they are lost"
-                self._findings.add("I1", 0, message, place, offset)
+                self.findings.add("I1", 0, message, place, offset)
                 continue
-            writer = writer_of(self._writers.batch_at(place, offset))
+            writer = writer_of(LogWriters(self.client).batch_at(place, offset))
             message = (
                 f"an open transaction of {writer} holds back readers from here on, for "
-                f"{self._options.patience_seconds:g} s or longer; what is behind it is not judged"
+                f"{self.options.patience_seconds:g} s or longer; what is behind it is not judged"
             )
-            self._findings.add("I6", 0, message, place, offset)
+            self.findings.add("I6", 0, message, place, offset)
         return {place: min(end, stable[place]) for place, end in ends.items()}
 
     def _check_sink(
         self, ledger: LedgerCheck, judged: list[str], limits: Mapping[Place, int], backfill_ids: frozenset[int]
     ) -> Totals:
-        first, last = self._options.first or ledger.oldest, self._options.last or ledger.last
-        with RangeReader(self._config, "audit", timeout_seconds=_TIMEOUT_SECONDS) as reader:
+        first, last = self.options.first or ledger.oldest, self.options.last or ledger.last
+        with RangeReader(self.config, "audit", timeout_seconds=_TIMEOUT_SECONDS) as reader:
             sink = SinkCheck(
                 reader=reader,
-                writers=self._writers,
+                writers=LogWriters(self.client),
                 judged=JudgedRecords(
-                    topics=topics.describe(self._config, judged),
+                    topics=topics.describe(self.config, judged),
                     limits=limits,
                     producer_ids=frozenset(ledger.producer_ids),
                     backfill_ids=backfill_ids,
-                    allow_foreign=self._options.allow_foreign or ledger.untold > 0,
+                    allow_foreign=self.options.allow_foreign or ledger.untold > 0,
                 ),
-                findings=self._findings,
+                findings=self.findings,
                 log_starts=self._log_starts,
-                advanced=lambda totals: self._options.progress(f"sink: {totals.rows:,} rows judged"),
+                advanced=lambda totals: self.options.progress(f"sink: {totals.rows:,} rows judged"),
             )
             if first == 1:
                 for place, start in self._log_starts(judged).items():
                     sink.begin_at(place, start)
             for commits in self._windows(first, last):
                 sink.window(commits)
-            if not self._options.last:
+            if not self.options.last:
                 sink.rest()
             return sink.totals
 
     def _log_starts(self, topics: Iterable[str]) -> dict[Place, int]:
-        return self._offsets.starts(self._offsets.partitions(topics))
+        return self.client.offsets.starts(self.client.offsets.partitions(topics))
 
     def _windows(self, first: int, last: int) -> Iterator[list[CommitRecord]]:
         commits: list[CommitRecord] = []
         ranges = 0
-        for record in self._reader.commits(first):
+        for record in self.reader.commits(first):
             if record.commit > last:
                 break
             commits.append(record)

@@ -7,8 +7,8 @@ one, of a request in other words for the same range.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from airflow_provider_exactlyonce.backfill import progress, results, workspace
@@ -28,22 +28,10 @@ from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 log = logging.getLogger("exactlyonce")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """What a driver begins with.
-
-    :param begun: what the request means
-    :param done: how far its lineage is, None when it has to be made
-    """
-
-    begun: Begun
-    done: Done | None
-
-
 def begin(
     home: Home, config: Mapping[str, Any], version: str, clusters: SourceClusters, sources: Sequence[SourceTopics]
-) -> Start | Mapping[str, Any]:
-    """Return what is left to run, and fix what the request means; or the result, when nothing is.
+) -> tuple[Begun, Done | None] | Mapping[str, Any]:
+    """Fix what the request means; or return the result, when nothing is left to run.
 
     Only who has the turn may call it.
 
@@ -52,18 +40,26 @@ def begin(
     :param version: of the job
     :param clusters: those that the pipeline's sources are read from
     :param sources: the topics of each source
+    :returns: what the request means, and how far its lineage is, None when it has to be made; or the result
     :raises RefusedError: when it can't be run, or it can't be told what is written
     :raises HomeMovedError: when the pipeline's home was moved
     """
     asked, begun = workspace.asked_of(home), workspace.begun(home)
     moving.check_here(Home(asked.home).path)
     _check_ledger(home, asked, config)
-    resolver = Resolver(config, asked.pipeline, clusters, sources, Savepoints(Home(asked.home).savepoints))
+
+    @contextmanager
+    def resolving() -> Iterator[Resolver]:
+        with LedgerReader(config, asked.pipeline) as reader:
+            yield Resolver(reader, clusters, sources, Savepoints(Home(asked.home).savepoints))
+
     if begun is not None and begun.version == version:
         name, commits = begun.name, begun.resolved.commits
     else:
-        begun = None
-        span = None if asked.request.time is not None else resolver.span(asked.request)
+        begun = span = None
+        if asked.request.time is None:
+            with resolving() as resolver:
+                span = resolver.span(asked.request)
         name = results.name_of(asked.pipeline, version, asked.request, span)
         commits = span.commits if span is not None else None
     written = results.written_of(config, asked.pipeline, name)
@@ -73,10 +69,11 @@ def begin(
     done = _settled(home)
     same = begun is not None and (written.begun is None or begun.resolved.writes_the_same(written.begun))
     if begun is None or done is None or not same:
-        begun = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
+        with resolving() as resolver:
+            begun = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
         workspace.begin(home, begun)
         done = None
-    return Start(begun=begun, done=done)
+    return begun, done
 
 
 def _check_ledger(home: Home, asked: SavedRequest, config: Mapping[str, Any]) -> None:

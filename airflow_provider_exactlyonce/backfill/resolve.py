@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
+from operator import attrgetter
 from typing import Any, Final, Self
 
 from airflow_provider_exactlyonce import codec, moments
@@ -58,12 +59,8 @@ class Resolved(Span):
 
     def writes_the_same(self, other: Resolved) -> bool:
         """Tell whether another one covers the same range in the same batches, wherever its state comes from."""
-        return (self.starts, self.ends, self.commits, self.newest_commit) == (
-            other.starts,
-            other.ends,
-            other.commits,
-            other.newest_commit,
-        )
+        batches = attrgetter("starts", "ends", "commits", "newest_commit")
+        return bool(batches(self) == batches(other))
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -104,53 +101,12 @@ def positions_from_json(body: Mapping[str, Mapping[str, int]]) -> Positions:
 class Resolver:
     """Finds out what a request means now.
 
-    :param config: client configuration in librdkafka's names
+    :param reader: of the pipeline's ledger
     :param clusters: those that the pipeline's sources are read from
     :param sources: the topics of each source
     :param savepoints: the pipeline's own
+    :raises RefusedError: when a source was read from another cluster
     """
-
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        pipeline: str,
-        clusters: SourceClusters,
-        sources: Sequence[SourceTopics],
-        savepoints: Savepoints,
-    ) -> None:
-        self._config: Final = config
-        self._pipeline: Final = pipeline
-        self._clusters: Final = clusters
-        self._sources: Final = sources
-        self._savepoints: Final = savepoints
-
-    def span(self, request: BackfillRequest) -> Span:
-        """Return the range, whether it can be run or not.
-
-        :raises RefusedError: when the range is not there
-        """
-        with self._opened() as resolver:
-            return resolver.span(request)
-
-    def resolve(self, request: BackfillRequest, begun: Resolved | None = None) -> Resolved:
-        """Return the range, and the state that it begins with.
-
-        :param begun: what it meant when its first batch was written, None when none was: its batches stay as they are
-        :raises RefusedError: when the range is not there, or its state can't be made
-        """
-        with self._opened() as resolver:
-            resolved = resolver.resolve(request) if begun is None else resolver.resolve_again(request, begun)
-            resolver.check_input(resolved)
-            return resolved
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[_Resolver]:
-        with LedgerReader(self._config, self._pipeline) as reader:
-            yield _Resolver(reader, self._clusters, self._sources, self._savepoints)
-
-
-class _Resolver:
-    """Resolves one request."""
 
     def __init__(
         self, reader: LedgerReader, clusters: SourceClusters, sources: Sequence[SourceTopics], savepoints: Savepoints
@@ -166,6 +122,10 @@ class _Resolver:
         self._newest = tail.place.commit if tail is not None else 0
 
     def span(self, request: BackfillRequest) -> Span:
+        """Return the range, whether it can be run or not.
+
+        :raises RefusedError: when the range is not there
+        """
         commits = self._commits(request)
         if commits is None:
             starts, ends = self._bounds(request)
@@ -175,23 +135,22 @@ class _Resolver:
         starts, ends = self._source_of(*commits)
         return Span(starts=starts, ends=ends, commits=commits)
 
-    def resolve(self, request: BackfillRequest) -> Resolved:
-        return replace(self._with_base(request, self.span(request)), newest_commit=self._newest)
+    def resolve(self, request: BackfillRequest, begun: Resolved | None = None) -> Resolved:
+        """Return the range, and the state that it begins with.
 
-    def resolve_again(self, request: BackfillRequest, begun: Resolved) -> Resolved:
-        if request.state is BackfillState.EMPTY:
-            return begun
-        return replace(self._with_base(request, begun), newest_commit=begun.newest_commit)
+        :param begun: what it meant when its first batch was written, None when none was: its batches stay as they are
+        :raises RefusedError: when the range is not there, or its state can't be made
+        """
+        if begun is None:
+            resolved = replace(self._with_base(request, self.span(request)), newest_commit=self._newest)
+        elif request.state is BackfillState.EMPTY:
+            resolved = begun
+        else:
+            resolved = replace(self._with_base(request, begun), newest_commit=begun.newest_commit)
+        self._check_input(resolved)
+        return resolved
 
-    def _with_base(self, request: BackfillRequest, span: Span) -> Resolved:
-        if span.commits is not None:
-            return self._of_commits(request, span, span.commits)
-        if request.state is BackfillState.EMPTY:
-            begins = {**self._stable(), **span.starts, **self._warm_up_before(request, span.starts)}
-            return Resolved(starts=span.starts, ends=span.ends, begins=begins)
-        return self._with_state(span.starts, span.ends)
-
-    def check_input(self, resolved: Resolved) -> None:
+    def _check_input(self, resolved: Resolved) -> None:
         """Check that all that is read is there.
 
         :raises RefusedError: naming the first source records that are not
@@ -315,67 +274,52 @@ class _Resolver:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def _of_commits(self, request: BackfillRequest, span: Span, commits: tuple[int, int]) -> Resolved:
-        first, starts, ends = commits[0], span.starts, span.ends
+    def _with_base(self, request: BackfillRequest, span: Span) -> Resolved:
+        """Return a range with the state that it begins with: of whole commits, that before the first one."""
+        first = span.commits[0] if span.commits is not None else None
+        resolved = partial(Resolved, starts=span.starts, ends=span.ends, commits=span.commits)
         if request.state is BackfillState.EMPTY:
-            begins = {**starts, **self._warm_up_before(request, starts, first)}
-            return Resolved(starts=starts, ends=ends, begins=begins, commits=commits)
-        for savepoint in self._older_savepoints(first - 1):
-            return Resolved(
-                starts=starts,
-                ends=ends,
-                begins=by_place(savepoint.source),
-                commits=commits,
-                savepoint=savepoint.id,
-                base_commit=savepoint.commit,
-            )
-        begins = self._from_the_beginning(f"commit {first}")
-        return Resolved(starts=starts, ends=ends, begins=begins, commits=commits)
+            others = self._stable() if first is None else {}
+            return resolved(begins={**others, **span.starts, **self._warm_up_before(request, span.starts, first)})
+        base = self._savepoint_before(span.starts, first)
+        begins = by_place(base.source) if base is not None else self._from_the_beginning(span.starts, first)
+        unseen = self._offsets.starts(span.starts.keys() - begins.keys()) if first is None else {}
+        if base is None:
+            return resolved(begins=begins, unseen=unseen)
+        return resolved(begins=begins, unseen=unseen, savepoint=base.id, base_commit=base.commit)
 
-    def _with_state(self, starts: Positions, ends: Positions) -> Resolved:
-        """Choose the newest state before a range that does not begin with a commit."""
-        for savepoint in self._older_savepoints(self._newest):
-            begins = by_place(savepoint.source)
-            if all(begins.get(place, 0) <= start for place, start in starts.items()):
-                return Resolved(
-                    starts=starts,
-                    ends=ends,
-                    begins=begins,
-                    unseen=self._unseen(starts, begins),
-                    savepoint=savepoint.id,
-                    base_commit=savepoint.commit,
-                )
-        begins = self._from_the_beginning("the range")
-        late = [place for place, start in starts.items() if begins.get(place, 0) > start]
-        if late:
-            topic, partition = late[0]
-            raise RefusedError(
-                f"{self._reader.pipeline} began at offset {begins[late[0]]} of {topic}-{partition}, after the range's "
-                f"start {starts[late[0]]}: there is no state before it. Begin with an empty one: state 'empty'"
-            )
-        return Resolved(starts=starts, ends=ends, begins=begins, unseen=self._unseen(starts, begins))
-
-    def _unseen(self, starts: Positions, begins: Positions) -> Positions:
-        return self._offsets.starts(starts.keys() - begins.keys())
-
-    def _older_savepoints(self, commit: int) -> Iterable[Savepoint]:
-        """Yield whole savepoints at a commit or before it, the newest first."""
+    def _savepoint_before(self, starts: Positions, first: int | None) -> Savepoint | None:
+        """Return the newest whole savepoint before a commit, or before a range that does not begin with one."""
+        newest = self._newest if first is None else first - 1
         for savepoint in reversed(self._savepoints.list()):
-            fits = savepoint.pipeline == self._reader.pipeline and savepoint.commit <= commit
-            if fits and savepoint.commit >= self._oldest - 1 and not self._savepoints.verify(savepoint.id):
-                yield savepoint
+            fits = savepoint.pipeline == self._reader.pipeline and self._oldest - 1 <= savepoint.commit <= newest
+            if fits and first is None:
+                ends = by_place(savepoint.source)
+                fits = all(ends.get(place, 0) <= start for place, start in starts.items())
+            if fits and not self._savepoints.verify(savepoint.id):
+                return savepoint
+        return None
 
-    def _from_the_beginning(self, what: str) -> Positions:
+    def _from_the_beginning(self, starts: Positions, first: int | None) -> Positions:
         """Return where the pipeline's first commit begins: before it there was no state."""
+        what = "the range" if first is None else f"commit {first}"
         if self._newest == 0 or self._oldest > 1:
             raise RefusedError(
                 f"there is no savepoint before {what} in {self._savepoints.directory}, and the ledger of "
                 f"{self._reader.pipeline} has {self._has()}: the state that it began with can't be made. Begin with an "
                 "empty one: state 'empty', with a warm_up if that is long enough"
             )
-        return self._source_of(1, 1)[0]
+        begins = self._source_of(1, 1)[0]
+        late = [place for place, start in starts.items() if first is None and begins.get(place, 0) > start]
+        if late:
+            topic, partition = late[0]
+            raise RefusedError(
+                f"{self._reader.pipeline} began at offset {begins[late[0]]} of {topic}-{partition}, after the range's "
+                f"start {starts[late[0]]}: there is no state before it. Begin with an empty one: state 'empty'"
+            )
+        return begins
 
-    def _warm_up_before(self, request: BackfillRequest, starts: Positions, first: int | None = None) -> Positions:
+    def _warm_up_before(self, request: BackfillRequest, starts: Positions, first: int | None) -> Positions:
         """Return where a warm-up begins; nothing when there is none."""
         if request.warm_up is None:
             return {}

@@ -88,44 +88,29 @@ def _renamed(old: Version, new: Version) -> QueryPlan | None:
 
 def _pipeline(old: Version, new: Version) -> Iterator[VersionChange]:
     if old.pipeline != new.pipeline:
-        yield incompatible(
-            "pipeline",
-            old.pipeline,
-            new.pipeline,
-            "a savepoint belongs to one pipeline: its ledger is named by it",
-            f"check against a savepoint of {new.pipeline}, or give the job the name {old.pipeline} again",
-        )
+        reason = "a savepoint belongs to one pipeline: its ledger is named by it"
+        way_out = f"check against a savepoint of {new.pipeline}, or give the job the name {old.pipeline} again"
+        yield incompatible("pipeline", old.pipeline, new.pipeline, reason, way_out)
 
 
 def _what_is_known(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is not None and new.plan is not None:
         return None
-    uncompared = (
-        "aggregate functions, columns that they and the keys are made of, windows, watermarks, join conditions, sinks"
+    reason = (
+        "without a description of what both versions compute these could not be compared: aggregate functions, columns "
+        "that they and the keys are made of, windows, watermarks, join conditions, sinks"
     )
-    return [
-        note(
-            "plan",
-            "not known" if old.plan is None else "known",
-            "not known" if new.plan is None else "known",
-            f"without a description of what both versions compute these could not be compared: {uncompared}",
-            "start the old version with this release, take a savepoint, and check against that",
-        )
-    ]
+    way_out = "start the old version with this release, take a savepoint, and check against that"
+    before, after = ("not known" if version.plan is None else "known" for version in (old, new))
+    return [note("plan", before, after, reason, way_out)]
 
 
 def _refused(old: Version, new: Version) -> list[VersionChange] | None:
     if new.refused is None:
         return None
-    return [
-        incompatible(
-            "output mode" if old.output_mode not in (None, new.output_mode) else "plan",
-            old.output_mode,
-            new.output_mode,
-            f"Spark does not run it: {new.refused}",
-            "change the job as Spark says",
-        )
-    ]
+    aspect = "output mode" if old.output_mode not in (None, new.output_mode) else "plan"
+    reason, way_out = f"Spark does not run it: {new.refused}", "change the job as Spark says"
+    return [incompatible(aspect, old.output_mode, new.output_mode, reason, way_out)]
 
 
 def _spark(old: Version, new: Version) -> Iterator[VersionChange]:
@@ -153,21 +138,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _backend(old: Version, new: Version) -> Iterator[VersionChange]:
     if None not in (old.state_backend, new.state_backend) and old.state_backend != new.state_backend:
-        yield incompatible(
-            "state backend",
-            old.state_backend,
-            new.state_backend,
-            "a lineage keeps its backend; the start of this job would be refused",
-            f"state_backend=StateBackend.{old.state_backend}() as before, or a new name and a new home",
-        )
+        reason = "a lineage keeps its backend; the start of this job would be refused"
+        way_out = f"state_backend=StateBackend.{old.state_backend}() as before, or a new name and a new home"
+        yield incompatible("state backend", old.state_backend, new.state_backend, reason, way_out)
     if None not in (old.encoding, new.encoding) and old.encoding != new.encoding:
-        yield incompatible(
-            "state encoding",
-            old.encoding,
-            new.encoding,
-            "a lineage keeps the encoding that it began with; the start of this job would be refused",
-            "StateBackend.rocksdb() without avro=True as before, or a new name and a new home",
-        )
+        reason = "a lineage keeps the encoding that it began with; the start of this job would be refused"
+        way_out = "StateBackend.rocksdb() without avro=True as before, or a new name and a new home"
+        yield incompatible("state encoding", old.encoding, new.encoding, reason, way_out)
 
 
 def _partitions(old: Version, new: Version) -> list[VersionChange] | None:
@@ -192,13 +169,8 @@ def _sources(old: Version, new: Version) -> Iterator[VersionChange]:
         yield note("sources", old.topics, new.topics, reason)
         return
     if before == after:
-        yield incompatible(
-            "sources",
-            old.topics,
-            new.topics,
-            "Spark knows sources by their order in the plan, and would give each the offsets of another",
-            "use them in the old order",
-        )
+        reason = "Spark knows sources by their order in the plan, and would give each the offsets of another"
+        yield incompatible("sources", old.topics, new.topics, reason, "use them in the old order")
         return
     added, gone = tuple((after - before).elements()), tuple((before - after).elements())
     if added and gone and len(old.topics) == len(new.topics):
@@ -311,14 +283,14 @@ def _output_mode_changed(old: Version, new: Version) -> Iterator[VersionChange]:
             )
             yield incompatible("output mode", before, after, reason)
         else:
-            yield note(
-                "output mode", before, after, "every batch writes all groups from now on; readers see each again"
-            )
+            reason = "every batch writes all groups from now on; readers see each again"
+            yield note("output mode", before, after, reason)
     elif after == "append":
         reason = (
             "a group is written once, when the watermark has passed it; those in the state, which readers know from "
+            "earlier updates, are written once more then"
         )
-        yield note("output mode", before, after, f"{reason}earlier updates, are written once more then")
+        yield note("output mode", before, after, reason)
     else:
         reason = "a group is written whenever it changes; readers must take the newest row of a key"
         yield note("output mode", before, after, reason)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +40,7 @@ from airflow_provider_exactlyonce.storage.trees import (
     content_of,
     content_of_bytes,
     copy_file,
+    directories_of,
     files_below,
 )
 
@@ -48,43 +49,24 @@ from airflow_provider_exactlyonce.storage.trees import (
 _LEFT_OUT: Final = re.compile(
     r"home\.json|current|(backfills/[^/]+/)?control/((lease|standby|intent)\.json|commands/.+|logs/.+)"
     r"|backfills/turn\.lease\.json|(.+/)?[^/]+\.lock"
+    r"|(backfills/[^/]+/)?lineages/[^/]+/checkpoint/state/[^/]+/_metadata/v2/\.[^/]+"  # Hadoop's checksums of _NAMING
 )
 #: What is written last wherever it is: before it a directory counts as nothing.
 _MAKING: Final = re.compile(r"(.+/)?(lineage|manifest)\.json|backfills/[^/]+/(home\.json|current)")
-#: Spark's metadata of a lineage's state has absolute paths, and Hadoop may have left checksums of it.
-_NAMING: Final = re.compile(r"((?:backfills/[^/]+/)?lineages/[^/]+/checkpoint)/state/[^/]+/_metadata/v2/([^/]+)")
+#: Spark's metadata of a lineage's state has absolute paths.
+_NAMING: Final = re.compile(r"((?:backfills/[^/]+/)?lineages/[^/]+/checkpoint)/state/[^/]+/_metadata/v2/[^/]+")
 #: What a call has left that was killed while it began.
 _BEGINNING: Final = re.compile(r"\.home\.json\.[^/]+")
 _THREADS: Final = 8  # each keeps pieces of up to 50 MB of a file in a bucket
 
 
-@dataclass(frozen=True, kw_only=True)
-class CopyPlan:
-    """The files of a home that are copied.
+def in_order(paths: Iterable[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the files of a home that are copied, and those that are copied when the others are.
 
-    :param files: relative to it
-    :param last: those that are copied when the others are
+    :param paths: of all its files, relative to it
     """
-
-    files: tuple[str, ...]
-    last: tuple[str, ...]
-
-    @classmethod
-    def of(cls, paths: Iterable[str]) -> CopyPlan:
-        """Return the plan for what is in a home.
-
-        :param paths: relative to it
-        """
-        kept = [path for path in paths if not _LEFT_OUT.fullmatch(path) and not _is_checksum_of_paths(path)]
-        return cls(
-            files=tuple(path for path in kept if not _MAKING.fullmatch(path)),
-            last=tuple(path for path in kept if _MAKING.fullmatch(path)),
-        )
-
-
-def _is_checksum_of_paths(path: str) -> bool:
-    match = _NAMING.fullmatch(path)
-    return match is not None and match[2].startswith(".")
+    kept = [path for path in paths if not _LEFT_OUT.fullmatch(path)]
+    return [path for path in kept if not _MAKING.fullmatch(path)], [path for path in kept if _MAKING.fullmatch(path)]
 
 
 @dataclass(kw_only=True)
@@ -104,12 +86,6 @@ class HomeCopied:
     files: int = field(init=False, default=0)
     size: int = field(init=False, default=0)
     copied: int = field(init=False, default=0)
-
-    def add(self, content: Content, *, copied: bool) -> None:
-        """Count a file."""
-        self.files += 1
-        self.size += content.size
-        self.copied += copied
 
 
 def copy_home(source: Home, target: Home, config: Mapping[str, Any]) -> HomeCopied:
@@ -280,8 +256,9 @@ class _OnlyCopy:
 
 def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopied) -> None:
     """Copy all files, remove what an earlier call has copied and is gone since, and name the lineage in use."""
-    plan, only_copy = CopyPlan.of(files_below(source.path)), _OnlyCopy(source, target, hold)
-    store, planned = store_of(target.path), {*plan.files, *plan.last, "home.json", "current"}
+    first, last = in_order(files_below(source.path))
+    only_copy, store = _OnlyCopy(source, target, hold), store_of(target.path)
+    planned = {*first, *last, "home.json", "current"}
 
     def copy(path: str) -> tuple[Content, bool]:
         only_copy.check_often()
@@ -298,15 +275,17 @@ def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopi
         return done
 
     with ThreadPoolExecutor(_THREADS) as threads:
-        for files in (plan.files, plan.last):
+        for files in (first, last):
             for content, is_new in threads.map(copy, files):
-                copied.add(content, copied=is_new)
+                copied.files += 1
+                copied.size += content.size
+                copied.copied += is_new
             store.flush([target.path / path for path in files])
     only_copy.check()
     for path in files_below(target.path):
         if path not in planned:
             store.delete(target.path / path)
-    store.flush(_directories(target.path, planned) if is_local(target.path) else [])
+    store.flush(directories_of(target.path, [target.path / path for path in planned]))
     target.use(lineage)
 
 
@@ -319,9 +298,3 @@ def _rename(source: Path, target: Path, checkpoint: Path) -> tuple[Content, bool
     store_of(target).replace(target, text)
     check_content(target, wanted)
     return wanted, True
-
-
-def _directories(top: Path, paths: Iterable[str]) -> list[Path]:
-    """Return the directories whose names were added, from the parent down."""
-    below = {parent for path in paths for parent in (top / path).parents if top in (parent, *parent.parents)}
-    return [top.parent, *below]

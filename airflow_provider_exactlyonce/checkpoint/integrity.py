@@ -7,7 +7,6 @@ tear. A savepoint's own checksums cover all of them.
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from airflow_provider_exactlyonce.checkpoint.state import Defect, FileSet, State
 from airflow_provider_exactlyonce.storage.opening import names_in
 
 #: A file that was written longer before the commit has long been on disk.
-RECENT_SECONDS: Final = 3600.0
+_RECENT_SECONDS: Final = 3600.0
 QUERY_ID: Final = "metadata"
 _LZ4_MAGIC: Final = b"LZ4Block"
 #: What Java's LZ4 stream, Spark's default for deltas, snapshots and changelogs, ends with: a block of no bytes.
@@ -35,7 +34,6 @@ class BatchFiles:
     :param defects: what is missing or torn, as far as names and sizes tell
     """
 
-    number: int
     files: tuple[str, ...]
     defects: tuple[Defect, ...]
 
@@ -54,19 +52,14 @@ def files_of(checkpoint: Checkpoint, batch: int) -> BatchFiles:
     needed.defects += state.defects
     if any(path.endswith(".changelog") for path in state.files):  # later batches find their snapshot by these ids
         needed.files |= {f"commits/{number}" for number in ids}
-    needed.defects += [
-        Defect(path=path, reason=reason)
-        for path in sorted(needed.files)
-        if (
-            reason := _size_defect(
-                checkpoint.path / path, needed.sizes.get(path), has_note=f"{path}.crc" in needed.files
-            )
-        )
-    ]
+    for path in sorted(needed.files):
+        has_note = f"{path}.crc" in needed.files
+        if reason := _size_defect(checkpoint.path / path, needed.sizes.get(path), has_note=has_note):
+            needed.defects.append(Defect(path=path, reason=reason))
     named: dict[str, Defect] = {}
     for defect in needed.defects:  # one defect a file: the first says most
         named.setdefault(defect.path, defect)
-    return BatchFiles(number=batch, files=tuple(sorted(needed.files)), defects=tuple(named.values()))
+    return BatchFiles(files=tuple(sorted(needed.files)), defects=tuple(named.values()))
 
 
 def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] | None = None) -> list[Defect]:
@@ -79,7 +72,7 @@ def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] |
     defects = list(needed.defects)
     defective = {defect.path for defect in defects}
     try:
-        since = (checkpoint.path / "commits" / str(batch)).stat().st_mtime - RECENT_SECONDS
+        since = (checkpoint.path / "commits" / str(batch)).stat().st_mtime - _RECENT_SECONDS
     except FileNotFoundError:
         return defects
     for path in needed.files:
@@ -165,24 +158,18 @@ def _state_ids(
 
 def _source_files(checkpoint: Checkpoint, offsets: BatchOffsets | None) -> Iterator[str]:
     """Yield the files of the sources; of a file source's log, what the batch has read, so that batches stay as cut."""
-    for index, line in enumerate(offsets.sources if offsets else ()):
-        position = json.loads(line or "null")
-        if isinstance(position, dict) and any(isinstance(of, dict) for of in position.values()):
-            yield f"sources/{index}/0"  # where a Kafka source began
+    positions = offsets.positions if offsets else []
+    known = {str(index): position for index, position in enumerate(positions) if isinstance(position, dict)}
+    for source, position in known.items():
+        if any(isinstance(of, dict) for of in position.values()):
+            yield f"sources/{source}/0"  # where a Kafka source began
     directory = checkpoint.path / "sources"
     for source in names_in(directory):
-        last = _log_offset(offsets, int(source)) if source.isdecimal() else None
+        last = known.get(source, {}).get("logOffset")
         for file in names_in(directory / source):
             number = file.removesuffix(".compact")
             if not file.startswith(".") and not (last is not None and number.isdecimal() and int(number) > last):
                 yield f"sources/{source}/{file}"
-
-
-def _log_offset(offsets: BatchOffsets | None, source: int) -> int | None:
-    if offsets is None or source >= len(offsets.sources):
-        return None
-    position = json.loads(offsets.sources[source] or "null")
-    return position.get("logOffset") if isinstance(position, dict) else None
 
 
 def _size_defect(file: Path, expected: int | None, *, has_note: bool) -> str | None:

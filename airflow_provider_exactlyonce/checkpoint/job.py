@@ -54,8 +54,7 @@ def read(home: Home, lineage: str, version: str) -> JobDescription | None:
     body = json_store.read(path)
     if body is None:
         return None
-    plan = plans.decode(body["plan"]) if body.get("plan") else None
-    return codec.load(JobDescription, {**body, "plan": plan}, str(path))
+    return codec.load(JobDescription, {**body, "plan": plans.decode(body.get("plan"))}, str(path))
 
 
 def check_deterministic(home: Home, stretch: CommitSpan, *, following: str | None = None) -> None:

@@ -17,12 +17,15 @@ more than :class:`pathlib.Path` and universal_pathlib have in common, so that a 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 from airflow_provider_exactlyonce.storage.opening import names_in, store_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _NO_OFFSET: Final = "-"
 
@@ -53,19 +56,26 @@ class BatchOffsets:
 
     def kafka_ends(self) -> KafkaOffsets:
         """Return where the batch ends in each topic-partition of its Kafka sources."""
-        ends: KafkaOffsets = {}
-        for line in self.sources:
-            offsets = json.loads(line) if line else {}
-            for topic, partitions in offsets.items() if isinstance(offsets, dict) else ():  # a rate source has a number
-                if isinstance(partitions, dict):  # else it is of a file source
-                    ends.setdefault(topic, {}).update({int(partition): end for partition, end in partitions.items()})
-        return ends
+        return _of_kafka(self.positions)
+
+    @property
+    def positions(self) -> list[Any]:
+        """The lines of the sources as JSON values, None for a source without an offset yet."""
+        return [json.loads(line or "null") for line in self.sources]
 
     def same_sources(self, other: BatchOffsets) -> bool:
         """Tell whether both end at the same place in every source."""
-        return [line and json.loads(line) for line in self.sources] == [
-            line and json.loads(line) for line in other.sources
-        ]
+        return self.positions == other.positions
+
+
+def _of_kafka(positions: Iterable[Any]) -> KafkaOffsets:
+    """Return the offsets that are of Kafka sources among those of all sources."""
+    offsets: KafkaOffsets = {}
+    for position in positions:
+        for topic, partitions in position.items() if isinstance(position, dict) else ():  # a rate source's isn't
+            if isinstance(partitions, dict):  # else it is of a file source
+                offsets.setdefault(topic, {}).update({int(number): offset for number, offset in partitions.items()})
+    return offsets
 
 
 def parse_offsets(text: str) -> BatchOffsets:
@@ -154,30 +164,23 @@ class Checkpoint:
 
     def newest_offsets(self) -> int | None:
         """Return the id of the newest planned batch."""
-        batches = self.batches("offsets")
-        return batches[-1] if batches else None
+        return max(self.batches("offsets"), default=None)
 
     def newest_commit(self) -> int | None:
         """Return the id of the newest batch that Spark has recorded as done."""
-        batches = self.batches("commits")
-        return batches[-1] if batches else None
+        return max(self.batches("commits"), default=None)
 
     def offsets(self, batch: int) -> BatchOffsets | None:
         """Read ``offsets/<batch>``; None when there is none.
 
         :raises TornFileError: when the file isn't whole
         """
-        try:
-            return parse_offsets((self.path / "offsets" / str(batch)).read_text())
-        except FileNotFoundError:
-            return None
-        except UnicodeDecodeError as error:
-            raise TornFileError(f"offsets/{batch} is not text: {error}") from error
+        return self._entry("offsets", batch, parse_offsets)
 
     def conf(self) -> Mapping[str, str]:
         """Return the Spark settings that are fixed for the checkpoint's life; empty before its first batch."""
         for batch in reversed(self.batches("offsets")):
-            if offsets := whole_offsets(self, batch):
+            if offsets := whole(self.offsets, batch):
                 return offsets.conf
         return {}
 
@@ -186,19 +189,15 @@ class Checkpoint:
 
         :raises TornFileError: when the file isn't whole
         """
+        return self._entry("commits", batch, parse_commit)
+
+    def _entry(self, log: str, batch: int, parse: Callable[[str], T]) -> T | None:
         try:
-            return parse_commit((self.path / "commits" / str(batch)).read_text())
+            return parse((self.path / log / str(batch)).read_text())
         except FileNotFoundError:
             return None
         except UnicodeDecodeError as error:
-            raise TornFileError(f"commits/{batch} is not text: {error}") from error
-
-    def commit_is_whole(self, batch: int) -> bool:
-        """Tell whether ``commits/<batch>`` can be read."""
-        try:
-            return self.commit(batch) is not None
-        except TornFileError:
-            return False
+            raise TornFileError(f"{log}/{batch} is not text: {error}") from error
 
     def state_names_are_unique(self, batch: int) -> bool:
         """Tell whether the state of a batch is named in ``commits/<batch>`` (format 2), or there is no state."""
@@ -221,30 +220,29 @@ class Checkpoint:
 
     def initial_positions(self) -> Iterator[Mapping[str, Any]]:
         """Yield what ``sources/<i>/0`` says of each source that has one, in Spark's order; nothing of a rate source."""
-        for file in self._initial_files():
-            _, brace, body = file.read_bytes().partition(b"{")
-            yield json.loads(b"{" + body) if brace else {}
+        directory = self.path / "sources"
+        for source in sorted(names_in(directory), key=lambda name: (len(name), name)):  # 10 comes after 9
+            if (file := directory / source / "0").is_file():
+                _, brace, body = file.read_bytes().partition(b"{")
+                yield json.loads(b"{" + body) if brace else {}
 
     def kafka_starts(self, batch: int) -> KafkaOffsets:
         """Return where a batch begins, but in partitions that it reads first; batch 0 where the sources do.
 
         :raises TornFileError: when the batch before it isn't whole
         """
-        starts: KafkaOffsets = {}
-        for positions in self.initial_positions():
-            for topic, partitions in positions.items():
-                if isinstance(partitions, dict):  # else it is of a file source
-                    starts.setdefault(topic, {}).update({int(place): start for place, start in partitions.items()})
+        starts = _of_kafka(self.initial_positions())
         before = self.offsets(batch - 1) if batch else None
         for topic, ends in (before.kafka_ends() if before else {}).items():
             starts.setdefault(topic, {}).update(ends)
         return starts
 
-    def _initial_files(self) -> Iterator[Path]:
-        directory = self.path / "sources"
-        for source in sorted(names_in(directory), key=lambda name: (len(name), name)):  # 10 comes after 9
-            if (directory / source / "0").is_file():
-                yield directory / source / "0"
+    def plan(self, batch: int, text: str) -> None:
+        """Make a batch, with this ``offsets/<batch>``, the one that Spark runs next."""
+        for later in self.batches("offsets"):
+            if later > batch:
+                self.remove("offsets", later)
+        self.write_offsets(batch, text)
 
     def write_offsets(self, batch: int, text: str) -> None:
         """Put ``offsets/<batch>`` back."""
@@ -277,9 +275,9 @@ def _note_of(file: Path) -> Path:
     return file.with_name(f".{file.name}.crc")
 
 
-def whole_offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:
-    """Read ``offsets/<batch>``; None when it is missing or torn."""
+def whole(read: Callable[P, T | None], *arguments: P.args, **named: P.kwargs) -> T | None:
+    """Return what a method of :class:`Checkpoint` reads; None when its file is missing or torn."""
     try:
-        return checkpoint.offsets(batch)
+        return read(*arguments, **named)
     except TornFileError:
         return None

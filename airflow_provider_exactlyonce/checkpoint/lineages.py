@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint.state import STATE_DATA
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
 from airflow_provider_exactlyonce.storage.opening import hadoop_url, holds_files, is_local, store_of
+from airflow_provider_exactlyonce.storage.trees import directories_of
 
 _UNFINISHED: Final = ".unfinished-"
-#: Written under a new name and never changed, so that a lineage can share it with the savepoint.
-_STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapshot|crc)")
 #: In ``_metadata/v2``, what comes before this is where the checkpoint was when it was written.
 _SCHEMA_FILE: Final = re.compile(r'[^"\\]*(/state/\d+/_stateSchema/)')
 
@@ -47,9 +47,10 @@ def make(
     copied = _copy(checkpoint, source, paths, lineage.id)
     for path, text in (texts or {}).items():
         store.replace(checkpoint / path, text.encode())
-    store.flush([place for place in copied if not _is_shared(place)])
+    # What shares its bytes with a savepoint was flushed with it.
+    store.flush([place for place in copied if not (is_local(place) and place.stat().st_nlink > 1)])
     json_store.write(target / "lineage.json", lineage.document())
-    store.flush(_directories(target, copied))
+    store.flush(directories_of(target, copied))
     failpoints.reach("restore-copied")
     store.delete(_mark_of(target))
     failpoints.reach("restore-renamed")
@@ -121,10 +122,11 @@ def _copy(checkpoint: Path, source: Path, paths: Iterable[str], lineage_id: str)
     store, copied = store_of(checkpoint), [checkpoint / "metadata"]
     for path in paths:
         if path != "metadata":
-            store.copy(source / path, checkpoint / path, final=_STATE_DATA.fullmatch(path) is not None)
+            store.copy(source / path, checkpoint / path, final=STATE_DATA.fullmatch(path) is not None)
             copied.append(checkpoint / path)
     store.replace(checkpoint / "metadata", json.dumps({"id": lineage_id}, separators=(",", ":")).encode())
-    _rewrite_paths(checkpoint)
+    for file in checkpoint.glob("state/*/_metadata/v2/*"):  # Spark has written absolute paths into them
+        store.replace(file, naming(checkpoint, file.read_text()).encode())
     return copied
 
 
@@ -157,26 +159,9 @@ def remove(directory: Path) -> None:
     store.delete(_mark_of(directory))
 
 
-def _rewrite_paths(checkpoint: Path) -> None:
-    """Make the state's metadata name the schema files of this copy: Spark has written absolute paths into it."""
-    for file in checkpoint.glob("state/*/_metadata/v2/*"):
-        store_of(file).replace(file, naming(checkpoint, file.read_text()).encode())
-
-
 def naming(checkpoint: Path, text: str) -> str:
     """Return the text of a file below ``_metadata/v2`` of a checkpoint as that of another one, which has a copy of it.
 
     :param checkpoint: that one
     """
     return _SCHEMA_FILE.sub(lambda match: f"{hadoop_url(checkpoint)}{match[1]}", text)
-
-
-def _is_shared(place: Path) -> bool:
-    """Whether a file shares its bytes with a savepoint, which has flushed them."""
-    return is_local(place) and place.stat().st_nlink > 1
-
-
-def _directories(target: Path, files: Iterable[Path]) -> list[Path]:
-    """Return the directories whose names were added, from the lineage's parent down."""
-    between = {parent for file in files for parent in file.parents if target in (parent, *parent.parents)}
-    return [target.parent, *between]

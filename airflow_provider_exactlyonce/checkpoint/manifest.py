@@ -171,5 +171,4 @@ def decode(body: Mapping[str, Any]) -> Savepoint:
     """
     what = f"the manifest of savepoint {body.get('id')}"
     codec.check_schema(body, what, READABLE)
-    plan = plans.decode(body["plan"]) if body.get("plan") else None
-    return codec.load(Savepoint, {**body, "plan": plan}, what)
+    return codec.load(Savepoint, {**body, "plan": plans.decode(body.get("plan"))}, what)

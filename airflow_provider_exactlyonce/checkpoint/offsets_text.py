@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
@@ -30,7 +31,7 @@ def adapted(text: str, *, confs_of: str | None, watermark: int | None) -> str:
 def composed(
     conf: Mapping[str, str],
     sources: Sequence[SourceTopics],
-    ends: Mapping[tuple[str, int], int],
+    ends: Mapping[str, Mapping[Any, int]],
     *,
     timestamp: int,
     watermark: int,
@@ -39,14 +40,11 @@ def composed(
 
     :param conf: the lineage's configuration
     :param sources: the topics of each source, in Spark's order
-    :param ends: where the batch ends, exclusive
+    :param ends: {topic: {partition: where the batch ends, exclusive}}
     :param timestamp: the batch's, milliseconds since the epoch
     :param watermark: the batch's, milliseconds since the epoch
     """
     metadata = {"batchWatermarkMs": watermark, "batchTimestampMs": timestamp, "conf": dict(conf)}
     lines = ["v1", json.dumps(metadata, separators=(",", ":"))]
-    by_topic: dict[str, dict[str, int]] = {}
-    for (topic, partition), end in sorted(ends.items()):
-        by_topic.setdefault(topic, {})[str(partition)] = end
-    lines += [json.dumps(topics.share(by_topic), separators=(",", ":")) for topics in sources]
+    lines += [json.dumps(topics.share(ends), separators=(",", ":")) for topics in sources]
     return "\n".join(lines)

@@ -73,6 +73,6 @@ def encode(plan: QueryPlan) -> dict[str, Any]:
     return {"schema": SCHEMA, **asdict(plan)}
 
 
-def decode(body: Mapping[str, Any]) -> QueryPlan | None:
-    """Read a plan; None when a newer release wrote it: no plan is known then, and all else still is."""
-    return codec.load(QueryPlan, body, "the plan of a job") if body["schema"] == SCHEMA else None
+def decode(body: Mapping[str, Any] | None) -> QueryPlan | None:
+    """Read a plan; None when there is none, or a newer release wrote it: all else is still known then."""
+    return codec.load(QueryPlan, body, "the plan of a job") if body and body["schema"] == SCHEMA else None

@@ -120,8 +120,7 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
     lines: list[dict[str, dict[str, int]] | None] = []
     left = total = 0
     first: tuple[dict[str, int], str] | None = None
-    for line in planned.sources:
-        position = json.loads(line) if line else None
+    for line, position in zip(planned.sources, planned.positions, strict=True):
         if position is not None and not all(isinstance(of, dict) for of in position.values()):
             raise RefusedError(f"a batch of a source that isn't Kafka can't be cut: it ends at {line}")
         ends: dict[str, dict[str, int]] = {}

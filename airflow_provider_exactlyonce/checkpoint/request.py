@@ -51,7 +51,6 @@ class SavepointTaker:
         self._pipeline: Final = pipeline
         self._config: Final = config
         self._request: Final = request
-        self._holder: Final = _holder(request)
         self._label: Final = label
         self._stops: Final = stops
 
@@ -82,7 +81,7 @@ class SavepointTaker:
             return WaitCondition(token=None, request=self._request)  # the next one would fail if we held the pipeline
         if driver is None or isinstance(driver, drivers.Death):
             return self._take_without_driver()
-        if driver.stale and driver.token == self._holder:  # an earlier try of ours, on a host that is lost
+        if driver.stale and driver.token == _holder(self._request):  # an earlier try of ours, on a host that is lost
             return self._take_without_driver()
         if driver.stale:
             raise AlreadyRunningError(

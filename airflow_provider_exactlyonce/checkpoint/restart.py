@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from airflow_provider_exactlyonce.checkpoint.integrity import newest_whole
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError, remove_file
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, remove_file, whole
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import Defect
@@ -60,7 +60,7 @@ def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, com
     :param commit: the ledger's newest commit, 0 for none
     :raises RefusedError: when the checkpoint is of another query
     """
-    if (query := _query_id(checkpoint)) not in (None, lineage.id):
+    if (query := whole(checkpoint.query_id)) not in (None, lineage.id):
         raise RefusedError(
             f"{checkpoint.path} is the checkpoint of query {query}, not of lineage {lineage.id}: it was put there from "
             "elsewhere. Put the lineage's own back, or restore a savepoint: exactlyonce restore"
@@ -90,7 +90,7 @@ def _further_back(
 
 def repair_query_id(checkpoint: Checkpoint, lineage: str) -> bool:
     """Write a query id that is missing or torn again, where the checkpoint has batches; returns whether it was."""
-    if _query_id(checkpoint) is not None or checkpoint.newest_offsets() is None:
+    if whole(checkpoint.query_id) is not None or checkpoint.newest_offsets() is None:
         return False
     checkpoint.write_query_id(lineage)
     return True
@@ -103,10 +103,3 @@ def run_newest_again(checkpoint: Checkpoint, restart: RestartDecision) -> None:
         checkpoint.remove("commits", newest)
     for defect in restart.defects:
         remove_file(checkpoint.path / defect.path)
-
-
-def _query_id(checkpoint: Checkpoint) -> str | None:
-    try:
-        return checkpoint.query_id()
-    except TornFileError:
-        return None

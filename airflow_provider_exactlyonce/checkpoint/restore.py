@@ -2,18 +2,16 @@
 
 With the savepoint at commit s and the ledger at l, the driver first runs the commits s+1 to l again without writing
 (mode ``suppress``), so that its state is that of l; see :mod:`~airflow_provider_exactlyonce.streaming.replay.replay`.
-Mode
-``fail`` refuses unless s is l, and mode ``reemit`` goes on right after s and writes the output again. All that a replay
-needs is looked for here, before anything is changed.
+Mode ``fail`` refuses unless s is l, and mode ``reemit`` goes on right after s and writes the output again. All that a
+replay needs is looked for here, before anything is changed.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,12 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
-from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import RefusedError, required
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord
 from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters, from_environment
 from airflow_provider_exactlyonce.storage.opening import place_of
-
-#: The clusters of a pipeline's sources, as its newest claim has them.
-_Clusters = Callable[[ClaimRecord | None], SourceClusters]
 
 
 class RestoreMode(StrEnum):
@@ -78,10 +73,8 @@ class Restored:
     """
 
     savepoint: Savepoint
-    mode: RestoreMode
     lineage: Lineage
     directory: Path
-    last_commit: int
     stretch: CommitSpan | None
 
 
@@ -103,19 +96,10 @@ def restore(
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
     old_lease, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
     with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:
-        savepoint, tail, claim, stretch = _examine(
-            home, reader, partial(SourceClusters.claimed, config, find=find), request
-        )
+        savepoint, tail, claim, stretch = _examine(home, reader, config, request, find)
         lineage = _lineage(savepoint, tail, claim, request)
         directory = _make(home, hold, savepoint, lineage, request.to)
-        return Restored(
-            savepoint=savepoint,
-            mode=request.mode,
-            lineage=lineage,
-            directory=directory,
-            last_commit=tail.place.commit,
-            stretch=stretch,
-        )
+        return Restored(savepoint=savepoint, lineage=lineage, directory=directory, stretch=stretch)
 
 
 def check_restore(
@@ -132,11 +116,11 @@ def check_restore(
     :raises RefusedError: as :func:`restore` does
     """
     with LedgerReader(config, pipeline) as reader:
-        _examine(home, reader, partial(SourceClusters.claimed, config, find=find), request)
+        _examine(home, reader, config, request, find)
 
 
 def _examine(
-    home: Home, reader: LedgerReader, clusters: _Clusters, request: RestoreRequest
+    home: Home, reader: LedgerReader, config: Mapping[str, Any], request: RestoreRequest, find: FindConnection
 ) -> tuple[Savepoint, LedgerTail, ClaimRecord, CommitSpan | None]:
     """Return the savepoint, the ledger's end with its newest claim, and what has to be replayed."""
     if home.pipeline() != reader.pipeline:
@@ -145,6 +129,7 @@ def _examine(
     if tail is None or tail.claim is None:
         raise RefusedError(f"pipeline {reader.pipeline} has no ledger on this cluster: nothing was ever committed")
     savepoint = _chosen(Savepoints(home.savepoints), request)
+    clusters = SourceClusters.claimed(config, tail.claim, find)
     stretch = _check(savepoint, reader, tail, clusters, request.mode)
     if stretch is not None and not request.accept_nondeterminism:
         jobs.check_deterministic(home, stretch, following=request.version)
@@ -172,7 +157,7 @@ def _chosen(savepoints: Savepoints, request: RestoreRequest) -> Savepoint:
 
 
 def _check(
-    savepoint: Savepoint, reader: LedgerReader, tail: LedgerTail, clusters: _Clusters, mode: RestoreMode
+    savepoint: Savepoint, reader: LedgerReader, tail: LedgerTail, clusters: SourceClusters, mode: RestoreMode
 ) -> CommitSpan | None:
     """Check the savepoint against the ledger; returns what has to be replayed, None for nothing."""
     newest = tail.place.commit
@@ -184,7 +169,7 @@ def _check(
             f"commit {newest}: this is another cluster, or the ledger was lost. What was committed can't be told"
         )
     if savepoint.commit == newest:
-        _check_positions(savepoint, _newest(tail).ends)
+        _check_positions(savepoint, required(tail.commit, "the ledger has a commit").ends)
         return None
     if mode is RestoreMode.FAIL:
         raise RefusedError(
@@ -193,13 +178,8 @@ def _check(
         )
     stretch = RecordedCommits(reader, savepoint.commit + 1, newest).check()
     _check_positions(savepoint, stretch.positions)
-    check_input(clusters(tail.claim), stretch)
+    check_input(clusters, stretch)
     return None if mode is RestoreMode.REEMIT else stretch
-
-
-def _newest(tail: LedgerTail) -> CommitRecord:
-    invariant(tail.commit is not None, "the ledger has a commit")
-    return tail.commit  # type: ignore[return-value]
 
 
 def _check_positions(savepoint: Savepoint, positions: Mapping[tuple[str, int], int]) -> None:

@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce import failpoints, process_identity
-from airflow_provider_exactlyonce.checkpoint import checksums, integrity
+from airflow_provider_exactlyonce.checkpoint import checksums, integrity, lineages
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import READABLE, Savepoint, decode, describe, encode
-from airflow_provider_exactlyonce.checkpoint.state import Defect
+from airflow_provider_exactlyonce.checkpoint.state import STATE_DATA, Defect
 from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.storage.opening import holds_files, store_of
@@ -41,7 +42,6 @@ _ID: Final = re.compile(r"(\d+)-[0-9a-z]+")
 _COPY: Final = ".verify-"
 #: The name says that the bytes never change: RocksDB's tables and logs, and all state of checkpoint format 2.
 _UNIQUE: Final = re.compile(r"state/.*[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.(sst|log|zip|changelog)(\.crc)?")
-_STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapshot|crc)")
 #: After so long a directory that was begun on another machine, and never got a manifest, is a leftover.
 _FOREIGN_LEFTOVER_SECONDS: Final = 24 * 60 * 60.0
 _FRESH_SECONDS: Final = 60.0
@@ -241,24 +241,21 @@ class Savepoints:
         return [defects[path] for path in sorted(defects)]
 
     @contextmanager
-    def copying(self) -> Iterator[Path]:
-        """Give a directory for a copy of a savepoint that is worked on; it goes with the copy, or as a leftover."""
+    def copying(self, savepoint: Savepoint) -> Iterator[Path]:
+        """Give the checkpoint that a restore would make, to read its state; it goes at the end, or as a leftover."""
         directory = self.directory / f"{_COPY}{uuid.uuid4().hex[:8]}"
         json_store.write(directory / "taking.json", _this_process(), durable=False)
         try:
-            yield directory
+            copy = directory / savepoint.id
+            lineages.make(copy, self.checkpoint(savepoint.id).path, savepoint.files, Lineage(id=str(uuid.uuid4())))
+            yield copy / "checkpoint"
         finally:
             self._store.remove(directory)
 
-    def newest_good(self, *, lineage: str | None = None) -> tuple[Savepoint | None, dict[str, Sequence[Defect]]]:
-        """Return the newest savepoint whose bytes are as they were, None for none, and what is wrong with newer ones.
-
-        :param lineage: only savepoints of this lineage
-        """
+    def newest_good(self) -> tuple[Savepoint | None, dict[str, Sequence[Defect]]]:
+        """Return the newest savepoint whose bytes are as they were, None for none, and what is wrong with newer."""
         wrong: dict[str, Sequence[Defect]] = {}
         for savepoint in reversed(self.list()):
-            if lineage is not None and savepoint.lineage != lineage:
-                continue
             defects = self.verify(savepoint.id)
             if not defects:
                 return savepoint, wrong
@@ -375,7 +372,7 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known_files: Mapping
     store, directories = store_of(target), {target, *((target / path).parent for path in paths)}
     for number, path in enumerate(paths):
         try:
-            store.copy(source / path, target / path, final=_STATE_DATA.fullmatch(path) is not None)
+            store.copy(source / path, target / path, final=STATE_DATA.fullmatch(path) is not None)
         except FileNotFoundError as error:
             raise BatchGoneError(
                 f"{source / path} is gone: Spark keeps fewer batches than pass while a savepoint is taken; raise "

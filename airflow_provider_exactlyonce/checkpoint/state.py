@@ -22,15 +22,17 @@ import json
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, whole_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, whole
 from airflow_provider_exactlyonce.storage.opening import names_in
 
 DEFAULT_STORE: Final = "default"
+#: Written under a new name and never changed, so that copies can share its bytes.
+STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapshot|crc)")
 _VERSIONED: Final = re.compile(r"(\d+)(?:_([0-9A-Za-z-]+))?\.(zip|snapshot|delta|changelog)")
 _ID_BYTES: Final = 2  # a schema's number, before each in version 3
 _BASES: Final = frozenset({"zip", "snapshot"})
@@ -129,7 +131,10 @@ class StateDirectory:
                 needed.defects.append(Defect(path=metadata, reason=f"is not whole: {error}"))
                 continue
             for path in self._schema_files(number, metadata):
-                self._add(needed, path)
+                if (self._checkpoint / path).is_file():
+                    needed.files.add(path)
+                else:
+                    needed.defects.append(Defect(path=path, reason="is missing"))
             for partition in range(operator.partitions):
                 ids = {
                     of + 1: of_operators[number][partition]
@@ -138,7 +143,7 @@ class StateDirectory:
                 }
                 for store in operator.stores:
                     place = f"state/{number}/{partition}" + ("" if store == DEFAULT_STORE else f"/{store}")
-                    _Store(self._checkpoint, place).needed(batch + 1, ids, needed)
+                    _add_store(needed, self._checkpoint, place, batch + 1, ids)
         return needed
 
     def _ids(self) -> list[int]:
@@ -146,7 +151,7 @@ class StateDirectory:
 
     def _partitions(self, batch: int) -> int | None:
         """Return how many state partitions a batch has, None when its offsets don't say."""
-        offsets = whole_offsets(Checkpoint(self._checkpoint), batch)
+        offsets = whole(Checkpoint(self._checkpoint).offsets, batch)
         return int(offsets.conf[PARTITIONS]) if offsets is not None and PARTITIONS in offsets.conf else None
 
     def _has_partitions(self, operator: int) -> bool:
@@ -161,24 +166,20 @@ class StateDirectory:
             return f"{place}/v2/{started}"
         return f"{place}/metadata" if (self._checkpoint / place / "metadata").is_file() else None
 
-    def _read_metadata(self, file: str) -> dict[str, Any]:
-        _, _, body = (self._checkpoint / file).read_text().partition("\n")
-        fields = json.loads(body)
-        if not isinstance(fields, dict):
-            raise ValueError(f"{body[:40]!r} is no operator")
-        return fields
-
     def _operator(self, number: int, file: str, partitions: int | None) -> StatefulOperator:
+        _, _, text = (self._checkpoint / file).read_text().partition("\n")
+        body = json.loads(text)
+        if not isinstance(body, dict):
+            raise ValueError(f"{text[:40]!r} is no operator")
         try:
-            body = self._read_metadata(file)
-            stores = body["stateStoreInfo"]
-            schemas = self._schemas(number, file, tuple(str(store["storeName"]) for store in stores))
+            stores = tuple(str(store["storeName"]) for store in body["stateStoreInfo"])
+            schemas = self._schemas(number, file, stores)
             keyed = not schemas or any(_has_key(key) for key, _ in schemas.values())
-            partitions = partitions or max(int(store["numPartitions"]) for store in stores)
+            partitions = partitions or max(int(store["numPartitions"]) for store in body["stateStoreInfo"])
             return StatefulOperator(
                 id=number,
                 name=str(body["operatorInfo"]["operatorName"]),
-                stores=tuple(str(store["storeName"]) for store in stores),
+                stores=stores,
                 partitions=partitions if keyed else 1,
                 keyed=keyed,
                 schemas=schemas,
@@ -214,12 +215,6 @@ class StateDirectory:
             }
         return schemas
 
-    def _add(self, needed: FileSet, path: str) -> None:
-        if (self._checkpoint / path).is_file():
-            needed.files.add(path)
-        else:
-            needed.defects.append(Defect(path=path, reason="is missing"))
-
 
 @dataclass(frozen=True)
 class _Versioned:
@@ -229,67 +224,47 @@ class _Versioned:
     name: str
 
 
-class _Store:
-    """One store of one state partition."""
+def _add_store(needed: FileSet, checkpoint: Path, place: str, version: int, ids: Mapping[int, frozenset[str]]) -> None:
+    """Add the files of a version of one store of one state partition.
 
-    def __init__(self, checkpoint: Path, place: str) -> None:
-        self._checkpoint: Final = checkpoint
-        self._place: Final = place
-
-    def needed(self, version: int, ids: Mapping[int, frozenset[str]], needed: FileSet) -> None:
-        """Add the files of a version.
-
-        :param ids: {version: ids that its files may have}; of a version that isn't in it, every file is taken
-        """
-        directory = self._checkpoint / self._place
-        names = set(names_in(directory))
-        if not names:
-            needed.defects.append(Defect(path=self._place, reason="is missing"))
-            return
-        files = [
-            file
-            for file in _versioned(names)
-            if file.version <= version and (file.id is None or file.id in ids.get(file.version, {file.id}))
-        ]
-        bases = [file for file in files if file.kind in _BASES]
-        certain = [file for file in bases if file.id is None or file.version in ids]
-        if certain:
-            base = max(file.version for file in certain)
-            files = [file for file in files if file.version > base or (file.version == base and file.kind in _BASES)]
-        else:  # its commit is forgotten, so it may be of an attempt that failed: all that is before it is taken, too
-            base = max((file.version for file in bases), default=0)
-        self._check_for_gaps(files, base, version, needed)
-        for file in files:
-            self._take(file, names, needed)
-
-    def _check_for_gaps(self, files: list[_Versioned], base: int, version: int, needed: FileSet) -> None:
-        logs = {file.version for file in files if file.kind not in _BASES}
-        missing = next((of for of in range(base + 1, version + 1) if of not in logs), None)
-        if missing is not None:
-            kind = min({file.kind for file in files} - _BASES or {file.kind for file in files} or {"zip"})
-            needed.defects.append(Defect(path=f"{self._place}/{missing}*.{kind}", reason="is missing"))
-
-    def _take(self, file: _Versioned, names: set[str], needed: FileSet) -> None:
-        path = f"{self._place}/{file.name}"
+    :param place: its directory, relative to the checkpoint
+    :param ids: {version: ids that its files may have}; of a version that isn't in it, every file is taken
+    """
+    names = set(names_in(checkpoint / place))
+    if not names:
+        needed.defects.append(Defect(path=place, reason="is missing"))
+        return
+    found = (match for name in sorted(names) if (match := _VERSIONED.fullmatch(name)))
+    files = [
+        file
+        for file in (_Versioned(int(match[1]), match[2], match[3], match[0]) for match in found)
+        if file.version <= version and (file.id is None or file.id in ids.get(file.version, {file.id}))
+    ]
+    bases = [file for file in files if file.kind in _BASES]
+    certain = [file for file in bases if file.id is None or file.version in ids]
+    if certain:
+        base = max(file.version for file in certain)
+        files = [file for file in files if file.version > base or (file.version == base and file.kind in _BASES)]
+    else:  # its commit is forgotten, so it may be of an attempt that failed: all that is before it is taken, too
+        base = max((file.version for file in bases), default=0)
+    logs = {file.version for file in files if file.kind not in _BASES}
+    missing = next((of for of in range(base + 1, version + 1) if of not in logs), None)
+    if missing is not None:
+        kind = min({file.kind for file in files} - _BASES or {file.kind for file in files} or {"zip"})
+        needed.defects.append(Defect(path=f"{place}/{missing}*.{kind}", reason="is missing"))
+    for file in files:
+        path = f"{place}/{file.name}"
         needed.files.add(path)
         if f"{file.name}.crc" in names:
             needed.files.add(f"{path}.crc")
         if file.kind == "zip":
             try:
-                contents = _zip_contents(self._checkpoint / path)
+                inner = {f"{place}/{name}": size for name, size in _zip_contents(checkpoint / path)}
             except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError) as error:
                 needed.defects.append(Defect(path=path, reason=f"is torn: {error}"))
-                return
-            for name, size in contents:
-                inner = f"{self._place}/{name}"
-                needed.files.add(inner)
-                needed.sizes[inner] = size
-
-
-def _versioned(names: set[str]) -> Iterator[_Versioned]:
-    for name in sorted(name for name in names if name[:1].isdecimal()):
-        if match := _VERSIONED.fullmatch(name):
-            yield _Versioned(int(match[1]), match[2], match[3], name)
+            else:
+                needed.files |= inner.keys()
+                needed.sizes |= inner
 
 
 def _zip_contents(file: Path) -> list[tuple[str, int]]:

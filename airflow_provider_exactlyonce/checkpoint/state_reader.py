@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT: Final = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-#: The view of a transformWithState's timers.
-TIMERS: Final = "timers"
 _JOIN: Final = "symmetricHashJoin"
 
 
@@ -33,12 +32,11 @@ def read_state(
     :returns: [{operator, name, store, rows}] and a sentence for each store that can't be read
     :raises RefusedError: when pyspark is not installed
     """
-    session = spark or local_session("exactlyonce savepoint verify", checkpoint)
     counts: list[dict[str, Any]] = []
     errors: list[str] = []
-    try:
+    with nullcontext(spark) if spark else local_session("exactlyonce savepoint verify", checkpoint) as session:
         for operator in savepoint.operators:
-            for store, options in views(operator):
+            for store, _, options in views(operator):
                 try:
                     rows = read_view(
                         session, checkpoint, savepoint.batch, operator, options, state_format=savepoint.state_format
@@ -49,9 +47,6 @@ def read_state(
                     )
                 else:
                     counts.append({"operator": operator.id, "name": operator.name, "store": store, "rows": rows})
-    finally:
-        if spark is None:
-            session.stop()
     return counts, errors
 
 
@@ -83,26 +78,27 @@ def read_view(
     return reader.options(**options).load(hadoop_url(checkpoint))
 
 
-def views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield what Spark's reader shows one at a time: (name, its options)."""
+def views(operator: StatefulOperator) -> Iterator[tuple[str, str | None, dict[str, str]]]:
+    """Yield what Spark's reader shows one at a time: (name, kind of a state variable or None, its options)."""
     variables = operator.properties.get("stateVariables")
     if variables is not None:
         timers = [variable for variable in variables if variable["stateVariableType"] == "TimerState"]
         for variable in variables:
             if variable not in timers:
-                yield variable["stateName"], {"stateVarName": variable["stateName"]}
+                yield variable["stateName"], variable["stateVariableType"], {"stateVarName": variable["stateName"]}
         if timers:
-            yield TIMERS, {"readRegisteredTimers": "true"}
+            yield "timers", None, {"readRegisteredTimers": "true"}
     elif operator.name == _JOIN and operator.stores == (DEFAULT_STORE,):
         for side in ("left", "right"):
-            yield side, {"joinSide": side}
+            yield side, None, {"joinSide": side}
     else:
         for store in operator.stores:
-            yield store, {"storeName": store}
+            yield store, None, {"storeName": store}
 
 
-def local_session(name: str, place: Path) -> SparkSession:
-    """Return a session of this process, for commands that read or write state.
+@contextmanager
+def local_session(name: str, place: Path) -> Iterator[SparkSession]:
+    """Give a session of this process, for commands that read or write state, and stop it at the end.
 
     :param name: the application's name
     :param place: where the state is
@@ -125,4 +121,8 @@ def local_session(name: str, place: Path) -> SparkSession:
     )
     for setting, value in file_systems.session_settings(place).items():
         builder = builder.config(setting, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
-from airflow_provider_exactlyonce.checkpoint.state_reader import TIMERS, cause, read_view, views
+from airflow_provider_exactlyonce.checkpoint.state_reader import cause, read_view, views
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 if TYPE_CHECKING:
@@ -85,17 +85,17 @@ def read_rows(
 
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     chosen = [
-        (operator, store, options)
+        (operator, store, kind, options)
         for operator in _operators(operators, request.operator)
-        for store, options in views(operator)
+        for store, kind, options in views(operator)
     ]
     if not chosen:
         raise RefusedError("the pipeline keeps no state")
     asked = [view for view in chosen if request.store in (None, view[1])]
     if not asked:
-        known = ", ".join(dict.fromkeys(store for _, store, _ in chosen))
+        known = ", ".join(dict.fromkeys(store for _, store, *_ in chosen))
         raise RefusedError(f"there is no store {request.store!r}; there are: {known}")
-    for operator, store, options in asked:
+    for operator, store, kind, options in asked:
         try:
             frame = read_view(spark, checkpoint, batch, operator, options, state_format=state_format)
             spark_rows = _of_key(frame, request.key).limit(request.limit + 1).collect()
@@ -106,9 +106,8 @@ def read_rows(
             ) from error
         columns = _columns(frame.schema)
         rows = [{name: value_of(row) for name, value_of in columns.items()} for row in spark_rows[: request.limit]]
-        yield StoreRows(
-            operator=operator, store=store, kind=_kind(operator, store), rows=rows, more=len(spark_rows) > request.limit
-        )
+        more = len(spark_rows) > request.limit
+        yield StoreRows(operator=operator, store=store, kind=kind, rows=rows, more=more)
 
 
 def _operators(operators: Sequence[StatefulOperator], wanted: str | None) -> Sequence[StatefulOperator]:
@@ -137,13 +136,6 @@ def _of_key(frame: DataFrame, key: Mapping[str, str]) -> DataFrame:
             known = ", ".join(frame.schema[_KEY].dataType.fieldNames())  # type: ignore[attr-defined]
             raise RefusedError(f"{name!r} is no column of the key; there are: {known}") from error
     return frame
-
-
-def _kind(operator: StatefulOperator, store: str) -> str | None:
-    if store == TIMERS:
-        return None
-    variables = operator.properties.get("stateVariables", ())
-    return next((variable["stateVariableType"] for variable in variables if variable["stateName"] == store), None)
 
 
 def _columns(schema: StructType) -> dict[str, Plain]:

@@ -50,12 +50,16 @@ class Stop:
         reason: str,
         savepoint: bool | str = False,
     ) -> None:
-        self._home: Final = home
-        self._pipeline: Final = pipeline
-        self._config: Final = config
-        self._request: Final = request
-        self._savepoint: Final = savepoint
         self._stop: Final = StopRequest(home, request, reason=reason)
+        self._takes: Final = savepoint is not False
+        self._taker: Final = SavepointTaker(
+            home,
+            pipeline,
+            config,
+            request=request,
+            label=savepoint if isinstance(savepoint, str) else None,
+            stops=lambda token: token == self._stop.target(),
+        )
 
     def advance(self) -> Stopped | WaitCondition:
         """Do what can be done now; never waits.
@@ -63,17 +67,8 @@ class Stop:
         :raises ExactlyOnceError: when the savepoint can't be taken
         """
         target = self._stop.target()
-        taken: Savepoint | WaitCondition | None = None
-        if self._savepoint is not False:  # asked for before the stop, so that the driver saves before it ends
-            taking = SavepointTaker(
-                self._home,
-                self._pipeline,
-                self._config,
-                request=self._request,
-                label=self._savepoint if isinstance(self._savepoint, str) else None,
-                stops=lambda token: token == target,
-            )
-            taken = taking.advance()
+        # Asked for before the stop, so that the driver saves before it ends.
+        taken = self._taker.advance() if self._takes else None
         ended = self._stop.advance()
         if isinstance(taken, WaitCondition):
             return taken

@@ -44,7 +44,7 @@ def add_to(program: Command) -> None:
     )
 
 
-def _audit(given: argparse.Namespace) -> int:
+def _audit(given: argparse.Namespace) -> None:
     from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 
     config = reach.reached(given.bootstrap_servers)
@@ -59,7 +59,6 @@ def _audit(given: argparse.Namespace) -> int:
     print_answer(given, report.to_json(), _told(report))
     if not report.is_clean:
         raise AuditFailedError(str(report.found[0]))
-    return 0
 
 
 def _told(report: Report) -> str:

@@ -56,7 +56,7 @@ def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, l
     return findings
 
 
-def _audit(given: argparse.Namespace) -> int:
+def _audit(given: argparse.Namespace) -> None:
     from airflow_provider_exactlyonce.streaming.job import loader
 
     config = kafka_config.from_environment(given.bootstrap_servers)
@@ -70,4 +70,3 @@ def _audit(given: argparse.Namespace) -> int:
     print_answer(given, {"pipeline": job.name, "sinks": findings}, "\n".join(lines))
     if worst := [f"sink {sink}: {texts[0]}" for sink, texts in findings.items() if texts]:
         raise AuditFailedError(worst[0])
-    return 0

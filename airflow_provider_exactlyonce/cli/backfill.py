@@ -75,7 +75,7 @@ def add_to(program: Command) -> None:
     declare(command, "--accept-nondeterminism", *SUBMISSION)
 
 
-def _backfill(given: argparse.Namespace) -> int:
+def _backfill(given: argparse.Namespace) -> None:
     request = BackfillRequest.parse(
         commits=given.commits,
         offsets=given.offsets,
@@ -101,7 +101,6 @@ def _backfill(given: argparse.Namespace) -> int:
     print_answer(given, result, _told(result))
     if not result["clean"]:
         raise AuditFailedError(result["found"][0]["message"])
-    return 0
 
 
 def _run(home: Home, launch: Launch) -> dict[str, Any]:

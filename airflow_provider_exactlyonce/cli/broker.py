@@ -69,7 +69,7 @@ def add_to(program: Command) -> None:
         declare(command, "--json")
 
 
-def _start(given: argparse.Namespace) -> int:
+def _start(given: argparse.Namespace) -> None:
     state = BrokerState.load_living(given.data)
     if state is None:
         resolve(tell)
@@ -79,15 +79,13 @@ def _start(given: argparse.Namespace) -> int:
     elif given.port not in (0, state.port):
         raise DevkitError(f"a broker runs on {given.data} already, on port {state.port}, not {given.port}")
     _print(given, state, "running")
-    return 0
 
 
-def _stop(given: argparse.Namespace) -> int:
+def _stop(given: argparse.Namespace) -> None:
     state = BrokerState.load_living(given.data)
     if state is not None:
         end_broker(given.data, state)
     _print(given, None, "stopped")
-    return 0
 
 
 def _status(given: argparse.Namespace) -> int:
@@ -99,7 +97,7 @@ def _status(given: argparse.Namespace) -> int:
     return 0
 
 
-def _create_topic(given: argparse.Namespace) -> int:
+def _create_topic(given: argparse.Namespace) -> None:
     state = BrokerState.load_living(given.data)
     if state is None:
         data = given.data
@@ -110,10 +108,9 @@ def _create_topic(given: argparse.Namespace) -> int:
     else:
         word = "created" if made.created else "there already"
         print(f"{given.name}: {word}, partitions: {made.partitions}, broker {state.bootstrap_servers}")
-    return 0
 
 
-def _guarded(function: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> int:
+def _guarded(function: Callable[[argparse.Namespace], int | None], given: argparse.Namespace) -> int | None:
     try:
         return function(given)
     except DevkitError as error:

@@ -44,7 +44,7 @@ class Command(argparse.ArgumentParser):
     def add_command(
         self,
         name: str,
-        function: Callable[[argparse.Namespace], int] | None = None,
+        function: Callable[[argparse.Namespace], int | None] | None = None,
         *,
         summary: str,
         exit_codes: Mapping[int, str] | None = None,
@@ -52,7 +52,7 @@ class Command(argparse.ArgumentParser):
     ) -> Command:
         """Add a command and return it.
 
-        :param function: runs it and returns the exit code; None for one that has commands of its own
+        :param function: runs it and returns the exit code, None for 0; none for one that has commands of its own
         :param summary: as of the class
         :param exit_codes: what means something else than it does here
         :param about: what the class takes

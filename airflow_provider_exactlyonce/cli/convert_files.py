@@ -38,7 +38,7 @@ def add_to(program: Command) -> None:
     declare(command, *HOME)
 
 
-def _convert(given: argparse.Namespace) -> int:
+def _convert(given: argparse.Namespace) -> None:
     try:
         from airflow_provider_exactlyonce.streaming.sinks.files import conversion
     except ImportError as error:
@@ -66,4 +66,3 @@ def _convert(given: argparse.Namespace) -> int:
             stack.enter_context(leases.holding(home.lease, old.pipeline, token, held))
             facts["converted"] = conversion.convert(old, partition_by)
     print_answer(given, facts, pairs(facts))
-    return 0

@@ -24,7 +24,7 @@ def add_to(program: Command) -> None:
     command.add_argument("topic", nargs="?", metavar="TOPIC", help="an error's name, an exit code, or a page's name")
 
 
-def _help(given: argparse.Namespace) -> int:
+def _help(given: argparse.Namespace) -> None:
     rows = [{"page": name, "about": title} for name, title in pages.titles().items()]
     end = "exactlyonce help TOPIC prints one of them; exactlyonce COMMAND --help is for a command"
     text = f"{table(rows)}\n\nerrors: {', '.join(pages.errors())}\n\n{end}" if given.topic is None else None
@@ -32,4 +32,3 @@ def _help(given: argparse.Namespace) -> int:
         print(text or pages.find(given.topic), flush=True)
     except BrokenPipeError:  # a pager has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0

@@ -34,7 +34,7 @@ def add_to(program: Command) -> None:
     declare(copy, *CLUSTER)
 
 
-def _copy(given: argparse.Namespace) -> int:
+def _copy(given: argparse.Namespace) -> None:
     source, target = Home(given.source), Home(given.target)
     done = copy_home(source, target, reach.reached(given.bootstrap_servers))
     facts = {
@@ -49,4 +49,3 @@ def _copy(given: argparse.Namespace) -> int:
     }
     text = f"{source} was moved to {target} already: nothing to do"
     print_answer(given, facts, pairs(facts) if done.changed else text)
-    return 0

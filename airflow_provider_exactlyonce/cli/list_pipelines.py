@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from airflow_provider_exactlyonce import moments
@@ -36,27 +36,18 @@ def add_to(program: Command) -> None:
     declare(command, *CLUSTER)
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(given: argparse.Namespace) -> None:
     from confluent_kafka import KafkaException
 
     config = reach.reached(given.bootstrap_servers)
     try:
-        rows = _pipelines(config)
+        with closing(LedgerConnections(config)) as connections:
+            rows = [_facts(connections, name) for name in listing.names(config)]
     except KafkaException as error:
         raise reach.unreachable(config) from error
     filled_columns = {name for row in rows for name, value in row.items() if value is not None}
     lines = table([{name: value for name, value in row.items() if name in filled_columns} for row in rows])
     print_answer(given, {"pipelines": rows}, lines or "no pipeline has ever been started on this cluster")
-    return 0
-
-
-def _pipelines(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    names = listing.names(config)
-    connections = LedgerConnections(config)
-    try:
-        return [_facts(connections, name) for name in names]
-    finally:
-        connections.close()
 
 
 def _facts(connections: LedgerConnections, name: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit code."""
     given = program().parse_args(sys.argv[1:] if arguments is None else arguments)
     try:
-        return int(given.func(given))
+        return int(given.func(given) or 0)
     except UnknownPipelineError as error:
         config = kafka_config.from_environment(given.bootstrap_servers)
         return _failed(error, f". {listing.hint(config, given.pipeline)}")

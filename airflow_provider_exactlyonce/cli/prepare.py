@@ -30,7 +30,7 @@ def add_to(program: Command) -> None:
     declare(command, "--json")
 
 
-def _prepare(given: argparse.Namespace) -> int:
+def _prepare(given: argparse.Namespace) -> None:
     resolve(tell)
     if given.into_spark:
         complete_spark(tell)
@@ -40,4 +40,3 @@ def _prepare(given: argparse.Namespace) -> int:
         {"jars": str(jar_directory()), "classes": str(archive)},
         f"jars     {jar_directory()}\nclasses  {archive}, {archive.stat().st_size / 1e6:.0f} MB",
     )
-    return 0

@@ -30,13 +30,12 @@ def add_to(program: Command) -> None:
     )
 
 
-def _rescale(given: argparse.Namespace) -> int:
+def _rescale(given: argparse.Namespace) -> None:
     config = reach.reached(given.bootstrap_servers)
     done = rescale(home_of(given), given.pipeline, config, given.state_partitions, tell=tell)
     facts = _facts(done, given.pipeline)
     text = f"{given.pipeline} has {done.partitions} state partitions already: nothing to do"
     print_answer(given, facts, pairs(facts) if facts["changed"] else text)
-    return 0
 
 
 def _facts(done: Rescaled, pipeline: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def add_to(program: Command) -> None:
     declare(command, "--accept-nondeterminism")
 
 
-def _restore(given: argparse.Namespace) -> int:
+def _restore(given: argparse.Namespace) -> None:
     config, home = reach.reached(given.bootstrap_servers), home_of(given)
     savepoint = given.savepoint
     if given.checkpoint is not None:
@@ -65,19 +65,18 @@ def _restore(given: argparse.Namespace) -> int:
         to=place_of(given.to) if given.to is not None else None,
         accept_nondeterminism=given.accept_nondeterminism,
     )
-    facts = _facts(restore(home, given.pipeline, config, request), given.pipeline)
+    facts = _facts(restore(home, given.pipeline, config, request), request.mode, given.pipeline)
     print_answer(given, facts, pairs(facts))
-    return 0
 
 
-def _facts(restored: Restored, pipeline: str) -> dict[str, Any]:
-    stretch = restored.stretch
+def _facts(restored: Restored, mode: RestoreMode, pipeline: str) -> dict[str, Any]:
+    stretch, last_commit = restored.stretch, restored.lineage.last_commit
     return {
         "pipeline": pipeline,
         "savepoint": restored.savepoint.id,
         "savepoint_commit": restored.savepoint.commit,
-        "last_commit": restored.last_commit,
-        "mode": restored.mode.value,
+        "last_commit": last_commit,
+        "mode": mode.value,
         "lineage": restored.lineage.id,
         "directory": str(restored.directory),
         "abandoned": restored.lineage.parent,
@@ -85,7 +84,7 @@ def _facts(restored: Restored, pipeline: str) -> dict[str, Any]:
         "replayed_source_records": stretch.records if stretch else 0,
         "seconds_when_committed": round(stretch.seconds, 3) if stretch else 0.0,
         "versions": [list(part) for part in stretch.versions] if stretch else [],
-        "reemitted_commits": [restored.savepoint.commit + 1, restored.last_commit]
+        "reemitted_commits": [restored.savepoint.commit + 1, last_commit]
         if restored.lineage.reemits is not None
         else None,
     }

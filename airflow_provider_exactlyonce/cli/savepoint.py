@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import uuid
 from functools import partial
 from typing import Any, Final
 
 from airflow_provider_exactlyonce import moments
-from airflow_provider_exactlyonce.checkpoint import lineages, request
+from airflow_provider_exactlyonce.checkpoint import request
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, encode
 from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION, SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer, tell
-from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.text_tables import pairs
@@ -76,7 +74,7 @@ def _savepoints(given: argparse.Namespace) -> Savepoints:
     return Savepoints(home_of(given).savepoints)
 
 
-def _take(given: argparse.Namespace) -> int:
+def _take(given: argparse.Namespace) -> None:
     savepoint = request.take(
         home_of(given),
         given.pipeline,
@@ -86,10 +84,9 @@ def _take(given: argparse.Namespace) -> int:
         timeout_seconds=given.timeout,
     )
     print_answer(given, _summary(savepoint), f"{savepoint.id}: {_sentence(savepoint)}")
-    return 0
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(given: argparse.Namespace) -> None:
     savepoints = _savepoints(given).list()
     lines = [f"{savepoint.id:<20}  {_sentence(savepoint)}" for savepoint in savepoints]
     print_answer(
@@ -97,17 +94,15 @@ def _list(given: argparse.Namespace) -> int:
         [_summary(savepoint) for savepoint in savepoints],
         "\n".join(lines) or f"{given.pipeline} has no savepoint",
     )
-    return 0
 
 
-def _show(given: argparse.Namespace) -> int:
+def _show(given: argparse.Namespace) -> None:
     savepoint = _savepoints(given).get(given.savepoint)
     facts = {
         **_summary(savepoint),
         "operators": [f"{operator.name} x {operator.partitions}" for operator in savepoint.operators],
     }
     print_answer(given, encode(savepoint), pairs(facts))
-    return 0
 
 
 def _verify(given: argparse.Namespace) -> int:
@@ -116,7 +111,10 @@ def _verify(given: argparse.Namespace) -> int:
     defects = list(map(str, store.verify(savepoint.id)))
     state: list[dict[str, Any]] | None = None
     if not given.no_state and not defects and savepoint.operators:
-        state, errors = _read_state(store, savepoint)
+        from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
+
+        with store.copying(savepoint) as checkpoint:  # some metadata tells where it is
+            state, errors = read_state(checkpoint, savepoint)
         defects += errors
     rows = [f"{counted['name']}, store {counted['store']}: {counted['rows']:,} rows" for counted in state or []]
     lines = [f"{savepoint.id}: {len(savepoint.files)} files, {savepoint.size:,} bytes", *rows, *defects]
@@ -127,34 +125,21 @@ def _verify(given: argparse.Namespace) -> int:
     return RefusedError.exit_code if defects else 0
 
 
-def _read_state(store: Savepoints, savepoint: Savepoint) -> tuple[list[dict[str, Any]], list[str]]:
-    """Open a savepoint's state as a restore would make it: some metadata tells where the checkpoint was."""
-    from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
-
-    with store.copying() as folder:
-        copy = folder / savepoint.id
-        lineages.make(copy, store.checkpoint(savepoint.id).path, savepoint.files, Lineage(id=str(uuid.uuid4())))
-        return read_state(copy / "checkpoint", savepoint)
-
-
-def _delete(given: argparse.Namespace) -> int:
+def _delete(given: argparse.Namespace) -> None:
     _savepoints(given).delete(given.savepoint)
     print_answer(given, {"deleted": [given.savepoint]}, f"deleted {given.savepoint}")
-    return 0
 
 
-def _pin(given: argparse.Namespace) -> int:
+def _pin(given: argparse.Namespace) -> None:
     savepoint = _savepoints(given).pin(given.savepoint, pinned=given.pinned)
     print_answer(given, _summary(savepoint), f"{savepoint.id} is {'pinned' if savepoint.pinned else 'not pinned'}")
-    return 0
 
 
-def _clean_up(given: argparse.Namespace) -> int:
+def _clean_up(given: argparse.Namespace) -> None:
     gone = _savepoints(given).clean_up(SavepointRetention(count=given.count, days=given.days))
     print_answer(
         given, {"deleted": gone}, "\n".join(f"deleted {savepoint_id}" for savepoint_id in gone) or "nothing to delete"
     )
-    return 0
 
 
 def _summary(savepoint: Savepoint) -> dict[str, Any]:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import StateDirectory, StatefulOperator
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.text_tables import table
 
@@ -71,7 +69,7 @@ class _Place:
     operators: Sequence[StatefulOperator]
 
 
-def _show(given: argparse.Namespace) -> int:
+def _show(given: argparse.Namespace) -> None:
     from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
     from airflow_provider_exactlyonce.checkpoint.state_rows import StateRequest, read_rows
 
@@ -79,15 +77,12 @@ def _show(given: argparse.Namespace) -> int:
         raise RefusedError(f"--limit is {given.limit}; it must be at least 1")
     request = StateRequest(operator=given.operator, store=given.store, key=_key(given.key), limit=given.limit)
     with _opened(home_of(given), given.savepoint, given.batch) as place:
-        session = local_session("exactlyonce state show", place.checkpoint)
-        try:
+        with local_session("exactlyonce state show", place.checkpoint) as session:
             stores = list(
                 read_rows(
                     session, place.checkpoint, place.batch, place.operators, request, state_format=place.state_format
                 )
             )
-        finally:
-            session.stop()
         body = {
             "pipeline": given.pipeline,
             "savepoint": given.savepoint,
@@ -96,7 +91,6 @@ def _show(given: argparse.Namespace) -> int:
             "stores": [_body(store) for store in stores],
         }
         print_answer(given, body, "\n\n".join([f"commit {place.commit}, batch {place.batch}", *map(_text, stores)]))
-    return 0
 
 
 def _key(given: Sequence[str]) -> dict[str, str]:
@@ -114,11 +108,9 @@ def _opened(home: Home, savepoint_id: str | None, batch: int | None) -> Iterator
         return
     store = Savepoints(home.savepoints)
     savepoint = store.get(savepoint_id)
-    with store.copying() as folder:
-        copy = folder / savepoint.id
-        lineages.make(copy, store.checkpoint(savepoint.id).path, savepoint.files, Lineage(id=str(uuid.uuid4())))
+    with store.copying(savepoint) as checkpoint:
         yield _Place(
-            checkpoint=copy / "checkpoint",
+            checkpoint=checkpoint,
             batch=savepoint.batch,
             commit=savepoint.commit,
             state_format=savepoint.state_format,

@@ -17,8 +17,8 @@ from airflow_provider_exactlyonce.control.pipeline_state import outlook, state_o
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger.home import never_started
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecord, shown
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecord, CommitRecord, shown
 from airflow_provider_exactlyonce.text_tables import pairs, table
 
 _RESTARTS_SHOWN: Final = 5
@@ -37,46 +37,44 @@ def add_to(program: Command) -> None:
     declare(command, *PIPELINE)
 
 
-def _status(given: argparse.Namespace) -> int:
+def _status(given: argparse.Namespace) -> None:
     from confluent_kafka import KafkaException
 
     config = reach.reached(given.bootstrap_servers)
     try:
         with LedgerReader(config, given.pipeline) as reader:
             tail = reader.tail()
-            lost = _lost(reader, tail)
+            if tail is None or tail.claim is None:
+                raise never_started(given.pipeline)
+            lost = _lost(reader, tail.claim)
     except KafkaException as error:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
-    if tail is None or tail.claim is None:
-        raise never_started(given.pipeline)
     home = Home(given.home or tail.claim.home_path)
-    facts, deaths, sizes = _facts(given.pipeline, tail, home), _restarts(home), _state_sizes(home)
+    facts, deaths, sizes = _facts(tail.claim, tail.commit, home), _restarts(home), _state_sizes(home)
     facts["lost"] = lost
     body = {**facts, "state_sizes": sizes, "restarts": deaths}
     print_answer(given, body, "\n\n".join(filter(None, (pairs(facts), table(sizes), table(deaths)))))
-    return 0
 
 
-def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
-    claim, commit = tail.claim, tail.commit
-    held = lease.read(home.lease)
+def _facts(claim: ClaimRecord, commit: CommitRecord | None, home: Home) -> dict[str, Any]:
+    held, life = lease.look(home.lease)
     driver = status.read(home.status)
-    newest = driver if driver and claim and driver.token == claim.token else None
+    newest = driver if driver and driver.token == claim.token else None
     plan = upgrade_plan.read(home)
     is_here = home.path.is_dir()
     standby = standbys.waiting(home) if is_here else None
     return {
-        "pipeline": pipeline,
-        "run": claim.run if claim else None,
-        "driver": lease.life(held, silence=lease.stale_seconds(home.lease)).value if is_here else "unknown",
+        "pipeline": claim.pipeline,
+        "run": claim.run,
+        "driver": life.value if is_here else "unknown",
         "state": state_of(home)[0].value if is_here else None,
         "next": outlook(home) if is_here else f"{home} is not on this machine: nothing is known of the driver",
         "pid": held.pid if held else None,
         "host": held.host if held else None,
         "standby": f"pid {standby.pid} on {standby.host}" if standby else None,
         "home": str(home),
-        "lineage": claim.lineage if claim else None,
-        "version": claim.version if claim else None,
+        "lineage": claim.lineage,
+        "version": claim.version,
         "upgrade": plan.sentence if plan is not None and not plan.is_over else None,
         "commit": commit.commit if commit else 0,
         "batch": commit.batch if commit else None,
@@ -91,7 +89,7 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
             for late in (commit.late if commit and commit.late else ())
         ],
         "undelivered": newest.undelivered if newest and newest.undelivered else None,
-        "guarantee": claim.guarantee if claim else None,
+        "guarantee": claim.guarantee,
         "weaker_because": newest.weaker if newest else None,
         "replay": asdict(newest.replay) if newest and newest.replay else None,
         "error": newest.error.message if newest and newest.error else None,
@@ -118,9 +116,9 @@ def _state_sizes(home: Home) -> list[dict[str, Any]]:
     ]
 
 
-def _lost(reader: LedgerReader, tail: LedgerTail | None) -> list[str]:
+def _lost(reader: LedgerReader, newest: ClaimRecord) -> list[str]:
     """Return the commits whose rows may be lost, which can be in a pipeline that delivers at most once only."""
-    if tail is None or tail.claim is None or tail.claim.guarantee == EXACTLY_ONCE:
+    if newest.guarantee == EXACTLY_ONCE:
         return []
     claims = (record for _, record in reader.records() if isinstance(record, ClaimRecord))
     lost = {commit: source for claim in claims for commit, source in claim.lost.items()}

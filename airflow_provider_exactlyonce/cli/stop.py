@@ -33,7 +33,7 @@ def add_to(program: Command) -> None:
     declare(command, "--timeout")
 
 
-def _stop(given: argparse.Namespace) -> int:
+def _stop(given: argparse.Namespace) -> None:
     home = home_of(given)
     config = reach.reached(given.bootstrap_servers)
     stopped = stop(home, given.pipeline, config, savepoint=given.savepoint, timeout_seconds=given.timeout)
@@ -47,4 +47,3 @@ def _stop(given: argparse.Namespace) -> int:
         "savepoint": stopped.savepoint.id if stopped.savepoint else None,
     }
     print_answer(given, facts, pairs(facts))
-    return 0

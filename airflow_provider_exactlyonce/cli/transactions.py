@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -96,7 +96,7 @@ def _transactions(given: argparse.Namespace) -> Iterator[tuple[Transactions, dic
         yield Transactions(client), config
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(given: argparse.Namespace) -> None:
     with _transactions(given) as (transactions, _):
         open_transactions = [
             transaction for transaction in transactions.open() if (transaction.age_seconds() or 0.0) >= given.older_than
@@ -104,10 +104,9 @@ def _list(given: argparse.Namespace) -> int:
         held = _held(transactions, [place for transaction in open_transactions for place in transaction.partitions])
     rows = [_facts(transaction, held) for transaction in open_transactions]
     print_answer(given, {"transactions": rows}, table(rows) or "no transaction is open")
-    return 0
 
 
-def _describe(given: argparse.Namespace) -> int:
+def _describe(given: argparse.Namespace) -> None:
     with _transactions(given) as (transactions, _):
         transaction = _known(transactions, given.transactional_id)
         held = transactions.held(transaction.partitions)
@@ -115,20 +114,18 @@ def _describe(given: argparse.Namespace) -> int:
     facts = _facts(transaction, {(partition.topic, partition.partition): partition.offsets for partition in held})
     text = pairs({name: value for name, value in facts.items() if name != "partitions"})
     print_answer(given, {**facts, "partitions": partitions}, f"{text}\n{table(partitions)}".rstrip())
-    return 0
 
 
-def _hanging(given: argparse.Namespace) -> int:
+def _hanging(given: argparse.Namespace) -> None:
     with _transactions(given) as (transactions, _):
         hanging = transactions.hanging(given.topic, silent_seconds=given.silent_for)
-        held = _held(transactions, [(transaction.topic, transaction.partition) for transaction in hanging])
+        held = _held(transactions, [transaction.place for transaction in hanging])
     rows = [_hanging_facts(transaction, held) for transaction in hanging]
     none = f"no transaction hangs that has been silent for {given.silent_for:.0f} s"
     print_answer(given, {"hanging": rows}, table(rows) or none)
-    return 0
 
 
-def _abort(given: argparse.Namespace) -> int:
+def _abort(given: argparse.Namespace) -> None:
     place = (given.topic, given.partition, given.first_offset)
     if given.transactional_id is None and None in place:
         raise RefusedError(
@@ -138,11 +135,12 @@ def _abort(given: argparse.Namespace) -> int:
         raise RefusedError("pass a transactional id or --topic, --partition and --first-offset, not both")
     with _transactions(given) as (transactions, config):
         if given.transactional_id is None:
-            return _abort_hanging(given, transactions)
-        return _abort_open(given, transactions, config)
+            _abort_hanging(given, transactions)
+        else:
+            _abort_open(given, transactions, config)
 
 
-def _abort_open(given: argparse.Namespace, transactions: Transactions, config: Mapping[str, str]) -> int:
+def _abort_open(given: argparse.Namespace, transactions: Transactions, config: Mapping[str, str]) -> None:
     transaction = _known(transactions, given.transactional_id)
     if not transaction.is_open:
         raise RefusedError(f"{transaction.transactional_id} has no open transaction: its state is {transaction.state}")
@@ -154,13 +152,10 @@ def _abort_open(given: argparse.Namespace, transactions: Transactions, config: M
                 f"{transaction.transactional_id} is not aborted: {alive}. Stop the pipeline instead"
             )
     facts = _facts(transaction, _held(transactions, transaction.partitions))
-    is_confirmed = _is_confirmed(given, facts, "Abort it, and fence its producer?")
-    if is_confirmed:
-        transactions.abort(transaction)
-    return _tell_aborted(given, facts, aborted=is_confirmed)
+    _abort_if_wanted(given, facts, "Abort it, and fence its producer?", lambda: transactions.abort(transaction))
 
 
-def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> int:
+def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> None:
     hanging = [
         transaction
         for transaction in transactions.hanging([given.topic], silent_seconds=given.silent_for)
@@ -171,11 +166,8 @@ def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> int
             f"no transaction hangs in {given.topic}-{given.partition} from offset {given.first_offset}, silent for "
             f"{given.silent_for:.0f} s; `exactlyonce transactions hanging` lists those that hang"
         )
-    facts = _hanging_facts(hanging[0], _held(transactions, [(given.topic, given.partition)]))
-    is_confirmed = _is_confirmed(given, facts, "Write the missing abort marker?")
-    if is_confirmed:
-        transactions.abort_hanging(hanging[0])
-    return _tell_aborted(given, facts, aborted=is_confirmed)
+    facts = _hanging_facts(hanging[0], _held(transactions, [hanging[0].place]))
+    _abort_if_wanted(given, facts, "Write the missing abort marker?", lambda: transactions.abort_hanging(hanging[0]))
 
 
 def _known(transactions: Transactions, transactional_id: str) -> Transaction:
@@ -215,19 +207,22 @@ def _hanging_facts(hanging: Hanging, held: Mapping[Place, int]) -> dict[str, Any
         "producer_id": hanging.producer_id,
         "epoch": hanging.epoch,
         "last_written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(hanging.written_milliseconds / 1000)),
-        "held_back": held[hanging.topic, hanging.partition],
+        "held_back": held[hanging.place],
     }
 
 
-def _is_confirmed(given: argparse.Namespace, facts: Mapping[str, Any], question: str) -> bool:
-    if given.yes:
-        return True
+def _abort_if_wanted(
+    given: argparse.Namespace, facts: Mapping[str, Any], question: str, abort: Callable[[], object]
+) -> None:
+    """Abort when that is wanted, and tell."""
+    is_wanted = given.yes or _ask(f"{pairs(facts)}\n{question} [y/N] ")
+    if is_wanted:
+        abort()
+    print_answer(given, {"aborted": is_wanted, **facts}, "aborted" if is_wanted else "left as it is")
+
+
+def _ask(question: str) -> bool:
     if not sys.stdin.isatty():
         raise RefusedError("there is no terminal to ask at; pass --yes to abort without a question")
-    print(f"{pairs(facts)}\n{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def _tell_aborted(given: argparse.Namespace, facts: Mapping[str, Any], *, aborted: bool) -> int:
-    print_answer(given, {"aborted": aborted, **facts}, "aborted" if aborted else "left as it is")
-    return 0

@@ -116,7 +116,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _upgrade(given: argparse.Namespace) -> int:
+def _upgrade(given: argparse.Namespace) -> None:
     home, (columns, function) = home_of(given), what_to_compare(given.compare)
     options = Options(
         savepoint=given.savepoint,
@@ -131,10 +131,10 @@ def _upgrade(given: argparse.Namespace) -> int:
         accept_nondeterminism=given.accept_nondeterminism,
     )
     plan = begin_upgrade(home, given.pipeline, given.job, options, request=uuid.uuid4().hex[:16], dry_run=given.dry_run)
-    return _carry_out(given, home, plan, dry_run=given.dry_run)
+    _carry_out(given, home, plan, dry_run=given.dry_run)
 
 
-def _rollback(given: argparse.Namespace) -> int:
+def _rollback(given: argparse.Namespace) -> None:
     home = home_of(given)
     options = Options(stop_timeout=given.stop_timeout, accept_nondeterminism=given.accept_nondeterminism)
     plan = begin_rollback(
@@ -146,10 +146,10 @@ def _rollback(given: argparse.Namespace) -> int:
         version=given.to_version,
         savepoint=given.to_savepoint,
     )
-    return _carry_out(given, home, plan, dry_run=False)
+    _carry_out(given, home, plan, dry_run=False)
 
 
-def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, *, dry_run: bool) -> int:
+def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, *, dry_run: bool) -> None:
     config, conf = reach.reached(given.bootstrap_servers), settings.pairs(given.conf)
 
     def launch(file: str, arguments: Sequence[str]) -> Launch:
@@ -167,7 +167,6 @@ def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, *, dry_run: bo
     text = pairs(shown) + (f"\n\n{shadow_run.text(done.shadow)}" if done.shadow else "")
     print_answer(given, facts, text)
     raise_outcome(done)
-    return 0
 
 
 def _allowances(items: Sequence[str]) -> dict[str, int | None]:

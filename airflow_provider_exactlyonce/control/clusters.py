@@ -66,7 +66,6 @@ class Cluster(ABC):
 class ClusterDriver(RemoteDriver):
     """A driver on a cluster.
 
-    :param lease: path of the lease
     :param submission: the process that submits it, None when somebody else has started that
     """
 

@@ -44,10 +44,7 @@ class DriverAttachment:
 
 
 class DriverLocator:
-    """Tells our driver from others.
-
-    :param stop: whether we were asked to stop
-    """
+    """Tells our driver from others."""
 
     def __init__(self, home: Home, supervision: Supervision, stop: StopSignal) -> None:
         self._home: Final = home
@@ -99,10 +96,6 @@ class DriverLocator:
             return False
         return not self._may_live_on_cluster(intent)
 
-    def was_killed(self, intent: Intent) -> bool:
-        """Whether a task of ours wanted the driver's end."""
-        return requests.killed_by(self._home, intent.token) is not None
-
     def wait(self, why: str) -> None:
         """Let some time pass before the next look, unless we were asked to stop.
 
@@ -129,7 +122,7 @@ class DriverLocator:
         """Return a driver of ours that has done its work while nobody watched. Of a failure the next start tells."""
         ours = self._supervision
         same = (intent.owner, intent.until, intent.clears) == (ours.owner, ours.until, ours.clears)
-        if not same or self.was_killed(intent):
+        if not same or requests.killed_by(self._home, intent.token) is not None:
             return None
         done = exit_classification.status_of(self._home, intent.token) is not None and (
             exit_classification.failure(self._home, intent.token, Ended(exit_code=None), Path(intent.log)) is None
@@ -173,7 +166,7 @@ class DriverLocator:
                 f"{intent.owner} runs this pipeline until it is stopped, so it has no end to wait for; "
                 "wait for a commit with CommitGateSensor, or stop that driver first: if_running='replace' does"
             )
-        if ours and self.was_killed(intent):
+        if ours and requests.killed_by(self._home, intent.token) is not None:
             _log.info("the driver of an earlier try is being stopped; waiting for its end before ours is started")
             return DriverAttachment(driver=driver, intent=intent, ours=False)
         if ours:

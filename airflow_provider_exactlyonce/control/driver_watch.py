@@ -29,7 +29,6 @@ _log = logging.getLogger(__name__)
 class DriverWatch:
     """A driver that is watched.
 
-    :param stop: whether we were asked to stop
     :param give_up: stops it, for a reason
     :param told: called with what it tells of itself, at each look while it is ours and wanted
     """
@@ -98,7 +97,7 @@ class DriverWatch:
     def _check(self, now: float) -> Iterator[Status]:
         status = exit_classification.status_of(self._home, self.attached.driver.token)
         if self.ended is None and self.attached.ours and self._stop.reason is None:
-            self._check_health()
+            self._check_health(status)
             if status is not None:
                 self._told(status)
         if status is not None and has_progressed(self._shown, status):
@@ -111,23 +110,23 @@ class DriverWatch:
             _log.warning("the driver has given no sign of life for %.0f s", leases.stale_seconds(self._home.lease))
         self._warned = life is Life.STALE
 
-    def _check_health(self) -> None:
-        why = stuck(self._home, self.attached.intent, self._supervision.health, time.time())
+    def _check_health(self, status: Status | None) -> None:
+        why = stuck(self.attached.intent, status, self._supervision.health, time.time())
         if why is not None:
             self._give_up(why)
             intents.remove(self._home.intent, self.attached.intent.token)
             raise UnhealthyError(f"{why}; the driver was stopped")
 
 
-def stuck(home: Home, intent: Intent, rules: HealthRules, now: float) -> str | None:
+def stuck(intent: Intent, status: Status | None, rules: HealthRules, now: float) -> str | None:
     """Return what is wrong with a driver that should commit, None when nothing is.
 
+    :param status: what it has told last, None for nothing yet
     :param now: seconds since the epoch
     """
     if rules.no_commit_within is None:
         return None
     allowed = rules.no_commit_within.total_seconds()
-    status = exit_classification.status_of(home, intent.token)
     if status is not None and status.state in ENDED:
         return None
     if status is None or status.progressed == 0:

@@ -32,7 +32,6 @@ RESTART_GRACE_SECONDS: Final = 120.0
 class RunningDriver:
     """A driver that can be asked.
 
-    :param token: its start token
     :param series: start token of the first driver of its supervisor's restarts, None without a supervisor
     :param stale: it has given no sign of life for some time, and may never answer
     """
@@ -73,7 +72,7 @@ def find_or_awaited(home: Home) -> RunningDriver | Death | None:
 def is_there(home: Home, token: str) -> bool:
     """Whether the driver with this start token may still do something. Cheap, and never waits."""
     held = leases.read(home.lease)
-    if held is not None and held.token == token and leases.life(held) is not Life.DEAD:
+    if held is not None and held.token == token and not leases.is_dead(held):
         return True
     intent = intents.read(home.intent)
     if intent is None or intent.token != token:
@@ -111,7 +110,6 @@ def may_be_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
 class Death:
     """A driver that has died under a supervisor.
 
-    :param token: its start token
     :param series: start token of the first driver of its supervisor's restarts
     :param died: seconds since the epoch; where its supervisor has not noticed yet, its last sign of life
     """

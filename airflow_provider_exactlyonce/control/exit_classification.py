@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.exceptions import (
@@ -26,13 +26,13 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     DataError,
     DataLostError,
-    Decision,
     DriverFailedError,
     ExactlyOnceError,
     FencedError,
     InvariantError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.policies.restart_strategy import RESTARTABLE
 
 _LOG_LINES: Final = 40
 _LOG_BYTES: Final = 64 * 1024
@@ -83,8 +83,8 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
     error_class = _BY_EXIT_CODE.get(ended.exit_code) if ended.exit_code is not None else None
     if error_class is not None:
         return error_class(_said(log) or _exit_sentence(ended.exit_code))
-    held = leases.read(home.lease)
-    if held is not None and held.token != token and _lives(home, held):
+    held, life = leases.look(home.lease)
+    if held is not None and held.token != token and life is Life.ALIVE:
         return FencedError(
             f"the driver ended without an account; pid {held.pid} on {held.host} has taken over (run {held.run})"
         )
@@ -97,10 +97,6 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
     if ended.exit_code is None and ended.account:
         message = f"the driver ended without an account of its own: {ended.account}"
     return DriverFailedError(message or _exit_sentence(ended.exit_code))
-
-
-def _lives(home: Home, held: Lease) -> bool:
-    return leases.life(held, silence=leases.stale_seconds(home.lease)) is Life.ALIVE
 
 
 def log_tail(log: Path) -> str:
@@ -145,8 +141,4 @@ def _exit_sentence(code: int | None) -> str:
 
 def is_final(error: ExactlyOnceError) -> bool:
     """Whether nobody should try again without a person's help: refused, fenced, or wrong data."""
-    return error.decision in _FINAL
-
-
-#: Decisions that neither a restart nor a retry changes.
-_FINAL: Final = frozenset({Decision.EXIT, Decision.REFUSE, Decision.FIX_DATA})
+    return error.decision not in RESTARTABLE

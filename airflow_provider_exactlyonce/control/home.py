@@ -17,7 +17,6 @@ What a process writes by itself, its output, is on its host where the home is no
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -33,22 +32,7 @@ from airflow_provider_exactlyonce.control import json_store, moving
 from airflow_provider_exactlyonce.control.moving import SCHEMA, HomeDocument
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.storage.opening import is_local, location_of, place_of, store_of
-from airflow_provider_exactlyonce.storage.store import Stored
-
-#: What a directory can't be made for, however often it is tried. A full disk may be emptied.
-_FOR_GOOD: Final = frozenset(
-    (
-        errno.EACCES,
-        errno.EEXIST,
-        errno.EINVAL,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EPERM,
-        errno.EROFS,
-    )
-)
+from airflow_provider_exactlyonce.storage.store import Stored, is_no_answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,26 +140,22 @@ class Home:
         :raises RefusedError: when it can't, for good
         :raises ExactlyOnceError: when it can't now
         """
-        if not is_local(self.path):  # its directories need not be made
-            try:
-                self.identity()
-            except OSError as error:
-                raise self._can_not_be_made(self.path, error) from error
-            return
         place = self.path
-        while not os.path.lexists(place):
-            place = place.parent
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.lstat(self.path)  # it may be no name that a file can have
-            os.rmdir(tempfile.mkdtemp(prefix=".exactlyonce-", dir=place))
+            if is_local(place):
+                while not os.path.lexists(place):
+                    place = place.parent
+                with contextlib.suppress(FileNotFoundError):
+                    os.lstat(self.path)  # it may be no name that a file can have
+                os.rmdir(tempfile.mkdtemp(prefix=".exactlyonce-", dir=place))
+            else:  # its directories need not be made
+                self.identity()
         except OSError as error:
-            raise self._can_not_be_made(place, error) from error
-
-    def _can_not_be_made(self, place: Path, error: OSError) -> ExactlyOnceError:
-        what = "written to" if place == self.path else f"made below {place}"
-        kind = RefusedError if error.errno in _FOR_GOOD else ExactlyOnceError
-        return kind(f"home {self} can't be {what}: {error.strerror or error}; name another directory, or allow it")
+            what = "written to" if place == self.path else f"made below {place}"
+            kind = ExactlyOnceError if is_no_answer(error) else RefusedError  # a full disk may be emptied
+            raise kind(
+                f"home {self} can't be {what}: {error.strerror or error}; name another directory, or allow it"
+            ) from error
 
     def identity(self) -> str | None:
         """Return the home's id, None when the directory is no home (yet).

@@ -100,7 +100,6 @@ def _body(stored: Stored | None, path: Path, readable: Collection[int] = (1,)) -
 def load(path: Path, kind: type[T]) -> T | None:
     """Return the object that the document describes, or None when there is none or it isn't whole.
 
-    :param kind: a dataclass
     :raises RefusedError: when a newer release has written it under another schema, or it lacks something
     """
     return _loaded(_stored(path), path, kind)
@@ -114,7 +113,6 @@ def _loaded(stored: Stored | None, path: Path, kind: type[T]) -> T | None:
 def change(path: Path, kind: type[T], decide: Callable[[T | None], T | None], *, durable: bool = True) -> T | None:
     """Replace a document by what is made of it, decided again whenever somebody was faster; returns what was written.
 
-    :param kind: a dataclass
     :param decide: gets what the document describes, None when there is none or it isn't whole; returns what takes its
         place, None to leave it as it is
     :param durable: flush to disk before the rename
@@ -134,7 +132,6 @@ def swap(path: Path, stored: Stored | None, made: Any) -> None:
     """Replace a document unless it was changed since it was read.
 
     :param stored: what was read, None when there was none
-    :param made: what a dataclass describes
     :raises ChangedError: when somebody was faster
     :raises HeldError: when somebody keeps it from being changed
     :raises OutcomeUnknownError: when nobody knows whether it was written
@@ -146,7 +143,6 @@ def swap(path: Path, stored: Stored | None, made: Any) -> None:
 def overwrite(path: Path, made: Any) -> None:
     """Write a document whatever is there; no change that was decided before comes after it.
 
-    :param made: what a dataclass describes
     :raises HeldError: when somebody keeps it from being changed
     :raises OutcomeUnknownError: when nobody knows whether it was written
     """
@@ -170,7 +166,6 @@ def _swapped(path: Path, stored: Stored | None, made: Any, *, durable: bool) -> 
 def remove(path: Path, kind: type[T], doomed: Callable[[T | None], bool]) -> None:
     """Remove a document if it is to be removed, judged again whenever somebody has changed it meanwhile.
 
-    :param kind: a dataclass
     :param doomed: gets what the document describes, None when it isn't whole
     :raises RefusedError: as :func:`load` does
     :raises HeldError: when somebody keeps it from being changed

@@ -27,7 +27,6 @@ _LOGS_KEPT: Final = 20
 class Launch:
     """How to start a driver.
 
-    :param command: program and arguments
     :param printable: the command with its secrets masked
     :param environment: added to this process's own; secrets belong here
     """
@@ -47,7 +46,6 @@ def start(
 ) -> ChildDriver:
     """Start a driver, or the submission of one to a cluster; it outlives this process.
 
-    :param launch: how to start it
     :param intent: what is written before, and with the process's id after
     :param announced: called between that and the start of the process
     :param standby: the process that waits for the intent, instead of a new one
@@ -70,11 +68,7 @@ def start(
 
 
 def start_process(home: Home, launch: Launch, token: str, log: Path) -> ChildDriver:
-    """Start what a launch says, without a word to anybody.
-
-    :param token: start token of the driver
-    :param log: receives its output
-    """
+    """Start what a launch says, without a word to anybody."""
     return processes.start(
         [part.replace(TOKEN_PLACEHOLDER, token) for part in launch.command],
         token=token,

@@ -30,6 +30,7 @@ from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
+_OBSERVE_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +91,8 @@ def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Le
 
 
 def is_left(held: Lease, judged: Lease | None) -> bool:
-    """Whether the holder is gone, or the lease is still as it was found left.
-
-    :param judged: what was found, None for none
-    """
-    if life(held, now=held.heartbeat) is Life.DEAD:
+    """Whether the holder is gone, or the lease is still as it was found left: ``judged``."""
+    if is_dead(held):
         return True
     return judged is not None and (held.token, held.heartbeat) == (judged.token, judged.heartbeat)
 
@@ -139,7 +137,6 @@ def release(path: Path, lease: Lease) -> None:
 class Hold:
     """The hold of a pipeline that is stopped, by what works on its home.
 
-    :param path: the lease
     :ivar pointer: ``current`` of the home, as it was when the hold began
     """
 
@@ -249,20 +246,20 @@ def read(path: Path) -> Lease | None:
     return json_store.load(path, Lease)
 
 
-def life(lease: Lease | None, *, now: float | None = None, silence: float = 0.0) -> Life:
-    """Judge whether the holder lives, from its process where it is on this host and from its heartbeat.
+def is_dead(lease: Lease) -> bool:
+    """Whether the holder has certainly ended: its process was on this host."""
+    here = lease.machine == process_identity.this_machine()
+    return here and process_identity.process_start(lease.pid) != lease.process_started
 
-    :param silence: seconds that a living one may be silent for, where those are more than :data:`STALE_SECONDS`
-    """
+
+def look(path: Path) -> tuple[Lease | None, Life]:
+    """Read the lease and judge at once whether its holder lives, by the wall clocks of both hosts."""
+    lease = read(path)
     if lease is None:
-        return Life.NONE
-    if (
-        lease.machine == process_identity.this_machine()
-        and process_identity.process_start(lease.pid) != lease.process_started
-    ):
-        return Life.DEAD
-    silent = (time.time() if now is None else now) - lease.heartbeat
-    return Life.STALE if silent > max(STALE_SECONDS, silence) else Life.ALIVE
+        return None, Life.NONE
+    if is_dead(lease):
+        return lease, Life.DEAD
+    return lease, Life.STALE if time.time() - lease.heartbeat > stale_seconds(path) else Life.ALIVE
 
 
 def heartbeat_seconds(path: Path) -> float:
@@ -276,11 +273,7 @@ def stale_seconds(path: Path) -> float:
 
 
 class HeartbeatMonitor:
-    """Whether the holder of a lease beats, by our clock: its host may have another.
-
-    :param token: its start token
-    :param path: the lease
-    """
+    """Whether the holder of a lease beats, by our clock: its host may have another."""
 
     def __init__(self, token: str, path: Path) -> None:
         self._token: Final = token
@@ -301,26 +294,26 @@ class HeartbeatMonitor:
         if lease is None or lease.token != self._token:
             self._heard = time.monotonic()
             return Life.NONE
-        if life(lease, now=lease.heartbeat) is Life.DEAD:
+        if is_dead(lease):
             return Life.DEAD
         if lease.heartbeat != self._heartbeat:
             self._heartbeat, self._heard = lease.heartbeat, time.monotonic()
         return Life.STALE if time.monotonic() - self._heard > stale_seconds(self._path) else Life.ALIVE
 
 
-def observe(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life]:
+def observe(path: Path) -> tuple[Lease | None, Life]:
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
     Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
     :func:`heartbeat_seconds` for a healthy holder, :func:`stale_seconds` for a silent one.
     """
-    first, pause = read(path), max(poll_seconds, store_of(path).seconds_per_read / 5)
+    first, pause = read(path), max(_OBSERVE_SECONDS, store_of(path).seconds_per_read / 5)
 
     def certain() -> tuple[Lease | None, Life] | None:
         lease = read(path)
         if lease is None:
             return None, Life.NONE
-        if life(lease, now=lease.heartbeat) is Life.DEAD:
+        if is_dead(lease):
             return lease, Life.DEAD
         moved = first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat)
         return (lease, Life.ALIVE) if moved else None

@@ -124,7 +124,6 @@ def moved(move: Move) -> HomeMovedError:
 def begin(place: Path, home: HomeDocument, move: Move) -> None:
     """Make a place a copy that is not finished.
 
-    :param home: what is copied
     :raises FileExistsError: when it is another home, or a copy of one
     """
     body = codec.dump(replace(home, schema=_CLOSED, move=move))

@@ -32,8 +32,7 @@ class PipelineState(StrEnum):
 
 def state_of(home: Home) -> tuple[PipelineState, Status | None]:
     """Return a pipeline's state, and the last account of its last driver. Never waits."""
-    held, status = leases.read(home.lease), statuses.read(home.status)
-    life = leases.life(held, silence=leases.stale_seconds(home.lease))
+    (held, life), status = leases.look(home.lease), statuses.read(home.status)
     if held is not None and life is Life.STALE:
         return PipelineState.SILENT, status
     if held is not None and life is Life.ALIVE:

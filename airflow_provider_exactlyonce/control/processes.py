@@ -45,10 +45,7 @@ class Ended:
 
 
 class DriverProcess(ABC):
-    """A started driver, as far as its processes go.
-
-    :param token: its start token
-    """
+    """A started driver, as far as its processes go."""
 
     def __init__(self, token: str) -> None:
         self.token: Final = token
@@ -106,10 +103,7 @@ class FoundDriver(DriverProcess):
 
 
 class RemoteDriver(DriverProcess):
-    """A driver on another host: only its lease tells whether it lives, only commands reach it.
-
-    :param lease: path of the lease
-    """
+    """A driver on another host: only its lease tells whether it lives, only commands reach it."""
 
     def __init__(self, token: str, lease: Path) -> None:
         super().__init__(token)

@@ -82,7 +82,6 @@ def write(home: Home, release: Release) -> None:
 def keep(home: Home, version: str, file: Path, content: bytes) -> None:
     """Keep the job's file of a version, so that it can be started again. May be repeated.
 
-    :param file: where it is
     :param content: what of it was executed, whatever is there now
     :raises RefusedError: as :func:`check_kept` does
     """
@@ -149,7 +148,6 @@ def application_to_run(home: Home, asked: str) -> str:
 def check_start(home: Home, version: str, token: str) -> None:
     """Check, without side effects, that a driver may start.
 
-    :param token: its start token
     :raises AlreadyRunningError: when an upgrade is under way that has not started it
     :raises VersionRefusedError: when it would undo an upgrade
     """

@@ -38,10 +38,7 @@ def stop_requested(home: Home, token: str) -> str | None:
 
 
 def note_killed(home: Home, token: str, owner: str) -> None:
-    """Note that a task's end, and nobody's wish to stop the pipeline, is why its driver is asked to stop.
-
-    :param owner: the task
-    """
+    """Note that a task's end, and nobody's wish to stop the pipeline, is why its driver is asked to stop."""
     forget_older(home, "killed-*.json")
     json_store.write(_killed(home, token), {"owner": owner})
 

@@ -90,10 +90,7 @@ _log = logging.getLogger(__name__)
 
 
 class RestartController:
-    """How drivers that die are started again.
-
-    :param stop: whether we were asked to stop
-    """
+    """How drivers that die are started again."""
 
     def __init__(self, home: Home, supervision: Supervision, stop: StopSignal) -> None:
         self._home: Final = home
@@ -107,7 +104,6 @@ class RestartController:
     def record(self, dead: Intent, ended: Ended, error: ExactlyOnceError, *, number: int, died: float) -> None:
         """Record a death, and when the next driver is started.
 
-        :param error: why it died
         :param number: 1 for the first restart of the series
         :param died: seconds since the epoch
         :raises ExactlyOnceError: when none is
@@ -146,17 +142,14 @@ class RestartController:
         :raises StopRequestedError: when somebody wants it stopped
         """
         entry = self._entry(dead)
-        announced = False
-        while True:
+        self._supervision.on_poll()
+        self.heed_stop(dead)
+        self._supervision.on_delay(dead, entry.due)
+        while (seconds := min(entry.due - time.time(), entry.due - entry.died)) > 0:  # the clock may be set back
+            time.sleep(min(seconds, _POLL_SECONDS))
             self._supervision.on_poll()
             self.heed_stop(dead)
-            if not announced:
-                self._supervision.on_delay(dead, entry.due)
-            announced = True
-            seconds = min(entry.due - time.time(), entry.due - entry.died)  # the clock may be set back
-            if seconds <= 0:
-                return entry.number
-            time.sleep(min(seconds, _POLL_SECONDS))
+        return entry.number
 
     def heed_stop(self, dead: Intent) -> None:
         """Look whether a restart is wanted still: a stop that was meant for the driver that died is meant for the next.
@@ -177,7 +170,6 @@ class RestartController:
 def _too_many(past: Sequence[Outage], died: float, rules: HealthRules) -> str | None:
     """Return what is wrong when a driver has died once more, None when nothing is.
 
-    :param past: earlier outages
     :param died: seconds since the epoch
     """
     if rules.max_restarts is None:

@@ -32,7 +32,6 @@ class Standby:
     """A standby that a supervisor has started.
 
     :param launch: as what it was started, without what makes it wait
-    :param log: its output
     """
 
     driver: ChildDriver

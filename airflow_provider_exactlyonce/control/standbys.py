@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 def waiting(home: Home) -> Lease | None:
     """Return the lease of the standby that is ready, None when there is none. Never waits."""
-    held = leases.read(home.standby)
-    return held if leases.life(held, silence=leases.stale_seconds(home.standby)) is Life.ALIVE else None
+    held, life = leases.look(home.standby)
+    return held if life is Life.ALIVE else None
 
 
 def check_only(home: Home, pipeline: str) -> Lease | None:
@@ -74,7 +74,6 @@ class Turn(ABC):
 def turn_of(home: Home, token: str, supervisor: str | None) -> Turn:
     """Return what a standby waits for.
 
-    :param token: its start token
     :param supervisor: the value of :data:`SUPERVISOR_VARIABLE`, None without a supervisor
     """
     if supervisor is None:
@@ -151,7 +150,7 @@ class LeaseTurn(Turn):
 
     def _is_here(self, held: Lease) -> bool:
         """Whether a driver's process is on this machine, and has not said that its work is over."""
-        if held.machine != process_identity.this_machine() or leases.life(held, now=held.heartbeat) is Life.DEAD:
+        if held.machine != process_identity.this_machine() or leases.is_dead(held):
             return False
         status = exit_classification.status_of(self._home, held.token)
         return status is None or status.state not in ENDED

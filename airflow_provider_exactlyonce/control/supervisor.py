@@ -241,7 +241,8 @@ class Supervisor:
 
     def _verdict(self, intent: Intent, ended: Ended) -> SupervisorEvent:
         error = exit_classification.failure(self.home, intent.token, ended, Path(intent.log))
-        if error is None and self._stop.reason is None and self._locator.was_killed(intent):
+        killed = error is None and requests.killed_by(self.home, intent.token) is not None
+        if killed and self._stop.reason is None:
             return SupervisorEvent.STOPPED_BEFORE
         if error is None and self._is_done(intent):
             return SupervisorEvent.WORK_DONE

@@ -134,12 +134,7 @@ def log_directory(data_directory: Path) -> Path:
 
 def cluster_id(data_directory: Path) -> str | None:
     """Read the id that formatting gave the storage, None before that."""
-    try:
-        text = (log_directory(data_directory) / "meta.properties").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    match = re.search(r"^cluster\.id=(\S+)$", text, re.MULTILINE)
-    return match[1] if match else None
+    return _property(log_directory(data_directory) / "meta.properties", "cluster.id")
 
 
 def _controller_properties(data_directory: Path, ports: Ports) -> dict[str, str]:
@@ -166,13 +161,18 @@ def _line(name: str, value: str) -> str:
     return f"{name}={value}\n".replace("\\", "\\\\")
 
 
-def _previous_ports(data_directory: Path) -> dict[str, int]:
+def _property(path: Path, name: str) -> str | None:
+    """Return a property that a file has, None when it has none, or is not there."""
     try:
-        text = (data_directory / PROPERTIES_NAME).read_text(encoding="utf-8")
+        match = re.search(rf"^{re.escape(name)}=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     except FileNotFoundError:
-        return {}
-    match = re.search(r"^listeners=(.*)$", text, re.MULTILINE)
-    return {name: int(port) for name, port in re.findall(r"(\w+)://[^:,]+:(\d+)", match[1])} if match else {}
+        return None
+    return match[1] if match else None
+
+
+def _previous_ports(data_directory: Path) -> dict[str, int]:
+    listeners = _property(data_directory / PROPERTIES_NAME, "listeners") or ""
+    return {name: int(port) for name, port in re.findall(r"(\w+)://[^:,]+:(\d+)", listeners)}
 
 
 def _any_free_port(taken: Collection[int]) -> int:

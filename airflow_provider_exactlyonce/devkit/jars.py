@@ -24,7 +24,7 @@ from typing import Final
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.ivy import DEPENDENCIES, Progress, retrieve
 from airflow_provider_exactlyonce.devkit.spark import spark_jars
-from airflow_provider_exactlyonce.files import replacing
+from airflow_provider_exactlyonce.files import replacing, try_lock
 
 KAFKA_VERSION: Final = "4.3.1"
 SPARK_VERSION: Final = "4.2.0"
@@ -169,9 +169,7 @@ def exclusive(lock: Path, progress: Progress) -> Iterator[None]:
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file.fileno()):
             progress(f"waiting for another process that is filling {lock.parent}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

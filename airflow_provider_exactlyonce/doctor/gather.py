@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from airflow_provider_exactlyonce.checkpoint import lineages
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, whole
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import Defect
@@ -153,7 +153,7 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
 
 def _probe_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]]) -> None:
     home_facts = HomeFacts(home=home, exists=home.path.is_dir())
-    facts.in_motion = leases.life(leases.read(home.lease), silence=leases.stale_seconds(home.lease)) is Life.ALIVE
+    facts.in_motion = leases.look(home.lease)[1] is Life.ALIVE
     facts.home = home_facts
     if not home_facts.exists:
         return
@@ -193,7 +193,7 @@ def _successors(home: Home, lineage_id: str) -> list[Lineage]:
 def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> CheckpointFacts:
     checkpoint = Checkpoint(home.checkpoint(lineage.id))
     checkpoint_facts = CheckpointFacts(checkpoint=checkpoint, lineage=lineage)
-    query = _query_id(checkpoint)
+    query = whole(checkpoint.query_id)
     checkpoint_facts.query_id_lost = query is None and checkpoint.newest_offsets() is not None
     commit = tail.place.commit if tail else lineage.last_commit
     for left in reversed(range(_TRIES)):  # while a driver runs, Spark writes and removes files
@@ -209,30 +209,20 @@ def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> Checkp
                 raise
         if checkpoint_facts.restart is not None and checkpoint_facts.restart.source is RestartSource.CHECKPOINT:
             break
-        if leases.life(leases.read(home.lease), silence=leases.stale_seconds(home.lease)) is not Life.ALIVE:
+        if leases.look(home.lease)[1] is not Life.ALIVE:
             break
         time.sleep(_PAUSE_SECONDS)
     return checkpoint_facts
 
 
-def _query_id(checkpoint: Checkpoint) -> str | None:
-    try:
-        return checkpoint.query_id()
-    except TornFileError:
-        return None
-
-
 def _savepoints(store: Savepoints, verified: dict[str, Sequence[Defect]]) -> SavepointFacts:
-    listed = store.list()
-    for savepoint in listed:
-        if savepoint.id in verified:
-            continue
+    for savepoint_id in {savepoint.id for savepoint in store.list()} - verified.keys():
         try:
-            verified[savepoint.id] = store.verify(savepoint.id)
+            verified[savepoint_id] = store.verify(savepoint_id)
         except RefusedError:
-            if _is_there(store, savepoint.id):
+            if any(savepoint.id == savepoint_id for savepoint in store.list()):
                 raise
-    there = [savepoint for savepoint in listed if _is_there(store, savepoint.id)]  # a driver that runs deletes old ones
+    there = [savepoint for savepoint in store.list() if savepoint.id in verified]  # a driver takes and deletes others
     damaged = dict.fromkeys(store.torn(), "its manifest is torn or was changed by hand")
     for savepoint in there:
         if defects := verified[savepoint.id]:
@@ -243,10 +233,6 @@ def _savepoints(store: Savepoints, verified: dict[str, Sequence[Defect]]) -> Sav
         damaged=damaged,
         leftovers=store.leftovers(),
     )
-
-
-def _is_there(store: Savepoints, savepoint_id: str) -> bool:
-    return any(savepoint.id == savepoint_id for savepoint in store.list())
 
 
 def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:

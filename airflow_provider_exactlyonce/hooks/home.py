@@ -39,7 +39,6 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
     """Return a pipeline's home and its name.
 
     :param kafka_conn_id: connection of type ``kafka``, asked for the ledger when only the pipeline is named
-    :param pipeline: its name
     :param checkpoint: its home, as :func:`home_at` takes it
     :raises UnknownPipelineError: when there is no such home
     :raises RefusedError: when it is another pipeline's

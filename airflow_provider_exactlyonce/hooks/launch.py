@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.files import replacing
-from airflow_provider_exactlyonce.storage.opening import is_local
+from airflow_provider_exactlyonce.storage.opening import LOCAL, is_local
 from airflow_provider_exactlyonce.storage.s3_environment import KEYS
 from airflow_provider_exactlyonce.storage.s3_environment import VARIABLE as S3_VARIABLE
 
@@ -41,7 +40,6 @@ def build_launch(home: Home, settings: DriverSettings, *, until: str, goal: str 
 def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *, anywhere: bool = True) -> Launch:
     """Return how a file is submitted as a driver is, with other arguments than the settings'.
 
-    :param home: of the pipeline
     :param anywhere: whether it may run elsewhere than the task does
     :raises RefusedError: when a setting or a connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
@@ -49,15 +47,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
     from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.devkit import class_archive
-    from airflow_provider_exactlyonce.hooks import (
-        clusters,
-        kafka,
-        object_storage,
-        postgres,
-        schema_registry,
-        spark_submit,
-        stores,
-    )
+    from airflow_provider_exactlyonce.hooks import clusters, connections, kafka, object_storage, spark_submit
     from airflow_provider_exactlyonce.streaming.settings import (
         KAFKA_VARIABLE,
         POSTGRES_VARIABLE,
@@ -72,11 +62,11 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     if settings.source_conn_ids:
         secrets[SOURCES_VARIABLE] = kafka.sources_config(settings.source_conn_ids)
     if settings.postgres_conn_ids:
-        secrets[POSTGRES_VARIABLE] = postgres.driver_config(settings.postgres_conn_ids)
+        secrets[POSTGRES_VARIABLE] = connections.postgres(settings.postgres_conn_ids)
     if settings.store_conn_ids:
-        secrets[STORES_VARIABLE] = stores.driver_config(settings.store_conn_ids)
+        secrets[STORES_VARIABLE] = connections.stores(settings.store_conn_ids)
     if settings.schema_registry_conn_id:
-        secrets[REGISTRY_VARIABLE] = schema_registry.driver_config(settings.schema_registry_conn_id)
+        secrets[REGISTRY_VARIABLE] = connections.schema_registry(settings.schema_registry_conn_id)
     remote: dict[str, str] = {}
     local: dict[str, str] = {}
     if cluster is None:
@@ -101,7 +91,9 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         else:
             remote |= reach
         secrets = clusters.secrets_to_write(cluster, settings.conf, secrets, home)
-        files = {name: _write_private(home.here / _file_of(name), text) for name, text in secrets.items()}
+        files = {name: home.here / f"{name.removeprefix('EXACTLYONCE_').lower()}.json" for name in secrets}
+        for name, path in files.items():  # only its owner may read it, and everybody may read a command line
+            LOCAL.replace(path, secrets[name].encode(), durable=False)
         given = {name: str(path) for name, path in files.items()}
         if files and not is_local(home.path):  # YARN brings them into the driver's working directory
             shipped = filter(None, [settings.conf.get("spark.files"), *(path.as_uri() for path in files.values())])
@@ -114,18 +106,6 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         }
     command, printable = spark_submit.build_command(settings, arguments, remote)
     return Launch(command=command, printable=printable, environment=local)
-
-
-def _file_of(variable: str) -> str:
-    return f"{variable.removeprefix('EXACTLYONCE_').lower()}.json"
-
-
-def _write_private(path: Path, text: str) -> Path:
-    """Write what a driver on another host reads: only its owner may, and everybody may read a command line."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with replacing(path, durable=False) as file:
-        file.write(text.encode())
-    return path
 
 
 def find_application(application: str, dag_file: str | None) -> str:

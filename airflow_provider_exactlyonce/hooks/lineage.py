@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
+
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import InputDataset, OutputDataset
@@ -102,12 +104,8 @@ def _namespace(cluster: Cluster) -> str:
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    total = 0
-    for count in counts:
-        if count is None:
-            return None
-        total += count
-    return total
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
 
 
 def _inputs(sources: SourceClusters, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[InputDataset]:
@@ -129,9 +127,7 @@ def _inputs(sources: SourceClusters, last: CommitRecord, commits: Sequence[Commi
 
 
 def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[OutputDataset]:
-    from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.generated.base import OutputDatasetFacet
-    from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
 
     written = _merged(
         ((topic, partition), span.first, span.last + 1, span.rows)
@@ -142,32 +138,30 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
     datasets = _tables(last, commits)
     for topic in sorted({topic for topic, _ in written} | {*last.sink, *last.earlier_sink_topics}):
         rows = sum(rows for (name, _), (_, _, rows) in written.items() if name == topic)
-        facets: dict[str, Any] = {
-            "outputStatistics": OutputStatisticsOutputDatasetFacet(rowCount=rows),
-            _OFFSETS_FACET: OutputDatasetFacet().with_additional_properties(**_facts(topic, written, commits)),
-        }
-        datasets.append(OutputDataset(namespace=namespace, name=topic, outputFacets=facets if commits else {}))
+        offsets = OutputDatasetFacet().with_additional_properties(**_facts(topic, written, commits))
+        datasets.append(_output((namespace, topic), rows, commits, {_OFFSETS_FACET: offsets}))
     return datasets
 
 
 def _tables(last: CommitRecord, commits: Sequence[CommitRecord]) -> list[OutputDataset]:
     """Return the datasets of the sinks that are not Kafka."""
-    from openlineage.client.event_v2 import OutputDataset
-    from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
-
     rows = {share.dataset: 0 for share in last.others.values() if share.dataset is not None}
     for record in commits:
         for share in record.others.values():
             if share.dataset is not None:
                 rows[share.dataset] = rows.get(share.dataset, 0) + share.rows
-    return [
-        OutputDataset(
-            namespace=namespace,
-            name=name,
-            outputFacets={"outputStatistics": OutputStatisticsOutputDatasetFacet(rowCount=count)} if commits else {},
-        )
-        for (namespace, name), count in sorted(rows.items())
-    ]
+    return [_output(dataset, count, commits, {}) for dataset, count in sorted(rows.items())]
+
+
+def _output(
+    dataset: tuple[str, str], rows: int, commits: Sequence[CommitRecord], facets: Mapping[str, Any]
+) -> OutputDataset:
+    from openlineage.client.event_v2 import OutputDataset
+    from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
+
+    statistics = OutputStatisticsOutputDatasetFacet(rowCount=rows)
+    given = {"outputStatistics": statistics, **facets} if commits else {}
+    return OutputDataset(namespace=dataset[0], name=dataset[1], outputFacets=given)
 
 
 def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
@@ -218,7 +212,6 @@ class PipelineLineage:
         return pipeline
 
     def _lineage(self, since: int | None) -> Lineage:
-        from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
         from airflow_provider_exactlyonce.hooks import home
         from airflow_provider_exactlyonce.hooks.kafka import client_config
 

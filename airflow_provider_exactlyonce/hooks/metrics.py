@@ -45,7 +45,7 @@ METRICS: Final[Mapping[str, str]] = {
     "commits_total": "number of the last commit; it only grows, over all runs",
     "runs_total": "number of the run; it grows with every start of a driver",
     "rows_of_run": "rows that this run has committed to its primary sink, the Kafka sink or else the first declared; "
-    "it begins at 0 with each run, as the next three",
+    "it begins at 0 with each run",
     "rows_of_run_for_sink": "the same of each sink, by the further tag `sink`; only with several",
     "records_of_run": "source records that this run's batches have read, each once, bad ones included",
     "late_rows_of_run": "rows behind the watermark that operators have left out",

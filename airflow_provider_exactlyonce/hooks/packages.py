@@ -89,17 +89,13 @@ def wheels(cache: Path) -> Path:
 def package(cache: Path) -> Path:
     """Return the archive of this package, made if it isn't there."""
     folder = Path(__file__).parents[1]
-    sources = [file for file in folder.rglob("*") if _is_source(file) and folder / "docs" not in file.parents]
-    files = {f"{_PACKAGE}/{file.relative_to(folder)}": file for file in sources}
+    sources = [file for file in folder.rglob("*") if file.is_file() and folder / "docs" not in file.parents]
+    files = {f"{_PACKAGE}/{file.relative_to(folder)}": file for file in sources if "__pycache__" not in file.parts}
     digest = hashlib.sha256()
     for name in sorted(files):
         digest.update(f"{name}\0".encode())
         digest.update(files[name].read_bytes())
     return _archive(cache, "package", digest.hexdigest(), files)
-
-
-def _is_source(file: Path) -> bool:
-    return file.is_file() and "__pycache__" not in file.parts
 
 
 def _ships(file: metadata.PackagePath) -> bool:

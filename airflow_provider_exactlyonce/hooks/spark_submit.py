@@ -27,21 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DriverSettings:
-    """What a driver is started with, as users say it.
+    """What a driver is started with, as users say it: the arguments of the operators that start drivers.
 
     :param application: path of the job's file, see :func:`~hooks.launch.find_application`, or a URI
     :param name: Spark application's name
-    :param conn_id: connection of type ``spark``
-    :param kafka_conn_id: connection of type ``kafka``
-    :param source_conn_ids: connections of type ``kafka`` that the job's sources name
-    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name
-    :param store_conn_ids: connections to stores of the job's Delta tables and to catalogs of its Iceberg tables
-    :param schema_registry_conn_id: connection of type ``http`` to the job's schema registry, None for none
-    :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused
-    :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it
-    :param packages: comma-separated Maven coordinates, instead of the same
-    :param application_args: further arguments of the job
-    :param env_vars: further environment variables of the driver
     """
 
     application: str
@@ -64,7 +53,6 @@ def build_command(
 ) -> tuple[list[str], str]:
     """Build the spark-submit command for a driver, with the settings that the protocol needs.
 
-    :param arguments: arguments of the application
     :param environment: variables of a driver that a cluster runs; everybody can read them
     :returns: the command, and the same as text, with secrets masked
     :raises SettingRefusedError: when a setting contradicts the protocol

@@ -48,11 +48,7 @@ def flat_column(array: pa.Array) -> FlatColumn:
     if not isinstance(array, pa.BinaryArray | pa.LargeBinaryArray):
         kind = getattr(array, "type", None) or type(array).__name__
         raise TypeError(f"keys and values must be one Arrow array of binary or large_binary, found {kind}: cast it")
-    offsets = flat_offsets(array)
-    lengths = np.diff(offsets)
-    valid = flat_validity(array)
-    if valid is not None:
-        lengths *= valid
+    offsets, lengths, valid = flat_rows(array)
     data_buffer = array.buffers()[2]
     buffer = pa.py_buffer(b"") if data_buffer is None else data_buffer
     return FlatColumn(buffer=buffer, starts=offsets[:-1], lengths=lengths, valid=valid)
@@ -65,17 +61,24 @@ def as_binary(array: pa.Array) -> pa.Array:
     return array.view(pa.large_binary()) if pa.types.is_large_string(array.type) else array
 
 
-def flat_offsets(array: pa.Array) -> NDArray[np.int64]:
-    """Return where each row of an array of variable length starts, and where the last one ends.
+def flat_rows(array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None]:
+    """Look at an array of variable length (slices too) as flat buffers.
 
-    :param array: a binary, string or list array, or a large one
+    :param array: a binary or list array, or a large one
+    :returns: where each row starts, then where the last one ends; the rows' lengths, 0 for null; and False for each
+        null row, None if there is no null
     """
     rows = len(array)
-    if rows == 0:  # Arrow allows an empty array to have no offsets at all
-        return np.zeros(1, dtype=np.int64)
-    offset_type = np.int64 if pa.types.is_large_binary(array.type) or pa.types.is_large_list(array.type) else np.int32
-    flat: NDArray[Any] = np.frombuffer(array.buffers()[1], dtype=offset_type, count=array.offset + rows + 1)
-    return flat[array.offset :].astype(np.int64)
+    offsets = np.zeros(1, dtype=np.int64)
+    if rows:  # Arrow allows an empty array to have no offsets at all
+        is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_list(array.type)
+        offset_type = np.int64 if is_large else np.int32
+        flat: NDArray[Any] = np.frombuffer(array.buffers()[1], dtype=offset_type, count=array.offset + rows + 1)
+        offsets = flat[array.offset :].astype(np.int64)
+    lengths, valid = np.diff(offsets), flat_validity(array)
+    if valid is not None:
+        lengths *= valid
+    return offsets, lengths, valid
 
 
 def flat_validity(array: pa.Array) -> NDArray[np.bool_] | None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
 
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
 
-ATTRIBUTES: Final[Mapping[str, int]] = MappingProxyType({"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4})
+ATTRIBUTES: Final[Mapping[str, int]] = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """What a batch's attributes say of its codec."""
 
 _ARROW_NAMES: Final = {"lz4": "lz4_raw"}

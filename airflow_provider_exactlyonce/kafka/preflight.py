@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.exceptions import (
     SettingRefusedError,
 )
 from airflow_provider_exactlyonce.kafka.retry import until_definite
-from airflow_provider_exactlyonce.kafka.topic_settings import CLEAN_ELECTION, WRITABLE, Requirement, check_settings
+from airflow_provider_exactlyonce.kafka.topic_settings import CLEAN_ELECTION, WRITABLE, check_settings
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, UnansweredError, WireClient, describe
 
 log = logging.getLogger(__name__)
@@ -78,11 +78,6 @@ _RIGHTS: Final[Mapping[Use, tuple[str, ...]]] = {
     Use.SOURCE: ("READ",),
     Use.SINK: ("WRITE", "DESCRIBE_CONFIGS"),
     Use.LEDGER: ("READ", "WRITE", "DESCRIBE_CONFIGS"),
-}
-_REQUIREMENTS: Final[Mapping[Use, tuple[Requirement, ...]]] = {
-    Use.SOURCE: (CLEAN_ELECTION,),
-    Use.SINK: (CLEAN_ELECTION, WRITABLE),
-    Use.LEDGER: (CLEAN_ELECTION, WRITABLE),
 }
 
 
@@ -342,12 +337,7 @@ def _check_transactional_id(
     client: WireClient, transactional_id: str, user: str | None, patience_seconds: float
 ) -> None:
     def ask() -> int:
-        try:
-            return client.init_producer_id(transactional_id, NO_PRODUCER, 0)[0]  # no valid time-out: nothing happens
-        except UnansweredError as error:
-            if isinstance(error.__cause__, kafka.errors.TransactionalIdAuthorizationFailedError):
-                return Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            raise
+        return client.init_producer_id(transactional_id, NO_PRODUCER, 0)[0]  # no valid time-out: nothing happens
 
     try:
         code = until_definite(ask, timeout_seconds=patience_seconds)
@@ -401,7 +391,8 @@ def _check_topic(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]
         return
     writable = int(settings["min.insync.replicas"])
     replicas = min((len(partition["replica_nodes"]) for partition in topic["partitions"]), default=writable)
-    check_settings(f"{use.value} topic {name}", settings, replicas, _REQUIREMENTS[use])
+    requirements = (CLEAN_ELECTION,) if use is Use.SOURCE else (CLEAN_ELECTION, WRITABLE)
+    check_settings(f"{use.value} topic {name}", settings, replicas, requirements)
 
 
 def _waiting_for(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]) -> Iterable[str]:

@@ -10,14 +10,14 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import crc32c
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from airflow_provider_exactlyonce.kafka.columns import flat_column, stable_order
+from airflow_provider_exactlyonce.kafka.columns import flat_column, flat_numbers, stable_order
 from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression
 from airflow_provider_exactlyonce.kafka.record_headers import encode_headers, rows_without_header_key
 from airflow_provider_exactlyonce.kafka.record_writer import RecordColumns, write_bodies
@@ -87,7 +87,7 @@ class Body:
 def encode_bodies(
     keys: pa.BinaryArray | pa.LargeBinaryArray,
     values: pa.BinaryArray | pa.LargeBinaryArray,
-    digests: NDArray[Any] | pa.Int64Array,
+    digests: pa.Int64Array | pa.UInt64Array,
     partitions: NDArray[np.int32],
     *,
     timestamps: int | NDArray[np.int64],
@@ -192,7 +192,7 @@ def encode_few(records: Sequence[tuple[bytes | None, bytes | None]], timestamp_m
     (body,) = encode_bodies(
         pa.array([key for key, _ in records], type=pa.binary()),
         pa.array([value for _, value in records], type=pa.binary()),
-        np.zeros(len(records), dtype=np.uint64),
+        pa.array([0] * len(records), type=pa.int64()),
         np.zeros(len(records), dtype=np.int32),
         timestamps=timestamp_milliseconds,
         body_bytes_maximum=BODY_BYTES_LIMIT,
@@ -315,20 +315,13 @@ def _spans(ends: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
             span_start, first = end, body + 1
 
 
-def _digest_column(digests: NDArray[Any] | pa.Int64Array) -> NDArray[np.uint64]:
+def _digest_column(digests: pa.Int64Array | pa.UInt64Array) -> NDArray[np.uint64]:
     """See the rows' digests as unsigned integers, so that their sum wraps at 2**64."""
-    if isinstance(digests, pa.Array):
-        if digests.null_count:
-            raise ValueError(f"every row needs a digest, found {digests.null_count} null")
-        if digests.type not in (pa.int64(), pa.uint64()):
-            raise TypeError(f"digests must be int64 or uint64, found {digests.type}")
-        words: NDArray[np.uint64] = np.frombuffer(
-            digests.buffers()[1], dtype=np.uint64, count=digests.offset + len(digests)
-        )
-        return words[digests.offset :]
-    if digests.dtype not in (np.int64, np.uint64):
-        raise TypeError(f"digests must be int64 or uint64, found {digests.dtype}")
-    return digests.view(np.uint64)
+    if digests.null_count:
+        raise ValueError(f"every row needs a digest, found {digests.null_count} null")
+    if digests.type not in (pa.int64(), pa.uint64()):
+        raise TypeError(f"digests must be int64 or uint64, found {digests.type}")
+    return flat_numbers(digests, np.int64)[0].view(np.uint64)
 
 
 def _shortened(key: bytes | None) -> str:

@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from airflow_provider_exactlyonce.kafka.byte_concat import PrefixedColumn, concatenate, grouped, part
-from airflow_provider_exactlyonce.kafka.columns import FlatColumn, as_binary, flat_column, flat_offsets, flat_validity
+from airflow_provider_exactlyonce.kafka.columns import FlatColumn, as_binary, flat_column, flat_rows, flat_validity
 from airflow_provider_exactlyonce.kafka.varint import Varints, varint_widths, varints
 
 
@@ -78,10 +78,6 @@ def _flat(headers: pa.ListArray) -> tuple[NDArray[np.int64], NDArray[np.int64], 
         and {field.name for field in headers.type.value_type} == {"key", "value"}
     ):
         raise TypeError(f"headers must be array<struct<key: string, value: binary>>, found {headers.type}: cast them")
-    offsets = flat_offsets(headers)
-    counts = np.diff(offsets)
-    valid = flat_validity(headers)
-    if valid is not None:
-        counts *= valid
+    offsets, counts, _ = flat_rows(headers)
     first, last = int(offsets[0]), int(offsets[-1])
     return offsets - first, counts, headers.values.slice(first, last - first)

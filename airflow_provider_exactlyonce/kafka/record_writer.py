@@ -21,13 +21,12 @@ from airflow_provider_exactlyonce.kafka.record_headers import HeaderColumn
 from airflow_provider_exactlyonce.kafka.varint import (
     Varints,
     compact,
-    constant,
     varint_width,
     varint_widths,
     varints,
 )
 
-ZERO: Final = constant(0, 1)
+ZERO: Final = Varints(words=np.zeros(1, np.uint64), widths=np.ones(1, np.int64), narrowest=1, widest=1)
 """A record's attributes, and the number of its headers if it has none."""
 
 

@@ -33,16 +33,6 @@ class Varints:
     widest: int
 
 
-def constant(word: int, width: int) -> Varints:
-    """Return a piece that is the same for all rows.
-
-    :param word: its bytes, as a little-endian word
-    :param width: how many they are
-    """
-    words, widths = np.array([word], dtype=np.uint64), np.array([width], dtype=np.int64)
-    return Varints(words=words, widths=widths, narrowest=width, widest=width)
-
-
 def compact(numbers: NDArray[Any]) -> NDArray[Any]:
     """Return one number for all when they are equal, so that arithmetic with it costs nothing and broadcasts.
 

@@ -10,7 +10,6 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.links import pushed
 from airflow_provider_exactlyonce.links.pushed import PushedLink, xcom_page
 from airflow_provider_exactlyonce.links.spark import SparkApplicationLink, SparkUILink
 
@@ -27,10 +26,6 @@ class PipelineStatusLink(PushedLink):
     """The driver's last account of itself, as the task has pushed it."""
 
     name = "Pipeline status"
-
-    def url(self, status: Status, task_instance: Any) -> str:
-        """Return the page of the task's XComs."""
-        return xcom_page(task_instance)
 
 
 class SavepointLink(PushedLink):
@@ -56,15 +51,20 @@ class Pushing:
         self._task_instance: Final = task_instance
         self._state: tuple[str, str] | None = None
         self._next = 0.0
-        link = PipelineStatusLink()
-        links[link.xcom_key] = xcom_page(task_instance)
-        task_instance.xcom_push(key=link.xcom_key, value=links[link.xcom_key])
+        self._show(PipelineStatusLink(), xcom_page(task_instance))
 
     def push(self, status: Status) -> None:
         """Push what has become known."""
-        pushed.push(LINKS, status, self._links, self._task_instance)
+        for link in LINKS:
+            url = link.url(status)
+            if url is not None and self._links.get(link.xcom_key) != url:
+                self._show(link, url)
         state = (status.token, status.state.value)
         if state == self._state and time.monotonic() < self._next:
             return
         self._state, self._next = state, time.monotonic() + STATUS_SECONDS
         self._task_instance.xcom_push(key=STATUS_KEY, value={**asdict(status), "state": status.state.value})
+
+    def _show(self, link: PushedLink, url: str) -> None:
+        self._links[link.xcom_key] = url
+        self._task_instance.xcom_push(key=link.xcom_key, value=url)

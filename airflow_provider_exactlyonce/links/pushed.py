@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -22,7 +21,7 @@ class PushedLink(BaseOperatorLink):
     repeated: by a task that was deferred, too, whose operator knows nothing of what it pushed before.
     """
 
-    def url(self, status: Status, task_instance: Any) -> str | None:
+    def url(self, status: Status) -> str | None:
         """Return the address, as far as a driver's status tells it; None while it is unknown."""
         return None
 
@@ -33,15 +32,6 @@ class PushedLink(BaseOperatorLink):
             return pushed[self.xcom_key]
         pull = getattr(ti_key, "xcom_pull", None)  # in the worker it is the task instance itself
         return str(pull(key=self.xcom_key) or "") if pull is not None else ""
-
-
-def push(links: Iterable[PushedLink], status: Status, pushed: dict[str, str], task_instance: Any) -> None:
-    """Push each link that has become known or has changed."""
-    for link in links:
-        url = link.url(status, task_instance)
-        if url is not None and pushed.get(link.xcom_key) != url:
-            task_instance.xcom_push(key=link.xcom_key, value=url)
-            pushed[link.xcom_key] = url
 
 
 def xcom_page(task_instance: Any) -> str:

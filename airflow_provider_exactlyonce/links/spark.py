@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_exactlyonce.links.pushed import PushedLink
 
@@ -15,7 +15,7 @@ class SparkUILink(PushedLink):
 
     name = "Spark UI"
 
-    def url(self, status: Status, task_instance: Any) -> str | None:
+    def url(self, status: Status) -> str | None:
         """Return the UI's front page."""
         return status.ui_url
 
@@ -25,7 +25,7 @@ class SparkApplicationLink(PushedLink):
 
     name = "Spark application"
 
-    def url(self, status: Status, task_instance: Any) -> str | None:
+    def url(self, status: Status) -> str | None:
         """Return the streaming page, with the application's id where somebody looks for it."""
         if status.ui_url is None or status.application_id is None:
             return None

@@ -19,24 +19,7 @@ if TYPE_CHECKING:
 
 
 class DriverOperator(PipelineLineage, BaseOperator):
-    """Starts drivers, and waits in a worker or in the triggerer.
-
-    :param conn_id: connection of type ``spark``. (templated)
-    :param kafka_conn_id: connection of type ``kafka``. (templated)
-    :param source_conn_ids: connections of type ``kafka`` that the job's sources name. (templated)
-    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
-    :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of type ``aws``, and to Iceberg
-        catalogs, of type ``iceberg``; of another type the extra is taken as it is. (templated)
-    :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
-    :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused. (templated)
-    :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
-    :param packages: comma-separated Maven coordinates, instead of the same. (templated)
-    :param application_args: further arguments of the job. (templated)
-    :param env_vars: further environment variables of the driver. (templated)
-    :param deferrable: wait in the triggerer, which must see the home
-    :param stop_timeout: how long the driver may take to end its batch when it is to stop
-    :param poll_interval: how often the driver is looked at
-    """
+    """Starts drivers, and waits in a worker or in the triggerer. Each operator describes all of its arguments."""
 
     template_fields: Sequence[str] = (
         "conn_id",
@@ -111,18 +94,10 @@ class DriverOperator(PipelineLineage, BaseOperator):
         """
         from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 
-        return DriverSettings(
-            application=application,
-            name=f"{self.dag_id}.{self.task_id}",
-            conn_id=self.conn_id,
-            kafka_conn_id=self.kafka_conn_id,
-            source_conn_ids=self.source_conn_ids,
-            postgres_conn_ids=self.postgres_conn_ids,
-            store_conn_ids=self.store_conn_ids,
-            schema_registry_conn_id=self.schema_registry_conn_id,
-            conf=self.conf or {},
-            jars=self.jars,
-            packages=self.packages,
-            application_args=[*first_arguments, *(self.application_args or ())],
-            env_vars=self.env_vars or {},
-        )
+        given = {name: getattr(self, name) for name in DriverOperator.template_fields}
+        given |= {
+            "conf": self.conf or {},
+            "application_args": [*first_arguments, *(self.application_args or ())],
+            "env_vars": self.env_vars or {},
+        }
+        return DriverSettings(application=application, name=f"{self.dag_id}.{self.task_id}", **given)

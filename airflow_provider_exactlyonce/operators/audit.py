@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.hooks import arguments
+from airflow_provider_exactlyonce.hooks import arguments, kafka
 from airflow_provider_exactlyonce.links.audit import AuditReportLink
 from airflow_provider_exactlyonce.links.pushed import xcom_page
+from airflow_provider_exactlyonce.operators.retry import failing_for_good
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
-
-    from airflow_provider_exactlyonce.audit.findings import Report
-
-__all__ = ["AuditPipelineOperator"]
 
 
 class AuditPipelineOperator(BaseOperator):
@@ -69,14 +65,11 @@ class AuditPipelineOperator(BaseOperator):
         :raises AirflowFailException: when an invariant is violated, or there is nothing to judge
         :raises ExactlyOnceError: when the cluster does not answer
         """
-        from airflow_provider_exactlyonce.control import exit_classification
+        from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 
-        try:
-            report = self._judge()
-        except ExactlyOnceError as error:
-            if exit_classification.is_final(error):
-                raise AirflowFailException(f"{error} ({error.page()})") from error
-            raise
+        options = AuditOptions(**self._options(), allow_foreign=self.allow_foreign, progress=self.log.info)
+        with failing_for_good():
+            report = audit(kafka.client_config(self.kafka_conn_id), self.pipeline, options)
         facts = report.to_json()
         for violation in report.found:
             self.log.error("%s", violation)
@@ -88,13 +81,6 @@ class AuditPipelineOperator(BaseOperator):
             raise AirflowFailException(f"{self.pipeline} violates {counts}; the earliest: {report.found[0]}")
         self.log.info("%s: commits %d to %d, %d rows agree", self.pipeline, report.first, report.last, report.rows)
         return facts
-
-    def _judge(self) -> Report:
-        from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
-        from airflow_provider_exactlyonce.hooks.kafka import client_config
-
-        options = AuditOptions(**self._options(), allow_foreign=self.allow_foreign, progress=self.log.info)
-        return audit(client_config(self.kafka_conn_id), self.pipeline, options)
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.launching import Launch
 
-__all__ = ["BackfillPipelineOperator"]
-
-_ZERO_WIDTH = (
-    "the data interval of this run is empty, {start}: in Airflow 3 a cron expression as schedule gives one moment. Use "
-    "schedule=CronDataIntervalTimetable({cron!r}, timezone='UTC'), or give start and end"
-)
-
 
 class BackfillPipelineOperator(StreamingPipelineOperator):
     """Run a range of a pipeline's source again, beside the pipeline: into its sink, to another topic, or to compare.
@@ -212,10 +205,11 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             start, end = context.get("data_interval_start"), context.get("data_interval_end")
             if start is None or end is None:
                 raise RefusedError("this run has no data interval: give commits, offsets, watermark, or start and end")
-            if start == end:
-                raise RefusedError(_ZERO_WIDTH.format(start=start, cron="0 * * * *"))
-        elif start is not None and str(start) == str(end):
-            raise RefusedError(_ZERO_WIDTH.format(start=start, cron="0 * * * *"))
+        if start is not None and str(start) == str(end):
+            raise RefusedError(
+                f"the data interval of this run is empty, {start}: in Airflow 3 a cron expression as schedule gives "
+                "one moment. Use schedule=CronDataIntervalTimetable('0 * * * *', timezone='UTC'), or give start and end"
+            )
         return BackfillRequest.parse(
             commits=self.commits,
             offsets=self.offsets,

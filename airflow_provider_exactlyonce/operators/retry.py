@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk.definitions.retry_policy import RetryDecision, RetryPolicy
+from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError, StopRequestedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, Decision, ExactlyOnceError, StopRequestedError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -55,3 +58,20 @@ class StreamingRetryPolicy(RetryPolicy):
     def deserialize(cls, data: dict[str, Any]) -> StreamingRetryPolicy:
         """Return the policy of :meth:`serialize`."""
         return cls(timedelta(seconds=data["delay"]))
+
+
+@contextmanager
+def failing_for_good() -> Iterator[None]:
+    """Have Airflow retry, of the errors in the block, what a retry can change, whatever the task's policy.
+
+    :raises AirflowFailException: for the others
+    """
+    from airflow_provider_exactlyonce.control import exit_classification
+
+    try:
+        yield
+    except ExactlyOnceError as error:
+        # A driver that is silent, or has just started, holds the pipeline for a while.
+        if exit_classification.is_final(error) and not isinstance(error, AlreadyRunningError):
+            raise AirflowFailException(f"{error} ({error.page()})") from error
+        raise

@@ -9,15 +9,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator, conf
-from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import WaitCondition
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
-from airflow_provider_exactlyonce.hooks import arguments
+from airflow_provider_exactlyonce.exceptions import NotAnsweredError
+from airflow_provider_exactlyonce.hooks import arguments, kafka
 from airflow_provider_exactlyonce.hooks import home as homes
 from airflow_provider_exactlyonce.links.pipeline import SavepointLink
 from airflow_provider_exactlyonce.links.pushed import xcom_page
+from airflow_provider_exactlyonce.operators.retry import failing_for_good
 from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
+from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -25,12 +27,6 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
     from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
-    from airflow_provider_exactlyonce.control.home import Home
-
-__all__ = ["CleanUpSavepointsOperator", "SavepointOperator", "StopPipelineOperator"]
-
-#: Airflow's own time-out of the deferral comes this much after ours: it can't name the driver.
-_BACKSTOP_SECONDS = 60.0
 
 
 class _PipelineOperator(BaseOperator):
@@ -96,7 +92,7 @@ class _AskingOperator(_PipelineOperator):
         return self._go_on(context, float(event["deadline"]))
 
     def _go_on(self, context: Context, deadline: float) -> dict[str, Any]:
-        try:
+        with failing_for_good():
             home, pipeline = self._home()
             request = homes.request_of(home, context)
             while isinstance(result := self._step(home, pipeline, request.name), WaitCondition):
@@ -106,8 +102,6 @@ class _AskingOperator(_PipelineOperator):
                     self._defer(home, result, deadline)
                 time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
             request.done()
-        except ExactlyOnceError as error:
-            _raise(error)
         self.log.info("%s", result)
         if result.get("savepoint") is not None:
             self.pushed_links[SavepointLink().xcom_key] = xcom_page(context["ti"])
@@ -123,9 +117,8 @@ class _AskingOperator(_PipelineOperator):
                 deadline=deadline,
             ),
             method_name="resume_from_trigger",
-            timeout=timedelta(seconds=max(0.0, deadline - time.time()) + _BACKSTOP_SECONDS),
+            timeout=timedelta(seconds=max(0.0, deadline - time.time()) + BACKSTOP_SECONDS),
         )
-        raise AssertionError("defer() raises")
 
     @abstractmethod
     def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
@@ -172,12 +165,11 @@ class SavepointOperator(_AskingOperator):
 
     def _taking(self, home: Home, pipeline: str, request: str) -> SavepointTaker:
         from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
-        from airflow_provider_exactlyonce.hooks.kafka import client_config
 
         return SavepointTaker(
             home,
             pipeline,
-            lambda: client_config(self.kafka_conn_id),
+            lambda: kafka.client_config(self.kafka_conn_id),
             request=request,
             label=self.savepoint_label,
         )
@@ -213,12 +205,11 @@ class StopPipelineOperator(_AskingOperator):
     def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
         from airflow_provider_exactlyonce.checkpoint.stop import Stop, Stopped
         from airflow_provider_exactlyonce.control.pipeline_state import state_of
-        from airflow_provider_exactlyonce.hooks.kafka import client_config
 
         stop = Stop(
             home,
             pipeline,
-            lambda: client_config(self.kafka_conn_id),
+            lambda: kafka.client_config(self.kafka_conn_id),
             request=request,
             reason=f"task {self.dag_id}.{self.task_id}",
             savepoint=self.savepoint,
@@ -274,12 +265,10 @@ class CleanUpSavepointsOperator(_PipelineOperator):
         """
         from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 
-        try:
+        with failing_for_good():
             home, pipeline = self._home()
             savepoints = Savepoints(home.savepoints)
             deleted = savepoints.clean_up(self._retention())
-        except ExactlyOnceError as error:
-            _raise(error)
         kept = [savepoint.id for savepoint in savepoints.list()]
         self.log.info("%s: %d savepoints deleted, %d kept", pipeline, len(deleted), len(kept))
         return {"pipeline": pipeline, "deleted": list(deleted), "kept": kept}
@@ -302,13 +291,3 @@ def _facts(home: Home, savepoint: Savepoint) -> dict[str, Any]:
         "created": savepoint.created,
         "path": f"{home}/{home.savepoints.name}/{savepoint.id}",
     }
-
-
-def _raise(error: ExactlyOnceError) -> NoReturn:
-    """Raise an error so that Airflow retries what a retry can change."""
-    from airflow_provider_exactlyonce.control import exit_classification
-
-    # A driver that is silent, or has just started, holds the pipeline for a while.
-    if exit_classification.is_final(error) and not isinstance(error, AlreadyRunningError):
-        raise AirflowFailException(f"{error} ({error.page()})") from error
-    raise error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_exactlyonce import codec, moments
+from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.exceptions import (
     ExactlyOnceError,
     RefusedError,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.intent import Intent
     from airflow_provider_exactlyonce.control.launching import Launch
-    from airflow_provider_exactlyonce.control.requests import TaskRequest
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.control.supervisor import Supervisor
 
@@ -46,10 +46,6 @@ __all__ = [
     "StreamingRetryPolicy",
     "Watermark",
 ]
-
-_IF_RUNNING: Final = ("adopt", "fail", "replace")
-_STANDBY: Final = ("warm",)
-_ON_SHUTDOWN: Final = ("detach", "stop_with_savepoint", "kill")
 
 #: What a task that runs gets into when a user marks or clears it.
 _USERS_STATES: Final = frozenset({"failed", "success", "skipped", "restarting", "removed"})
@@ -153,17 +149,17 @@ class StreamingPipelineOperator(DriverOperator):
         self.retry_policy = self.retry_policy or StreamingRetryPolicy()
         self._check_choices()
         self.pushed_links: dict[str, str] = {}
-        self._signalled = False
+        self.is_signalled = False  # Airflow wants the task's process to end
 
     def _check_choices(self) -> None:
-        arguments.check_choice(self, "if_running", _IF_RUNNING)
-        arguments.check_choice(self, "on_worker_shutdown", _ON_SHUTDOWN)
+        arguments.check_choice(self, "if_running", ("adopt", "fail", "replace"))
+        arguments.check_choice(self, "on_worker_shutdown", ("detach", "stop_with_savepoint", "kill"))
         arguments.check_kind(self, "restart_strategy", RestartStrategy, "RestartStrategy.exponential()")
         arguments.check_kind(self, "health", HealthRules, "HealthRules(max_restarts=20)")
         arguments.check(self, lambda: untils.text_of(self.until), "until")
         arguments.check(self, lambda: homes.check(self.checkpoint), "checkpoint")
         if self.standby is not None:
-            arguments.check_choice(self, "standby", _STANDBY)
+            arguments.check_choice(self, "standby", ("warm",))
             if self.deferrable:
                 raise ValueError(
                     f"{self.task_id}: standby='warm' needs deferrable=False: the standby belongs to the task's "
@@ -194,12 +190,7 @@ class StreamingPipelineOperator(DriverOperator):
 
     def on_kill(self) -> None:
         """Note the signal. What it means is asked of Airflow where messages can be exchanged: while supervising."""
-        self._signalled = True
-
-    @property
-    def is_signalled(self) -> bool:
-        """Whether Airflow wants the task's process to end."""
-        return self._signalled
+        self.is_signalled = True
 
     def home(self, context: Context) -> Home:
         """Return the home of what is run."""
@@ -294,7 +285,6 @@ class _TaskSupervision:
         from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
         from airflow_provider_exactlyonce.control.supervisor import Supervisor
         from airflow_provider_exactlyonce.hooks import spark_submit
-        from airflow_provider_exactlyonce.hooks.home import request_of
 
         task, ti = self._task, self._context["ti"]
         try:
@@ -312,7 +302,7 @@ class _TaskSupervision:
             )
         if task.standby is not None and self._until == untils.RUNNING:
             raise RefusedError("standby='warm' and until='running': once the task is done nobody starts the next one")
-        self._request: TaskRequest = request_of(self._home, self._context)
+        self._request = homes.request_of(self._home, self._context)
         supervision = Supervision(
             owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
             until=driver_until,
@@ -384,8 +374,6 @@ class _TaskSupervision:
         return not _USERS_STATES.isdisjoint(str(state) for of_run in states.values() for state in of_run.values())
 
     def _ask_for_savepoint(self) -> None:
-        from airflow_provider_exactlyonce.control import requests
-
         intent = self._supervisor.living
         if intent is None:
             return
@@ -411,10 +399,8 @@ class _TaskSupervision:
             ),
             method_name="resume_from_trigger",
         )
-        raise AssertionError("defer() raises")
 
     def _result(self, last: Status | None) -> dict[str, Any]:
-
         from airflow_provider_exactlyonce.control import restarts
 
         if last is None:

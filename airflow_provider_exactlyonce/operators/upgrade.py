@@ -7,30 +7,26 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.hooks import arguments
+from airflow_provider_exactlyonce.hooks import arguments, kafka
+from airflow_provider_exactlyonce.hooks import home as homes
 from airflow_provider_exactlyonce.operators._driver import DriverOperator
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
+from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_exactlyonce.control.home import Home
-    from airflow_provider_exactlyonce.control.launching import Launch
-    from airflow_provider_exactlyonce.control.requests import WaitCondition
-    from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
+    from airflow_provider_exactlyonce.control.upgrade_plan import Plan
     from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
-
-__all__ = ["RollbackPipelineOperator", "UpgradePipelineOperator"]
 
 #: A step that failed for the cluster's sake is taken again after so long.
 _RETRY_DELAY: Final = timedelta(seconds=30)
-_ON_UNSTABLE: Final = ("rollback", "fail")
-#: Airflow's own time-out of the deferral comes this much after ours.
-_BACKSTOP_SECONDS: Final = 60.0
 
 
 class _PlanOperator(DriverOperator):
@@ -62,13 +58,11 @@ class _PlanOperator(DriverOperator):
         :raises ExactlyOnceError: one of :mod:`airflow_provider_exactlyonce.exceptions`; what is known of the plan is
             the XCom ``plan`` then
         """
-        from airflow_provider_exactlyonce.control.requests import WaitCondition
-        from airflow_provider_exactlyonce.hooks.home import find, request_of
         from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
         ti = context["ti"]
-        home, pipeline = find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
-        request = request_of(home, context)
+        home, pipeline = homes.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
+        request = homes.request_of(home, context)
         upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools(home))
         while isinstance(plan := upgrade.advance(), WaitCondition):
             if self.deferrable:
@@ -87,7 +81,7 @@ class _PlanOperator(DriverOperator):
         """Go on where the trigger has found something to do."""
         return self.execute(context)
 
-    def _defer(self, home: Home, wait: WaitCondition) -> None:
+    def _defer(self, home: Home, wait: WaitCondition) -> NoReturn:
         deadline = time.time() + wait.seconds
         self.defer(
             trigger=UpgradeTrigger(
@@ -99,26 +93,21 @@ class _PlanOperator(DriverOperator):
                 deadline=deadline,
             ),
             method_name="resume_from_trigger",
-            timeout=timedelta(seconds=wait.seconds + _BACKSTOP_SECONDS),
+            timeout=timedelta(seconds=wait.seconds + BACKSTOP_SECONDS),
         )
 
     def _tools(self, home: Home) -> UpgradeEnvironment:
-        from airflow_provider_exactlyonce.hooks.kafka import client_config, source_config
+        from airflow_provider_exactlyonce.hooks.launch import launch_of
         from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
         return UpgradeEnvironment(
-            config=lambda: client_config(self.kafka_conn_id),
-            find=source_config,
-            launch=partial(self._launch, home),
+            config=lambda: kafka.client_config(self.kafka_conn_id),
+            find=kafka.source_config,
+            launch=lambda file, given: launch_of(self.driver_settings(file), given, home, anywhere=False),
             driver_arguments=self.application_args or (),
             conf={name: str(value) for name, value in (self.conf or {}).items()},
             tell=lambda text: self.log.info("%s", text),
         )
-
-    def _launch(self, home: Home, application: str, arguments: Sequence[str]) -> Launch:
-        from airflow_provider_exactlyonce.hooks.launch import launch_of
-
-        return launch_of(self.driver_settings(application), arguments, home, anywhere=False)
 
     @abstractmethod
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
@@ -203,23 +192,17 @@ class UpgradePipelineOperator(_PlanOperator):
         self.stable_after = stable_after
         self.stable_timeout = stable_timeout
         self.on_unstable = on_unstable
-        arguments.check_choice(self, "on_unstable", _ON_UNSTABLE)
+        arguments.check_choice(self, "on_unstable", ("rollback", "fail"))
         arguments.check_spans(self, "stable_timeout")
         for name in ("shadow_commits", "stable_after"):
             arguments.check(self, partial(_whole, name, getattr(self, name)), name)
 
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
-        from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
-
-        application = self.find_application(self.application)
-        return begin_upgrade(home, pipeline, application, self._options(), request=request)
-
-    def _options(self) -> Options:
         from airflow_provider_exactlyonce.control.upgrade_plan import Options
-        from airflow_provider_exactlyonce.upgrade.begin import what_to_compare
+        from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade, what_to_compare
 
         columns, function = what_to_compare(self.compare)
-        return Options(
+        options = Options(
             savepoint=self.savepoint,
             shadow_commits=_whole("shadow_commits", self.shadow_commits),
             compare=columns,
@@ -231,6 +214,7 @@ class UpgradePipelineOperator(_PlanOperator):
             stop_timeout=arguments.seconds(self.stop_timeout),
             accept_nondeterminism=self.accept_nondeterminism,
         )
+        return begin_upgrade(home, pipeline, self.find_application(self.application), options, request=request)
 
 
 class RollbackPipelineOperator(_PlanOperator):
@@ -275,7 +259,6 @@ class RollbackPipelineOperator(_PlanOperator):
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
         from airflow_provider_exactlyonce.checkpoint.restore import check_restore
         from airflow_provider_exactlyonce.control.upgrade_plan import Options
-        from airflow_provider_exactlyonce.hooks.kafka import client_config, source_config
         from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
 
         options = Options(
@@ -286,7 +269,9 @@ class RollbackPipelineOperator(_PlanOperator):
             pipeline,
             options,
             request=request,
-            check=partial(check_restore, home, pipeline, client_config(self.kafka_conn_id), find=source_config),
+            check=partial(
+                check_restore, home, pipeline, kafka.client_config(self.kafka_conn_id), find=kafka.source_config
+            ),
             version=self.version,
             savepoint=self.savepoint,
         )

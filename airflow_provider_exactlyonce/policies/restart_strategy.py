@@ -58,7 +58,11 @@ class RestartStrategy(ABC):
 
         :param delay: a ``timedelta`` or a ``pendulum.Duration``
         """
-        return FixedDelay(attempts=attempts, pause=delay)
+        _check_number("attempts", attempts, int)
+        if attempts < 1:
+            raise ValueError(f"attempts={attempts}: at least 1 restart; for none use RestartStrategy.none()")
+        _check_pause("delay", delay)
+        return LimitedRestarts(failures=attempts, interval=timedelta.max, pause=delay)
 
     @staticmethod
     def exponential(
@@ -91,33 +95,37 @@ class RestartStrategy(ABC):
 
         :param max_failures: failures within ``interval`` that are followed by a restart; one more ends it
         """
-        return FailureRate(max_failures=max_failures, interval=interval, pause=delay)
+        _check_number("max_failures", max_failures, int)
+        _check_pause("interval", interval)
+        if max_failures < 1:
+            raise ValueError(f"max_failures={max_failures}: at least 1; for none use RestartStrategy.none()")
+        if interval <= timedelta(0):
+            raise ValueError(f"interval={interval}: above 0")
+        _check_pause("delay", delay)
+        return LimitedRestarts(failures=max_failures, interval=interval, pause=delay)
 
     @staticmethod
     def none() -> RestartStrategy:
         """Never start again."""
-        return NoRestart()
+        return LimitedRestarts(failures=0, interval=timedelta.max, pause=timedelta(0))
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedDelay(RestartStrategy):
-    """The same delay before each of a limited number of restarts.
+class LimitedRestarts(RestartStrategy):
+    """The same delay before each restart, until failures are too many.
 
-    :param attempts: restarts, at least 1
+    :param failures: so many within ``interval`` are followed by a restart
+    :param interval: :data:`timedelta.max` for all since the first start
     :param pause: delay before each
     """
 
-    attempts: int
+    failures: int
+    interval: timedelta
     pause: timedelta
 
-    def __post_init__(self) -> None:
-        _check_number("attempts", self.attempts, int)
-        if self.attempts < 1:
-            raise ValueError(f"attempts={self.attempts}: at least 1 restart; for none use RestartStrategy.none()")
-        _check_pause("delay", self.pause)
-
     def _delay(self, past: Sequence[Outage], died: float) -> timedelta | None:
-        return self.pause if len(past) < self.attempts else None
+        recent = [outage for outage in past if died - outage.died <= self.interval.total_seconds()]
+        return self.pause if len(recent) < self.failures else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,36 +161,6 @@ class ExponentialDelay(RestartStrategy):
             backoff = first if next_death - began >= self.reset_after.total_seconds() else grown
         varied = backoff * (1 + random.uniform(-self.jitter, self.jitter))
         return timedelta(seconds=max(first, min(varied, longest)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailureRate(RestartStrategy):
-    """The same delay each time, until failures are too frequent; see :meth:`RestartStrategy.failure_rate`."""
-
-    max_failures: int
-    interval: timedelta
-    pause: timedelta
-
-    def __post_init__(self) -> None:
-        _check_number("max_failures", self.max_failures, int)
-        _check_pause("interval", self.interval)
-        if self.max_failures < 1:
-            raise ValueError(f"max_failures={self.max_failures}: at least 1; for none use RestartStrategy.none()")
-        if self.interval <= timedelta(0):
-            raise ValueError(f"interval={self.interval}: above 0")
-        _check_pause("delay", self.pause)
-
-    def _delay(self, past: Sequence[Outage], died: float) -> timedelta | None:
-        recent = [outage for outage in past if died - outage.died <= self.interval.total_seconds()]
-        return self.pause if len(recent) < self.max_failures else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoRestart(RestartStrategy):
-    """No restart at all."""
-
-    def _delay(self, past: Sequence[Outage], died: float) -> timedelta | None:
-        return None
 
 
 def _check_pause(name: str, value: timedelta) -> None:

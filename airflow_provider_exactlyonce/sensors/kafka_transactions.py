@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.sensors.polling import PollingSensor
 from airflow_provider_exactlyonce.triggers.kafka_transactions import KafkaTransactionsTrigger
@@ -52,8 +53,6 @@ class KafkaTransactionsSensor(PollingSensor):
         return {"topics": self._topics()}
 
     def _check_topics(self) -> None:
-        from airflow_provider_exactlyonce.exceptions import RefusedError
-
         if not self._topics() or not all(self._topics()):
             raise RefusedError(f"topics={self.topics!r}: give at least one")
 
@@ -63,7 +62,6 @@ class KafkaTransactionsSensor(PollingSensor):
     def _present(self) -> dict[str, dict[str, int]]:
         from confluent_kafka import KafkaException
 
-        from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.transactions import pending
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from airflow.triggers.base import StartTriggerArgs
 
+from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS, PollingTrigger, PollReason
 from airflow_provider_exactlyonce.triggers.shared_poller import DIAGNOSE_SECONDS, Checker, name_of
 
@@ -22,12 +23,7 @@ _KEY: Final = "exactlyonce_waits_for"
 
 
 class PollingSensor(BaseSensorOperator):
-    """Looks until it has found, or the time is over; then it names what is missing.
-
-    :param kafka_conn_id: connection of type ``kafka``
-    :param deferrable: wait in the triggerer; default from ``[operators] default_deferrable``
-    :param poke_interval: seconds between two checks
-    """
+    """Looks until it has found, or the time is over; then it names what is missing."""
 
     #: What waits in the triggerer; its checker looks here, too.
     trigger_cls: ClassVar[type[PollingTrigger]]
@@ -61,8 +57,6 @@ class PollingSensor(BaseSensorOperator):
         :raises AirflowSensorTimeout: naming what is missing
         :raises AirflowFailException: when waiting does not help
         """
-        from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
-
         try:
             self._subject = self.prepare(context)
         except ExactlyOnceError as error:
@@ -125,8 +119,6 @@ class PollingSensor(BaseSensorOperator):
 
         :param subject: what the checker is asked for, templates and all
         """
-        from airflow.sdk import XComArg
-
         for name, value in subject.items():
             if isinstance(value, XComArg):
                 raise ValueError(
@@ -173,7 +165,6 @@ class PollingSensor(BaseSensorOperator):
             method_name="resume_from_trigger",
             timeout=timedelta(seconds=max(0.0, deadline - time.time()) + BACKSTOP_SECONDS),
         )
-        raise AssertionError("defer() raises")
 
     def _check(self, context: Context, *, diagnose: bool = False) -> dict[str, Any] | None:
         self._checker = self._checker or self.trigger_cls.checker(self.kafka_conn_id)

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 from airflow_provider_exactlyonce.exceptions import RefusedError, StateValueError
 from airflow_provider_exactlyonce.state import values
 from airflow_provider_exactlyonce.state.base import State
-from airflow_provider_exactlyonce.state.ddl import parse
 from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction, states_of
 from airflow_provider_exactlyonce.state.record import record_maker
 from airflow_provider_exactlyonce.state.state_type import StateType
@@ -27,7 +26,7 @@ IN = TypeVar("IN")
 RULE = TypeVar("RULE")
 OUT = TypeVar("OUT")
 
-#: Columns of the rows that a copy sees: its number, and whether the row is data; control records sort first.
+#: The first columns of the rows that a copy sees: its number, and whether the row is data; control records sort first.
 COPY: Final = "_exactlyonce_copy"
 IS_DATA: Final = "_exactlyonce_is_data"
 
@@ -53,18 +52,16 @@ class BroadcastState(State, Generic[K, V]):
     _new: dict[K, V] | None
 
     def __init__(self, key_type: str, type: str, *, name: str | None = None) -> None:
-        kinds = parse(key_type), parse(type)
-        values.check_key(kinds[0], f"BroadcastState({key_type!r}, …)")
-        self._coerce_key, self._coerce = map(values.coerce, kinds)
-        self._copies = values.is_mutable(kinds[1])
-        self._state_type = StateType(f"MAP<{kinds[0]}, {kinds[1]}>")
+        self._key_type, self._value_type = StateType(key_type), StateType(type)
+        values.check_key(self._key_type.type, f"BroadcastState({key_type!r}, …)")
+        self._state_type = StateType(f"MAP<{self._key_type.type}, {self._value_type.type}>")
         super().__init__(name, None, self._state_type, _DIGEST)
         #: Whether a control record is being processed.
         self.is_writable = False
 
     def get(self, key: K) -> V | None:
         """Return a key's value, None when there is none."""
-        return self._given(self._read().get(self._key(key)))
+        return cast("V | None", self._value_type.copied(self._read().get(self._key(key))))
 
     def contains(self, key: K) -> bool:
         """Tell whether a key has a value."""
@@ -72,7 +69,7 @@ class BroadcastState(State, Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Iterate over the entries as they are now, in no particular order."""
-        return iter([(key, cast("V", self._given(value))) for key, value in self._read().items()])
+        return iter([(key, self._value_type.copied(value)) for key, value in self._read().items()])
 
     def put(self, key: K, value: V) -> None:
         """Set a key's value.
@@ -80,10 +77,7 @@ class BroadcastState(State, Generic[K, V]):
         :raises StateValueError: when one of them does not fit its declared type
         :raises RefusedError: while a row of the data is processed
         """
-        try:
-            self._written()[self._key(key)] = self._coerce(value)
-        except values.TypeMismatchError as error:
-            raise StateValueError(f"state {self.name}: {error}") from None
+        self._written()[self._key(key)] = self._coerced(self._value_type, value)
 
     def remove(self, key: K) -> None:
         """Remove a key's entry, if there is one.
@@ -129,10 +123,7 @@ class BroadcastState(State, Generic[K, V]):
     def _key(self, key: K) -> K:
         if key is None:
             raise StateValueError(f"state {self.name}: None is no key of a map")
-        return cast("K", self._coerce_key(key))
-
-    def _given(self, value: V | None) -> V | None:
-        return cast("V | None", self._coerce(value)) if self._copies else value
+        return cast("K", self._coerced(self._key_type, key))
 
     def _read(self) -> Mapping[K, V]:
         if self._entries is None:
@@ -192,7 +183,7 @@ def as_keyed(
 ) -> KeyedProcessFunction[Any, Any]:
     """Return the keyed function that runs a broadcast one, keyed by the copy.
 
-    Its rows have the columns of :func:`columns_of`.
+    Its rows have :data:`COPY`, :data:`IS_DATA`, and the columns of :func:`columns_of`.
 
     :param data: the columns of the data
     :param control: the columns of the control stream
@@ -210,7 +201,7 @@ def as_keyed(
     unknown = [name for name in function.control_order_by if name not in control]
     if unknown:
         raise RefusedError(f"{kind.__name__}: {unknown[0]} is no column of the control stream: {', '.join(control)}")
-    *_, rule_names = columns_of(data, control)
+    _, rule_names = columns_of(data, control)
     by_name = dict(zip(control, rule_names, strict=True))
     body = {
         **states,
@@ -220,15 +211,13 @@ def as_keyed(
     return cast("KeyedProcessFunction[Any, Any]", type(kind.__name__, (_Broadcasting,), body)(function, data, control))
 
 
-def columns_of(data: Sequence[str], control: Sequence[str]) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
-    """Return the columns of the rows that a copy sees: two of ours, then the data's and the control stream's.
+def columns_of(data: Sequence[str], control: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the data's and the control stream's columns in the rows that a copy sees, after two of ours.
 
     :param data: the columns of the data
     :param control: the columns of the control stream
     """
     return (
-        COPY,
-        IS_DATA,
         tuple(f"_exactlyonce_data_{place}" for place in range(len(data))),
         tuple(f"_exactlyonce_control_{place}" for place in range(len(control))),
     )
@@ -247,7 +236,7 @@ class _Broadcasting(KeyedProcessFunction[Any, Any]):
         data, control = self._columns
         self._datum, self._rule = record_maker(data), record_maker(control)
         self._control_from = 2 + len(data)
-        self._states = [name for name in states_of(self) if isinstance(getattr(self, name), BroadcastState)]
+        self._states = list(states_of(self))
         for name in self._states:
             setattr(self._function, name, getattr(self, name))
         self._function.open()

@@ -127,7 +127,7 @@ class MapState(State, Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return a key's value, None when there is none."""
         value = self._find(self._key(key))
-        return None if value is _ABSENT else self._given(value)
+        return None if value is _ABSENT else cast("V", self.state_type.copied(value))
 
     def contains(self, key: K) -> bool:
         """Tell whether a key has a value."""
@@ -160,7 +160,8 @@ class MapState(State, Generic[K, V]):
     def items(self) -> Iterator[tuple[K, V]]:
         """Iterate over the entries as they are now, in no particular order."""
         self._read_all()
-        return iter([(key, self._given(value)) for key, value in self._entries.items() if value is not _ABSENT])
+        copied = self.state_type.copied
+        return iter([(key, copied(value)) for key, value in self._entries.items() if value is not _ABSENT])
 
     def keys(self) -> Iterator[K]:
         """Iterate over the keys as they are now, in no particular order."""
@@ -203,9 +204,6 @@ class MapState(State, Generic[K, V]):
         if key is None:
             raise StateValueError(f"state {self.name}: None is no key of a map")
         return cast("K", self._coerced(self.key_type, key))
-
-    def _given(self, value: Any) -> V:
-        return cast("V", self.state_type.coerce(value) if self.state_type.copies else value)
 
     def _find(self, key: K) -> Any:
         value = self._entries.get(key, _UNREAD)

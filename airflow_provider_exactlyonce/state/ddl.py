@@ -8,32 +8,20 @@ from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
-#: By every name that Spark knows it by.
-_NAMES: Final = {
-    "BOOLEAN": "BOOLEAN",
-    "TINYINT": "TINYINT",
+_TYPES: Final = (
+    *("BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL", "STRING", "BINARY"),
+    *("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "ARRAY", "MAP", "STRUCT"),
+)
+#: Spark's other names for some of them.
+_SYNONYMS: Final = {
     "BYTE": "TINYINT",
-    "SMALLINT": "SMALLINT",
     "SHORT": "SMALLINT",
-    "INT": "INT",
     "INTEGER": "INT",
-    "BIGINT": "BIGINT",
     "LONG": "BIGINT",
-    "FLOAT": "FLOAT",
     "REAL": "FLOAT",
-    "DOUBLE": "DOUBLE",
-    "DECIMAL": "DECIMAL",
     "DEC": "DECIMAL",
     "NUMERIC": "DECIMAL",
-    "STRING": "STRING",
-    "BINARY": "BINARY",
-    "DATE": "DATE",
-    "TIMESTAMP": "TIMESTAMP",
     "TIMESTAMP_LTZ": "TIMESTAMP",
-    "TIMESTAMP_NTZ": "TIMESTAMP_NTZ",
-    "ARRAY": "ARRAY",
-    "MAP": "MAP",
-    "STRUCT": "STRUCT",
 }
 #: A quoted name, a text, a word, a mark.
 _TOKEN: Final = re.compile(r"\s*(?:`(?:[^`]|``)+`|'(?:[^']|'')*'|\w+|[<>(),:])")
@@ -128,11 +116,11 @@ class _DdlReader:
 
     def type(self) -> DataType:
         word = self._next("a type")
-        name = _NAMES.get(word.upper())
-        if name is None:
+        name = _SYNONYMS.get(word.upper(), word.upper())
+        if name not in _TYPES:
             raise RefusedError(
                 f"type {self._text!r}: {word!r} is not a type of states and outputs; there are "
-                f"{', '.join(sorted(set(_NAMES.values())))}"
+                f"{', '.join(sorted(_TYPES))}"
             )
         if name == "DECIMAL" and self._take("("):
             precision, scale = self._number(), self._number() if self._take(",") else 0

@@ -10,6 +10,7 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state.broadcast import (
     COPY,
+    IS_DATA,
     BroadcastProcessFunction,
     BroadcastState,
     as_keyed,
@@ -192,8 +193,8 @@ class BroadcastHarness:
         control_columns: Sequence[str],
     ) -> None:
         self._columns, self._control_columns = tuple(columns), tuple(control_columns)
-        *ours, data_names, control_names = columns_of(columns, control_columns)
-        self._row = record_maker((*ours, *data_names, *control_names))
+        data_names, control_names = columns_of(columns, control_columns)
+        self._row = record_maker((COPY, IS_DATA, *data_names, *control_names))
         self._keyed = KeyedHarness(as_keyed(function, columns, control_columns), COPY)
 
     def process(

@@ -23,6 +23,10 @@ class StateType:
         self.copies = values.is_mutable(self.type)
         self._load = values.load(self.type)
 
+    def copied(self, value: Any) -> Any:
+        """Return a coerced value, which whoever takes it may change."""
+        return self.coerce(value) if self.copies else value
+
     def pack(self, value: Any) -> tuple[Any, ...]:
         """Return a coerced value as a row."""
         return cast("tuple[Any, ...]", value) if self.is_row else (value,)

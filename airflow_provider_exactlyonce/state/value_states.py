@@ -73,7 +73,7 @@ class ValueState(_Single, Generic[T]):
     def value(self) -> T | None:
         """Return the key's value, None when there is none."""
         value = self._read() if self._value is _UNREAD else self._value
-        return cast("T | None", self.state_type.coerce(value) if self.state_type.copies else value)
+        return cast("T | None", self.state_type.copied(value))
 
     def update(self, value: T | None) -> None:
         """Set the key's value; None removes it.

@@ -84,11 +84,8 @@ class HdfsStore(RemoteStore):
 
     @override
     def facts(self, place: Path) -> Facts | None:
-        try:
-            status = _asked(self._client.get_file_info, path_of(place))
-        except FileNotFoundError:
-            return None
-        return Facts(size=status.length, modified=status.modification_time / 1000)
+        status = self._status(path_of(place))
+        return None if status is None else Facts(size=status.length, modified=status.modification_time / 1000)
 
     @override
     def create(self, place: Path, content: bytes) -> str:
@@ -218,11 +215,10 @@ class HdfsStore(RemoteStore):
         try:
             _asked(self._client.rename, outer, lock, False)
         except OSError as error:
-            if self._is_there(f"{lock}/{holder}"):
-                return True
-            if not isinstance(error, FileExistsError):
+            is_ours = self._is_there(f"{lock}/{holder}")
+            if not is_ours and not isinstance(error, FileExistsError):
                 raise
-            return False
+            return is_ours
         return True
 
     def _unlock(self, lock: str) -> None:
@@ -237,11 +233,13 @@ class HdfsStore(RemoteStore):
             return []
 
     def _is_there(self, path: str) -> bool:
+        return self._status(path) is not None
+
+    def _status(self, path: str) -> Any:
         try:
-            _asked(self._client.get_file_info, path)
+            return _asked(self._client.get_file_info, path)
         except FileNotFoundError:
-            return False
-        return True
+            return None
 
 
 def _asked(question: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:

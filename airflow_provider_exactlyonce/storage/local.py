@@ -55,21 +55,8 @@ class LocalStore(Store):
         return _write(place, content, durable=durable, exclusive=False)
 
     @override
-    def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
-        with self.holding(place):
-            self._check_unchanged(place, version)
-            return self.replace(place, content, durable=durable)
-
-    @override
     def delete(self, place: Path) -> None:
         place.unlink(missing_ok=True)
-
-    @override
-    def delete_if(self, place: Path, version: str) -> None:
-        with self.holding(place):
-            if self.read(place) is not None:
-                self._check_unchanged(place, version)
-                self.delete(place)
 
     @override
     @contextmanager

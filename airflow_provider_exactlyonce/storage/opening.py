@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 
 LOCAL: Final = LocalStore()
 
-#: What fsspec is given for a location of each scheme: credentials are the environment's.
-SCHEMES: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
-    "s3": options_of_environment,
-    "hdfs": hdfs_clients.options,
+#: What a location of each scheme looks like, and the package that opens it.
+_SCHEMES: Final[Mapping[str, tuple[str, str]]] = {
+    "s3": ("s3://bucket/directory", "s3fs"),
+    "hdfs": ("hdfs://host:port/directory", "hdfs-native"),
 }
-_FORMS: Final[Mapping[str, str]] = {"s3": "s3://bucket/directory", "hdfs": "hdfs://host:port/directory"}
 _HADOOP_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a"}
 _STORES: Final[dict[tuple[str, int], Store]] = {}
+
+os.register_at_fork(before=hdfs_clients.keep)
 
 
 def place_of(location: Any) -> Path:
@@ -35,24 +37,31 @@ def place_of(location: Any) -> Path:
 
     :param location: a local path, a URL, or a place already. A connection in ``s3://connection@bucket/key`` is for
         Airflow, which has made the environment of it
-    :raises RefusedError: when it is on a file system that a home can't be on
+    :raises RefusedError: when it is on a file system that a home can't be on, or its package is not installed
     """
     if not isinstance(location, str | Path):
         return location  # type: ignore[no-any-return]
     parts = urlsplit(str(location))
     if isinstance(location, Path) or parts.scheme in ("", "file"):
         return Path(parts.path if parts.scheme == "file" else location).expanduser().resolve()
-    if parts.scheme not in SCHEMES:
+    if parts.scheme not in _SCHEMES:
         raise RefusedError(
             f"{location!r}: a home is a local path, a file: URI, or at "
-            f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}; {parts.scheme}: is not read"
+            f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}; {parts.scheme}: is not read"
         )
     from upath import UPath
 
-    server, key = parts.netloc.rpartition("@")[2], parts.path.strip("/")
+    scheme, server, key = parts.scheme, parts.netloc.rpartition("@")[2], parts.path.strip("/")
+    form, package = _SCHEMES[scheme]
     if not server or not key:
-        raise RefusedError(f"{location!r} names no directory: give {_FORMS[parts.scheme]}")
-    place: Any = UPath(f"{parts.scheme}://{server}/{key}", **SCHEMES[parts.scheme]())
+        raise RefusedError(f"{location!r} names no directory: give {form}")
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise RefusedError(
+            f"{package}, which reads and writes {scheme}:, is not installed: install "
+            f"airflow-provider-exactlyonce[{scheme}]"
+        )
+    # Credentials are the environment's.
+    place: Any = UPath(f"{scheme}://{server}/{key}", **(options_of_environment() if scheme == "s3" else {}))
     return place  # type: ignore[no-any-return]
 
 
@@ -115,10 +124,6 @@ def store_of(place: Any) -> Store:
 
 def _opened(system: AbstractFileSystem) -> Store:
     protocols = {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
-    if "memory" in protocols:
-        from airflow_provider_exactlyonce.storage.memory import MemoryStore
-
-        return MemoryStore(system)
     if "s3" in protocols:
         from airflow_provider_exactlyonce.storage import s3
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp import ClientError as BrokenAnswerError
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, ConnectTimeoutError, HTTPClientError
 from botocore.parsers import ResponseParserError
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
-from airflow_provider_exactlyonce.storage.sending_once import SendingOnce
 from airflow_provider_exactlyonce.storage.store import (
     ChangedError,
     Facts,
@@ -62,7 +62,22 @@ def open_store(system: S3FileSystem) -> S3Store:
         made.retries = 1  # of s3fs, around those
         return made
 
-    return S3Store(client(_ATTEMPTS), client(1, http_session_cls=SendingOnce))
+    return S3Store(client(_ATTEMPTS), client(1, http_session_cls=_SendingOnce))
+
+
+class _SendingOnce(AIOHTTPSession):  # type: ignore[misc]  # its package has no types
+    """Keeps aiohttp from sending a request again when the connection is closed before the answer.
+
+    It does so with each PUT and DELETE, which repeated change nothing; but one with a condition is refused the second
+    time, because of the first. Only a private switch keeps it from that; ``tests/integration/storage/test_faults.py``
+    is its contract test.
+    """
+
+    @override
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False
+        return session
 
 
 class S3Store(RemoteStore):

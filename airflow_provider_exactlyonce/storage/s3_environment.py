@@ -6,7 +6,6 @@ hosts have another environment: they get the keys as settings of Hadoop, which S
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from typing import Any, Final
@@ -44,14 +43,7 @@ def take_up() -> None:
 
 
 def options_of_environment() -> dict[str, Any]:
-    """Return what s3fs is given: it keeps no listings, since others write there, too.
-
-    :raises RefusedError: when it is not installed
-    """
-    if importlib.util.find_spec("s3fs") is None:
-        raise RefusedError(
-            "s3fs, which reads and writes s3:, is not installed: install airflow-provider-exactlyonce[s3]"
-        )
+    """Return what s3fs is given: it keeps no listings, since others write there, too."""
     options: dict[str, Any] = {"use_listings_cache": False}
     if region := _region():
         options["client_kwargs"] = {"region_name": region}

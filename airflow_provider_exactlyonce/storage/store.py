@@ -125,30 +125,36 @@ class Store(ABC):
         :raises OutcomeUnknownError: nobody knows which content it has
         """
 
-    @abstractmethod
     def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
         """Replace a file unless it was changed; of all who replace one version, one does. Returns the new version.
 
         Certain against :meth:`create`, :meth:`replace_if` and :meth:`delete_if` of others. Whoever uses
-        :meth:`replace` or :meth:`delete` on the same place wants it changed whatever others do.
+        :meth:`replace` or :meth:`delete` on the same place wants it changed whatever others do. Where places can't be
+        held, a store has another way, here and in :meth:`delete_if`.
 
         :param version: of what is replaced
         :param durable: False for what describes only the moment
         :raises ChangedError: it has another version, or is gone
         :raises OutcomeUnknownError: nobody knows whether it was replaced
         """
+        with self.holding(place):
+            self._check_unchanged(place, version)
+            return self.replace(place, content, durable=durable)
 
     @abstractmethod
     def delete(self, place: Path) -> None:
         """Delete a file. One that is not there is no error; so it may be repeated."""
 
-    @abstractmethod
     def delete_if(self, place: Path, version: str) -> None:
         """Delete a file unless it was changed. One that is not there is no error.
 
         :param version: of what is deleted
         :raises ChangedError: it has another version
         """
+        with self.holding(place):
+            if self.read(place) is not None:
+                self._check_unchanged(place, version)
+                self.delete(place)
 
     @abstractmethod
     def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:

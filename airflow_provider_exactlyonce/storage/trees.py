@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +56,14 @@ def _local_files(directory: Path) -> list[str]:
 
     walked = os.walk(directory, onerror=fail)
     return [str((Path(folder) / name).relative_to(directory)) for folder, _, names in walked for name in names]
+
+
+def directories_of(top: Path, files: Iterable[Path]) -> list[Path]:
+    """Return the directories whose names are new with new files, from the parent of the topmost down.
+
+    :param files: below ``top``
+    """
+    return [top.parent, *{parent for file in files for parent in file.parents if top in (parent, *parent.parents)}]
 
 
 def content_of(place: Path) -> Content | None:

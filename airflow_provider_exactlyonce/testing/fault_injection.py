@@ -7,12 +7,10 @@ its target. In place of Kafka is a ledger in memory, and in place of Spark a loo
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -51,7 +49,6 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     Share,
     Sink,
-    SinkAttempt,
     SinkCommitter,
     SinkContext,
     SinkEntry,
@@ -178,81 +175,26 @@ def target_call(step: str, act: Callable[[], _T]) -> _T:
         raise InjectedFaultError(str(error)) from error
 
 
-class FaultyWriter(SinkWriter):
-    """A task's writer behind a seam."""
+class _Faulty:
+    """A committer, or a task's writer, behind a seam: each call that changes something can fail."""
 
-    def __init__(self, inner: SinkWriter, seam: Seam) -> None:
+    _CHANGING: Final = frozenset(
+        {"claim", "begin", "write", "finish", "pre_commit", "commit", "abort", "settled", "forget"}
+    )
+
+    def __init__(self, inner: Any, seam: Seam) -> None:
         self._inner: Final = inner
         self._seam: Final = seam
 
-    @override
-    def write(self, rows: pa.RecordBatch) -> None:
-        self._seam.call("sink.write", lambda: self._inner.write(rows))
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._inner, name)
+        if name not in self._CHANGING:
+            return attribute
+        return lambda *given: self._seam.call(f"sink.{name}", lambda: attribute(*given))
 
-    @override
-    def finish(self) -> Mapping[str, Any]:
-        return self._seam.call("sink.finish", self._inner.finish)
-
-    @override
-    def close(self) -> None:
-        self._inner.close()
-
-
-class FaultyCommitter(SinkCommitter):
-    """A committer behind a seam: each call that changes something can fail."""
-
-    def __init__(self, inner: SinkCommitter, seam: Seam) -> None:
-        self._inner: Final = inner
-        self._seam: Final = seam
-
-    @override
-    def tail(self) -> SinkEntry | None:
-        return self._inner.tail()
-
-    @override
-    def expect_columns(self, columns: StructType) -> None:
-        self._inner.expect_columns(columns)
-
-    @override
-    def claim(self, run: int) -> SinkEntry | None:
-        return self._seam.call("sink.claim", lambda: self._inner.claim(run))
-
-    @override
     def open_writer(self) -> OpenWriter:
         opened = self._inner.open_writer()
-        return lambda attempt, task: FaultyWriter(opened(attempt, task), self._seam)
-
-    @override
-    def begin(self, attempt: SinkAttempt) -> None:
-        self._seam.call("sink.begin", lambda: self._inner.begin(attempt))
-
-    @override
-    def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
-        self._seam.call("sink.pre_commit", lambda: self._inner.pre_commit(written))
-
-    @override
-    def commit(self, entry: SinkEntry) -> None:
-        self._seam.call("sink.commit", lambda: self._inner.commit(entry))
-
-    @override
-    def abort(self) -> None:
-        self._seam.call("sink.abort", self._inner.abort)
-
-    @override
-    def settled(self, commit: int) -> None:
-        self._seam.call("sink.settled", lambda: self._inner.settled(commit))
-
-    @override
-    def forget(self, before: int) -> None:
-        self._seam.call("sink.forget", lambda: self._inner.forget(before))
-
-    @override
-    def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
-        return self._inner.audit(commits)
-
-    @override
-    def close(self) -> None:
-        self._inner.close()
+        return lambda attempt, task: cast(SinkWriter, _Faulty(opened(attempt, task), self._seam))
 
 
 @dataclass
@@ -298,16 +240,10 @@ class _Session:
                 raise CommitUnknownError("a higher run has claimed")
             self._run.append()
 
-        try:
-            self._run.seam.call("ledger.commit", act)
-        except (InjectedFaultError, BatchFailedError) as error:
-            raise CommitUnknownError(str(error)) from error
+        self._run.ask("ledger.commit", act, CommitUnknownError)
 
     def abort(self) -> None:
-        try:
-            self._run.seam.call("ledger.abort", lambda: None)
-        except (InjectedFaultError, BatchFailedError) as error:
-            raise ProducerLostError(str(error)) from error
+        self._run.ask("ledger.abort", lambda: None, ProducerLostError)
 
 
 class _MemoryRun(Run):
@@ -351,10 +287,14 @@ class _MemoryRun(Run):
             self.number = self.number or self.world.run + 1
             self.world.run, self._seen = self.number, len(self.world.commits)
 
+        self.ask("ledger.claim", act, ClaimFailedError)
+
+    def ask(self, step: str, act: Callable[[], object], failure: type[Exception]) -> None:
+        """Make a call to the ledger; whatever its fault is, it fails in one way."""
         try:
-            self.seam.call("ledger.claim", act)
+            self.seam.call(step, act)
         except (InjectedFaultError, BatchFailedError) as error:
-            raise ClaimFailedError(str(error)) from error
+            raise failure(str(error)) from error
 
     @override
     def reclaim(self, give_up: Callable[[], bool] = lambda: False) -> None:
@@ -473,7 +413,7 @@ class Rehearsal:
         """Live one run: a claim, and the batches that are left; false when it failed, or was superseded."""
         world, run = self.world, _MemoryRun(self.world, seam)
         first, share = world.done, Share(self._sink)
-        committer = FaultyCommitter(self._sink.open(context_in(self._folder)), seam)
+        committer = cast(SinkCommitter, _Faulty(self._sink.open(context_in(self._folder)), seam))
         with closing(SinkGroup(run.pipeline, {self._sink.name: committer})) as sinks:
             committer.expect_columns(columns_of(self._make_rows))
             transaction = _Sinks(run, sinks, SinkRoutes(kafka=None, others=(share,)))
@@ -574,19 +514,3 @@ def doubts() -> list[tuple[Fault, Fault]]:
         for commit in lost
         for claim in lost
     ]
-
-
-def pairs(faults: Sequence[Fault]) -> Iterator[tuple[Fault, Fault]]:
-    """Yield all pairs of faults at second different calls."""
-    return (
-        (first, second)
-        for first, second in itertools.combinations(faults, 2)
-        if (first.step, first.call) != (second.step, second.call)
-    )
-
-
-def triples(faults: Sequence[Fault], seed: int) -> Iterator[tuple[Fault, ...]]:
-    """Yield three random faults, for ever."""
-    generator = random.Random(seed)
-    while True:
-        yield tuple(generator.sample(list(faults), 3))

@@ -289,8 +289,7 @@ class SinkConformance:
 
         :param set_back: the sink is set back by two commits before
         """
-        folder = _folder(tmp_path, name)
-        sink = self.make_sink(folder)
+        folder, sink = self._new_sink(tmp_path, name)
         rehearsal = Rehearsal(sink, folder, self.make_rows)
         if set_back:
             rehearsal.run(until=1)
@@ -315,8 +314,8 @@ class SinkConformance:
 
     def _faults(self, tmp_path: Path) -> list[Sequence[Fault]]:
         """Return the doubts, and so many random combinations of one to three faults."""
-        folder = _folder(tmp_path, "counted")
-        counted = Rehearsal(self.make_sink(folder), folder, self.make_rows).run()
+        folder, sink = self._new_sink(tmp_path, "counted")
+        counted = Rehearsal(sink, folder, self.make_rows).run()
         faults, generator = single_faults(counted, following=(0, 2, 7)), random.Random(self.seed)
         return [*doubts(), *(generator.sample(faults, 1 + number % 3) for number in range(self.faults))]
 
@@ -324,23 +323,20 @@ class SinkConformance:
 
     def test_a_batch_is_there_once_whichever_step_its_process_dies_after(self, tmp_path: Path) -> None:
         for step in _STEPS:
-            folder = _folder(tmp_path, f"after-{step}")
-            sink = self.make_sink(folder)
+            folder, sink = self._new_sink(tmp_path, f"after-{step}")
             self._die(sink, folder, step, None)
             self._recovered(sink, folder, f"killed after {step}")
 
     def test_a_batch_is_there_once_wherever_within_a_step_its_process_dies(self, tmp_path: Path) -> None:
         for step in _DECIDING:
             for call in self._calls(tmp_path, step):
-                folder = _folder(tmp_path, f"in-{step}-{call}")
-                sink = self.make_sink(folder)
+                folder, sink = self._new_sink(tmp_path, f"in-{step}-{call}")
                 self._die(sink, folder, step, call)
                 self._recovered(sink, folder, f"killed at call {call} of {step}")
 
     def test_a_process_that_is_frozen_in_its_commit_never_adds_to_what_the_next_claim_saw(self, tmp_path: Path) -> None:
         for call in self._calls(tmp_path, "commit"):
-            folder = _folder(tmp_path, f"frozen-{call}")
-            sink = self.make_sink(folder)
+            folder, sink = self._new_sink(tmp_path, f"frozen-{call}")
             entry, ended = self._frozen(sink, folder, call)
             where = f"frozen at call {call} of commit"
             if entry is None and ended == 0:
@@ -400,6 +396,12 @@ class SinkConformance:
             raise AssertionError(f"{columns.simpleString()} was not refused")
 
     # Their parts
+
+    def _new_sink(self, tmp_path: Path, name: str) -> tuple[Path, Sink]:
+        """Return a directory of its own, and a new sink with it."""
+        folder = tmp_path / name
+        folder.mkdir()
+        return folder, self.make_sink(folder)
 
     def _opened(self, sink: Sink, folder: Path, context: SinkContext | None = None) -> SinkCommitter:
         committer = sink.open(context or context_in(folder))
@@ -528,8 +530,7 @@ class SinkConformance:
 
     def _calls(self, tmp_path: Path, step: str) -> list[int]:
         """Return some of the calls that a step makes, spread over it: the first, the last, and between."""
-        folder = _folder(tmp_path, f"count-{step}")
-        sink = self.make_sink(folder)
+        folder, sink = self._new_sink(tmp_path, f"count-{step}")
         counted = folder / "calls"
         made = [0]
 
@@ -572,12 +573,6 @@ class SinkConformance:
 
 def _attempt(run: int, commit: int) -> SinkAttempt:
     return SinkAttempt(name=os.urandom(16).hex(), pipeline=PIPELINE, commit=commit, run=run)
-
-
-def _folder(tmp_path: Path, name: str) -> Path:
-    folder = tmp_path / name
-    folder.mkdir()
-    return folder
 
 
 def _row(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -653,11 +648,9 @@ def _forked(work: Callable[[], object], folder: Path) -> int:
     try:
         work()
         code = 0
-    except _NOT_COMMITTED:
+    except BaseException as error:
         (folder / "child.txt").write_text(traceback.format_exc())
-        code = _REFUSED
-    except BaseException:
-        (folder / "child.txt").write_text(traceback.format_exc())
+        code = _REFUSED if isinstance(error, _NOT_COMMITTED) else _FAILED
     finally:
         os._exit(code)
 

@@ -5,7 +5,6 @@ Everybody's producers count. No group is joined and nothing is committed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -151,8 +150,7 @@ def _sentence(transaction: Transaction | None, parts: Sequence[Hanging]) -> str:
         since = "just opened" if age is None else f"open for {age:.0f} s"
         ends = f"it times out after {transaction.timeout_milliseconds / 1000:.0f} s"
         return f"transactional id {transaction.transactional_id} ({since}, {transaction.state}; {ends}) holds {where}"
-    written = max(part.written_milliseconds for part in parts)
-    silent = f"has not written for {max(0.0, time.time() - written / 1000):.0f} s"
+    silent = f"has not written for {min(part.silent_seconds() for part in parts):.0f} s"
     return (
         f"producer id {parts[0].producer_id}, which {silent} and whose transactional id can't be seen, holds {where}: "
         "it hangs (exactlyonce transactions hanging), or the Kafka user may not describe it"

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.ledger.following import LedgerFollower
     from airflow_provider_exactlyonce.ledger.ranges import Cut, Unit
@@ -55,8 +57,6 @@ class CommittedRangesProducer(SharedStreamProducer):
 
         :raises ExactlyOnceError: when it lacks one; it is told again then
         """
-        from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-
         stored: Cut | None = None
         for item in batch:
             if not item.outcome.is_clean:

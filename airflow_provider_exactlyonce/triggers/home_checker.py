@@ -6,13 +6,14 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.control import json_store, requests
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.hooks.home import home_at
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
-
-if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.control.home import Home
 
 #: An account is read with each look where that costs nothing, and where each read costs, as often as so many looks.
 _READS_OF_AN_ACCOUNT: Final = 12
@@ -38,9 +39,6 @@ class HomeChecker(Checker):
         self._watched: dict[str, _WatchedDriver] = {}
 
     def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
-        from airflow_provider_exactlyonce.control import json_store
-        from airflow_provider_exactlyonce.hooks.home import home_at
-
         self._home = self._home or home_at(self.conn_id)
         self.least_seconds = self._home.look_every(0.0)
         self._watched = {name: driver for name, driver in self._watched.items() if name in subjects}
@@ -52,7 +50,7 @@ class HomeChecker(Checker):
         self._watched.clear()
 
     def _look(self, home: Home, name: str, subject: Subject) -> CheckResult | Exception:
-        from airflow_provider_exactlyonce.control import drivers, requests
+        from airflow_provider_exactlyonce.control import drivers
 
         try:
             if "intent" in subject:
@@ -76,7 +74,6 @@ class _WatchedDriver:
         from airflow_provider_exactlyonce.control.intent import Intent
         from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor
         from airflow_provider_exactlyonce.hooks.metrics import Reporter
-        from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 
         within = subject["no_commit_within"]
         self._rules: Final = HealthRules(no_commit_within=None if within is None else timedelta(seconds=within))
@@ -89,9 +86,10 @@ class _WatchedDriver:
 
     def look(self, home: Home) -> str | None:
         """Return why a worker has something to do, None while it has not."""
-        from airflow_provider_exactlyonce.control import drivers
+        from airflow_provider_exactlyonce.control import drivers, exit_classification
         from airflow_provider_exactlyonce.control.driver_watch import stuck
         from airflow_provider_exactlyonce.control.lease import Life
+        from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
 
         life = self._heartbeats.look()
         if not drivers.is_there(home, self._intent.token):
@@ -102,13 +100,7 @@ class _WatchedDriver:
         if time.monotonic() < self._next_account:
             return None
         self._next_account = time.monotonic() + home.look_every(0.0, reads=_READS_OF_AN_ACCOUNT)
-        self._note_progress(home)
-        return stuck(home, self._intent, self._rules, time.time())
-
-    def _note_progress(self, home: Home) -> None:
-        from airflow_provider_exactlyonce.control import exit_classification
-        from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
-
         status = exit_classification.status_of(home, self._intent.token)
         if status is not None and has_progressed(self._shown, status):
             self._shown, self.line = status, progress_line(status)
+        return stuck(self._intent, status, self._rules, time.time())

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
 from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
 
@@ -23,7 +24,6 @@ class TransactionsChecker(Checker):
         self._decisions: Decisions | None = None
 
     def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
-        from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.transactions.pending import Decisions
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_exactlyonce.control import requests
+from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
 from airflow_provider_exactlyonce.triggers.log_throttle import LogThrottle
 from airflow_provider_exactlyonce.triggers.shared_poller import subscribed
@@ -95,8 +97,7 @@ class PipelineTrigger(BaseTrigger):
         return "a restart is due" if self.due is not None and time.time() >= self.due else None
 
     def _stop(self, timeout_seconds: float) -> None:
-        from airflow_provider_exactlyonce.control import requests, stopping
-        from airflow_provider_exactlyonce.hooks.home import home_at
+        from airflow_provider_exactlyonce.control import stopping
 
         home, token = home_at(self.home), self.intent["token"]
         requests.note_killed(home, token, self.owner)

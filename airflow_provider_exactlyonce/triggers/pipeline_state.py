@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, UnknownPipelineError
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
 from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
 
@@ -35,8 +36,6 @@ class StateChecker(Checker):
     def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         from confluent_kafka import KafkaException
 
-        from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-
         places: dict[_Place, dict[str, Subject]] = {}
         for name, subject in subjects.items():
             places.setdefault((subject["pipeline"], subject["checkpoint"]), {})[name] = subject
@@ -57,7 +56,6 @@ class StateChecker(Checker):
     def _state(self, place: _Place) -> tuple[str, PipelineState, Status | None]:
         from airflow_provider_exactlyonce.control import json_store
         from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
-        from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
         from airflow_provider_exactlyonce.hooks import home as homes
         from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
@@ -98,10 +96,7 @@ def states_of(given: object) -> list[str]:
 
     :raises RefusedError: when one is none, or none is given
     """
-    from collections.abc import Iterable
-
     from airflow_provider_exactlyonce.control.pipeline_state import PipelineState
-    from airflow_provider_exactlyonce.exceptions import RefusedError
 
     given_states = [given] if isinstance(given, str) else given if isinstance(given, Iterable) else ()
     states = [str(state) for state in given_states]
@@ -112,8 +107,6 @@ def states_of(given: object) -> list[str]:
 
 
 def _said(pipeline: str, state: PipelineState, status: Status | None, given: object) -> CheckResult | Exception:
-    from airflow_provider_exactlyonce.exceptions import RefusedError
-
     try:
         states = states_of(given)
     except RefusedError as error:

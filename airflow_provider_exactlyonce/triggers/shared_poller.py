@@ -175,19 +175,15 @@ class Poller:
     def __init__(self, checker: Checker) -> None:
         self.checker: Final = checker
         self.subscriptions: Final[set[Subscription]] = set()
-        self._wake = asyncio.Event()
+        self.wake: Final = asyncio.Event()  # to look at once, or to end
         # In a context of its own: what is logged on the way belongs to no single task that waits.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
-
-    def wake(self) -> None:
-        """Have it look at once, or end."""
-        self._wake.set()
 
     async def _run(self) -> None:
         diagnosed = 0.0
         try:
             while self.subscriptions:
-                self._wake.clear()
+                self.wake.clear()
                 began = time.monotonic()
                 diagnose = began - diagnosed >= DIAGNOSE_SECONDS
                 diagnosed = began if diagnose else diagnosed
@@ -212,7 +208,7 @@ class Poller:
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(seconds, _SHORTEST_SECONDS)):
-                await self._wake.wait()
+                await self.wake.wait()
 
 
 #: A triggerer has one event loop.
@@ -233,11 +229,11 @@ async def subscribed(
         poller = pollers[key] = Poller(kind(conn_id))
     subscription = Subscription(poller, subject, seconds)
     poller.subscriptions.add(subscription)
-    poller.wake()
+    poller.wake.set()
     try:
         yield subscription
     finally:
         poller.subscriptions.discard(subscription)
         if not poller.subscriptions:
             pollers.pop(key, None)
-            poller.wake()
+            poller.wake.set()

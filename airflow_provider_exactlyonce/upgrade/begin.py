@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,18 +125,6 @@ def what_to_compare(asked: Sequence[str] | str | Callable[..., Any]) -> tuple[tu
     return tuple(name.strip() for name in asked if name.strip()), None
 
 
-def check_allowed(allow: Mapping[str, int | None]) -> None:
-    """Check the differences that are said to be intended.
-
-    :raises RefusedError: when there is no such kind, or a number isn't one
-    """
-    for kind, number in allow.items():
-        if kind not in ("missing", "extra", "changed") and not kind.startswith("changed."):
-            raise RefusedError(f"allowed difference {kind!r}: missing, extra, changed or changed.COLUMN")
-        if number is not None and (not isinstance(number, int) or number < 0):
-            raise RefusedError(f"allowed difference {kind!r}: {number!r} is no number of rows")
-
-
 def _target(
     home: Home, pipeline: str, earlier: Plan | None, version: str | None, savepoint: str | None
 ) -> tuple[str, str]:
@@ -172,7 +160,11 @@ def _pinned_by(home: Home, earlier: Plan | None) -> tuple[str, ...]:
 def _check(options: Options) -> None:
     if options.on_unstable not in _ON_UNSTABLE:
         raise RefusedError(f"on_unstable={options.on_unstable!r}: one of {', '.join(_ON_UNSTABLE)}")
-    check_allowed(options.allow)
+    for kind, number in options.allow.items():
+        if kind not in ("missing", "extra", "changed") and not kind.startswith("changed."):
+            raise RefusedError(f"allowed difference {kind!r}: missing, extra, changed or changed.COLUMN")
+        if number is not None and (not isinstance(number, int) or number < 0):
+            raise RefusedError(f"allowed difference {kind!r}: {number!r} is no number of rows")
     for name in ("shadow_commits", "stable_after", "stable_timeout", "stop_timeout"):
         if getattr(options, name) < 0:
             raise RefusedError(f"{name}={getattr(options, name)}: not negative")

@@ -126,23 +126,20 @@ def _applied(rows: Iterable[Row], function: Callable[[Content], Content | None] 
 def _unequal(
     differences: Differences, columns: Sequence[str], left: list[Row], right: list[Row]
 ) -> tuple[list[Row], list[Row]]:
-    """Return the rows of either side that have no equal one on the other."""
-    counts = Counter(_text(row, columns) for row in right)
-    only_left = []
-    for row in left:
-        text = _text(row, columns)
-        if counts[text]:
-            counts[text] -= 1
-            differences.equal += 1
-        else:
-            only_left.append(row)
-    only_right = []
-    for row in reversed(right):  # the newest of equal ones is left over
-        text = _text(row, columns)
-        if counts[text]:
-            counts[text] -= 1
-            only_right.append(row)
-    return only_left, only_right[::-1]
+    """Return the rows of either side that have no equal one on the other; of equal ones the newest are left over."""
+    texts = [[_value([row.content.get(name) for name in columns]) for row in rows] for rows in (left, right)]
+    equal = Counter(texts[0]) & Counter(texts[1])
+    differences.equal += equal.total()
+    return _beyond(left, texts[0], equal), _beyond(right, texts[1], equal)
+
+
+def _beyond(rows: list[Row], texts: list[str], equal: Counter[str]) -> list[Row]:
+    left, beyond = equal.copy(), []
+    for row, text in zip(rows, texts, strict=True):
+        left[text] -= 1
+        if left[text] < 0:
+            beyond.append(row)
+    return beyond
 
 
 def _judge(
@@ -191,10 +188,6 @@ def _keep(differences: Differences, kind: str, example: Mapping[str, Any]) -> No
 
 def _place(row: Row) -> dict[str, Any]:
     return {"topic": row.topic, "key": None if row.key is None else row.key.decode(errors="backslashreplace")}
-
-
-def _text(row: Row, columns: Sequence[str]) -> str:
-    return _value([row.content.get(name) for name in columns])
 
 
 def _value(value: Any) -> str:

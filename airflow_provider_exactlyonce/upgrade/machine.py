@@ -388,10 +388,9 @@ class Upgrade:
 
     def _unpin(self, savepoints: tuple[str, ...]) -> None:
         store = Savepoints(self._home.savepoints)
-        pinned = {listed.id for listed in store.list() if listed.pinned}
-        for savepoint in savepoints:
-            if savepoint in pinned:
-                store.pin(savepoint, pinned=False)
+        for listed in store.list():
+            if listed.pinned and listed.id in savepoints:
+                store.pin(listed.id, pinned=False)
 
 
 def raise_outcome(plan: Plan) -> None:

@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.streaming.spark import compiled_pyspark
 from airflow_provider_exactlyonce.upgrade import delivered
 from airflow_provider_exactlyonce.upgrade.comparison import Content, compare
 from airflow_provider_exactlyonce.upgrade.shadow_replay import find_base, repeat
-from airflow_provider_exactlyonce.upgrade.shadow_run import ShadowRequest
+from airflow_provider_exactlyonce.upgrade.shadow_run import REPORT, ShadowRequest
 
 Function = Callable[[Content], Content | None]
 
@@ -34,20 +34,22 @@ def main(location: str, request_file: str) -> None:
     """
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    request = json_store.load(place_of(request_file), ShadowRequest)
+    file = place_of(request_file)
+    request = json_store.load(file, ShadowRequest)
     if request is None:
         raise RefusedError(f"there is no request in {request_file}")
     try:
-        report = make(Home(location), request)
+        report = make(Home(location), request, file.parent)
     except RefusedError as error:
         report = {"refused": str(error)}
-    json_store.write(place_of(request.report), report)
+    json_store.write(file.parent / REPORT, report)
 
 
-def make(home: Home, request: ShadowRequest) -> dict[str, Any]:
+def make(home: Home, request: ShadowRequest, folder: Path) -> dict[str, Any]:
     """Repeat, read what was delivered, and compare; returns the report.
 
     :param home: of the pipeline
+    :param folder: for what is repeated
     :raises RefusedError: when that is not possible
     """
     from airflow_provider_exactlyonce.streaming.spark.session import open_session
@@ -64,7 +66,7 @@ def make(home: Home, request: ShadowRequest) -> dict[str, Any]:
     base = find_base(home, options.shadow_commits, last)
     with open_session(f"shadow run of {pipeline.name}") as spark:
         file_systems.prepare(spark, home.path)
-        stretch, rows = repeat(spark, pipeline, config, base, last, place_of(request.folder) / "lineage")
+        stretch, rows = repeat(spark, pipeline, config, base, last, folder / "lineage")
     bad = {pipeline.kafka_sink("a shadow run").bad_topic, pipeline.late_rows.topic} - {None}
     old = delivered.read(config, pipeline.name, stretch.first, stretch.last, leave_out=cast(set[str], bad))
     new = [row for row in rows if row.topic not in bad]

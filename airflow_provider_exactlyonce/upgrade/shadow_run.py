@@ -20,22 +20,19 @@ from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment,
 
 _PROGRAM: Final = Path(__file__).with_name("shadow_main.py")
 _SHOWN_CHARACTERS: Final = 2000
+REPORT: Final = "report.json"
 _KINDS: Final = ("missing", "extra", "changed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowRequest:
-    """What the shadow run's process is asked for.
+    """What the shadow run's process is asked for; its answer, and what else it writes, is put beside the request.
 
     :param application: the new version's file
-    :param folder: what it may write to
-    :param report: the file for its answer
     """
 
     application: str
     pipeline: str
-    folder: str
-    report: str
     options: Options
 
 
@@ -49,23 +46,13 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
     folder, log = upgrade_plan.path_of(home, "shadow", dry_run=dry_run), home.logs / "shadow.log"
     store = store_of(folder)
     store.remove(folder)  # of one that was killed
-    request, report = folder / "request.json", folder / "report.json"
+    request = folder / "request.json"
+    asked = ShadowRequest(application=application, pipeline=plan.pipeline, options=plan.options)
     try:
-        json_store.write(
-            request,
-            codec.dump(
-                ShadowRequest(
-                    application=application,
-                    pipeline=plan.pipeline,
-                    folder=location_of(folder),
-                    report=location_of(report),
-                    options=plan.options,
-                )
-            ),
-        )
+        json_store.write(request, codec.dump(asked))
         tools.tell(f"the shadow run's output is in {log}")
         code = run_to_end(tools.launch(str(_PROGRAM), ["--home", str(home), location_of(request)]), log)
-        answer = json_store.read(report)
+        answer = json_store.read(folder / REPORT)
     finally:
         store.remove(folder)
     if answer is None:

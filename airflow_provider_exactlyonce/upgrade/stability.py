@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.control import drivers, exit_classification
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.processes import Ended
-from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger import records
@@ -52,15 +53,19 @@ def look(home: Home, plan: Plan, config: Mapping[str, Any], find: FindConnection
     lag = _lag(plan.pipeline, config, find)
     commits = status.commits_of_run if status is not None else 0
     is_running = status is not None and status.state is DriverState.RUNNING
-    seen = StabilityReport(commits=commits, lag=lag)
+    seen = partial(StabilityReport, commits=commits, lag=lag)
     peak = max(plan.lag_peak, lag) if commits == 0 else plan.lag_peak
     if is_running and commits >= required and lag <= peak and _open_seconds(plan.pipeline, config) <= _OPEN_SECONDS:
-        return StabilityReport(commits=commits, lag=lag, stable=f"{commits} commits, {lag:,} source records to go")
+        return seen(stable=f"{commits} commits, {lag:,} source records to go")
     if time.time() - plan.entered < plan.options.stable_timeout:
-        return seen
+        return seen()
     if is_running and lag == 0:
-        return StabilityReport(commits=commits, lag=lag, stable=f"{commits} commits, and nothing is left to commit")
-    return StabilityReport(commits=commits, lag=lag, unstable=_too_late(plan, status, commits, lag))
+        return seen(stable=f"{commits} commits, and nothing is left to commit")
+    state = status.state.value if status is not None else "without an account"
+    return seen(
+        unstable=f"within {plan.options.stable_timeout:g} s it made {commits} of {required} commits; it is {state}, "
+        f"{lag:,} source records are not committed ({plan.lag_peak:,} when it started)"
+    )
 
 
 def how_it_ended(home: Home, plan: Plan) -> str:
@@ -69,14 +74,6 @@ def how_it_ended(home: Home, plan: Plan) -> str:
     error = exit_classification.failure(home, str(plan.token), Ended(exit_code=None), log)
     cause = str(error) if error is not None else "somebody stopped it"
     return f"{cause}\n{tail}" if (tail := exit_classification.log_tail(log)) else cause
-
-
-def _too_late(plan: Plan, status: Status | None, commits: int, lag: int) -> str:
-    state = status.state.value if status is not None else "without an account"
-    return (
-        f"within {plan.options.stable_timeout:g} s it made {commits} of {plan.options.stable_after} commits; it is "
-        f"{state}, {lag:,} source records are not committed ({plan.lag_peak:,} when it started)"
-    )
 
 
 def _lag(pipeline: str, config: Mapping[str, Any], find: FindConnection) -> int:

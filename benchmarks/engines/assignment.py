@@ -25,6 +25,8 @@ class Assignment:
     :param batch_rows: at most so many records a batch, where there are batches
     :param bounded: ends when all that was there at the start is written
     :param folder: for checkpoints, the same when it is started again
+    :param registry: the schema registry's URL; None for JSON
+    :param result_id: of the schema that results are written with, by whoever registers none
     """
 
     servers: str
@@ -34,6 +36,8 @@ class Assignment:
     batch_rows: int
     bounded: bool
     folder: str
+    registry: str | None
+    result_id: int
 
     @classmethod
     def given(cls) -> Self:

@@ -59,6 +59,8 @@ class Engine:
         root = str(HERE.parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         ours = environment({"bootstrap.servers": given.servers}, SPARK_CONF)
+        if given.registry:
+            ours[settings.REGISTRY_VARIABLE] = given.registry
         if self is not OURS:  # nor is Spark itself started from our archive of its classes
             ours.pop(class_archive.OPTIONS_VARIABLE, None)
         return {**os.environ, **ours, **given.environment(), "PYTHONPATH": path}

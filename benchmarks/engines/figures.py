@@ -52,9 +52,7 @@ def steady(samples: Sequence[Sample], visible: Sequence[int], rows: int) -> Stea
     :param rows: of the whole input
     """
     total = visible[-1]
-    first, last = (
-        next(index for index, count in enumerate(visible) if count >= share * total) for share in (FROM_SHARE, TO_SHARE)
-    )
+    first, last = steady_samples(visible)
     begin, end = samples[first], samples[last]
     seconds = end.at - begin.at
     millions = rows * (visible[last] - visible[first]) / total / 1e6
@@ -67,6 +65,15 @@ def steady(samples: Sequence[Sample], visible: Sequence[int], rows: int) -> Stea
         broker_cpu_seconds=broker / millions,
         other_cores=others / seconds,
     )
+
+
+def steady_samples(visible: Sequence[int]) -> tuple[int, int]:
+    """Return the numbers of the samples at the two moments of the steady state."""
+    first, last = (
+        next(index for index, count in enumerate(visible) if count >= share * visible[-1])
+        for share in (FROM_SHARE, TO_SHARE)
+    )
+    return first, last
 
 
 def outage(samples: Sequence[Sample], visible: Sequence[int], killed: float) -> Outage:

@@ -1,4 +1,4 @@
-"""Flink's jars, fetched once per user and only for this benchmark: its libraries' wheel, and its Kafka connector."""
+"""Flink's jars, fetched once per user for this benchmark only: its libraries' wheel, its connector and its format."""
 
 from __future__ import annotations
 
@@ -16,24 +16,33 @@ from airflow_provider_exactlyonce.devkit.jars import cache_directory
 
 FLINK_VERSION: Final = "2.2.1"
 CONNECTOR_VERSION: Final = "4.0.1-2.0"
-CONNECTOR_SHA256: Final = "c7127a6518fba5d6b75eb4692229192e7147ea378e69c7b7cf16d0494057b0c3"
+AVRO_VERSION: Final = "2.2.0"
+#: By the names that they are fetched under.
+CHECKSUMS: Final = {
+    f"flink-sql-connector-kafka-{CONNECTOR_VERSION}.jar": (
+        "c7127a6518fba5d6b75eb4692229192e7147ea378e69c7b7cf16d0494057b0c3"
+    ),
+    f"flink-sql-avro-confluent-registry-{AVRO_VERSION}.jar": (
+        "dc331e14107ded6e07f5f77321aa06d8019aa9f33654d0658e49648409b5b80d"
+    ),
+}
 REQUIREMENTS: Final = Path(__file__).with_name("flink_requirements.txt")
-CONNECTOR: Final = Path(__file__).with_name("flink_ivy.xml")
+CONNECTORS: Final = Path(__file__).with_name("flink_ivy.xml")
 
 
 def flink_jars() -> list[Path]:
-    """Return Flink's class path, 290 MB; fetch it first if it isn't there.
+    """Return Flink's class path, 310 MB; fetch it first if it isn't there.
 
-    :raises RuntimeError: when the connector is not the one that is meant
+    :raises RuntimeError: when the connector or the format is not the one that is meant
     """
-    folder = cache_directory() / "benchmarks" / f"flink-{FLINK_VERSION}-kafka-{CONNECTOR_VERSION}"
+    folder = cache_directory() / "benchmarks" / f"flink-{FLINK_VERSION}-kafka-{CONNECTOR_VERSION}-avro-{AVRO_VERSION}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
             made = Path(staging, "jars")
             made.mkdir()
             _fetch_libraries(Path(staging), made)
-            _fetch_connector(Path(staging), made)
+            _fetch_connectors(Path(staging), made)
             made.rename(folder)
     return sorted(folder.glob("*.jar"))
 
@@ -49,9 +58,11 @@ def _fetch_libraries(staging: Path, made: Path) -> None:
                     shutil.copyfileobj(packed, jar)
 
 
-def _fetch_connector(staging: Path, made: Path) -> None:
-    retrieve(staging / "ivy-jars", staging / "ivy", print, dependencies=CONNECTOR)
-    [jar] = (staging / "ivy-jars").glob("*/*.jar")
-    if (found := hashlib.sha256(jar.read_bytes()).hexdigest()) != CONNECTOR_SHA256:
-        raise RuntimeError(f"{jar.name} has SHA-256 {found}, expected {CONNECTOR_SHA256}")
-    jar.rename(made / jar.name)
+def _fetch_connectors(staging: Path, made: Path) -> None:
+    retrieve(staging / "ivy-jars", staging / "ivy", print, dependencies=CONNECTORS)
+    found = {jar.name: jar for jar in (staging / "ivy-jars").glob("*/*.jar")}
+    checksums = {name: hashlib.sha256(jar.read_bytes()).hexdigest() for name, jar in found.items()}
+    if checksums != CHECKSUMS:
+        raise RuntimeError(f"the SHA-256 of what was fetched are {checksums}, expected {CHECKSUMS}")
+    for name, jar in found.items():
+        jar.rename(made / name)

@@ -71,6 +71,8 @@ def table(name: str, columns: str, options: Mapping[str, str]) -> str:
 def statements(given: Assignment) -> list[str]:
     source_columns, sink_columns, select = QUERIES[given.query]
     kafka = {"connector": "kafka", "properties.bootstrap.servers": given.servers, "value.format": "json"}
+    if given.registry:
+        kafka |= {"value.format": "avro-confluent", "value.avro-confluent.url": given.registry}
     source = {
         "topic": given.source,
         "scan.startup.mode": "earliest-offset",

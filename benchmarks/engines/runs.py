@@ -6,11 +6,11 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -19,9 +19,9 @@ from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from benchmarks.engines.assignment import Assignment
 from benchmarks.engines.engines import Engine
 from benchmarks.engines.figures import outage, steady
-from benchmarks.engines.outputs import Outputs
+from benchmarks.engines.outputs import Difference, Outputs
 from benchmarks.engines.process_tree import ProcessTree
-from benchmarks.engines.watch import Watch
+from benchmarks.engines.watch import Sample, Watch
 from benchmarks.engines.workloads import PARTITIONS, PROJECTED, Workload
 
 PATIENCE_SECONDS: Final = 420.0
@@ -30,6 +30,29 @@ KILLED_AT_SHARE, KILLED_AFTER_SECONDS = 0.4, 1.0
 SMALL_BATCH: Final = 1_000
 PAUSE_SECONDS: Final = 0.25  # between two small batches
 WARM_UP_BATCHES: Final = 30
+
+
+class Starts(Protocol):
+    """What says how an engine is started: itself, or what starts it under something else."""
+
+    def command(self, given: Assignment) -> list[str]: ...
+
+    def environment(self, given: Assignment) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """One run to the end.
+
+    :param visible: how many records could be read at each sample
+    :param seconds: with the start
+    :param difference: what the output lacks
+    """
+
+    samples: Sequence[Sample]
+    visible: Sequence[int]
+    seconds: float
+    difference: Difference
 
 
 class Runs:
@@ -44,8 +67,18 @@ class Runs:
         self._admin = AdminClient({"bootstrap.servers": self._servers})
         self._fed: set[str] = set()
 
-    def to_the_end(self, engine: Engine, workload: Workload) -> dict[str, Any]:
+    def to_the_end(self, engine: Starts, workload: Workload) -> dict[str, Any]:
         """Run once; returns the steady state, the seconds with the start, and what the output lacks."""
+        ran = self.watched(engine, workload)
+        return {
+            **asdict(steady(ran.samples, ran.visible, workload.rows)),
+            "seconds_with_start": ran.seconds,
+            **asdict(ran.difference),
+            "load": os.getloadavg()[0],
+        }
+
+    def watched(self, engine: Starts, workload: Workload) -> Watched:
+        """Run once."""
         with self._assigned(workload) as given:
             began = time.monotonic()
             tree = start(engine, given)
@@ -57,13 +90,12 @@ class Runs:
             finally:
                 tree.kill()
             outputs = Outputs(self._servers, given.sink, workload)
-        visible = outputs.visible(watch.samples)
-        return {
-            **asdict(steady(watch.samples, visible, workload.rows)),
-            "seconds_with_start": ended - began,
-            **asdict(outputs.difference()),
-            "load": os.getloadavg()[0],
-        }
+        return Watched(
+            samples=watch.samples,
+            visible=outputs.visible(watch.samples),
+            seconds=ended - began,
+            difference=outputs.difference(),
+        )
 
     def killed(self, engine: Engine, workload: Workload) -> dict[str, Any]:
         """Run, kill it with all its processes once, start it again at once; returns what readers saw of it."""
@@ -136,6 +168,8 @@ class Runs:
             batch_rows=SMALL_BATCH if live else workload.batch_rows,
             bounded=not live,
             folder=str(folder),
+            registry=workload.avro.url if workload.avro else None,
+            result_id=workload.avro.result_id if workload.avro else 0,
         )
         shutil.rmtree(folder)
         there = self._admin.list_topics(timeout=30).topics
@@ -173,5 +207,5 @@ class Runs:
                 raise RuntimeError(f"exit code {tree.exit_code()}:\n{tree.tail()}")
 
 
-def start(engine: Engine, given: Assignment) -> ProcessTree:
+def start(engine: Starts, given: Assignment) -> ProcessTree:
     return ProcessTree(engine.command(given), engine.environment(given), Path(given.folder, "log"))

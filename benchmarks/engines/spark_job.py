@@ -7,18 +7,35 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro, to_avro
 
 from benchmarks.engines.assignment import COLUMNS, Assignment
+from benchmarks.engines.avro_values import READ_EVENT, RESULT, WRITTEN_EVENT, header
 from benchmarks.engines.kafka_clients import CONSUMER, PRODUCER, kafka_options
 from benchmarks.engines.queries import QUERIES
 from benchmarks.engines.workloads import KEYS, PASSED
 
 
-def written(result: DataFrame, query: str) -> DataFrame:
+def read(records: DataFrame, given: Assignment) -> DataFrame:
+    """Return the events of Kafka's records."""
+    if given.query == PASSED:
+        return records
+    if given.registry:
+        options = {"avroSchema": READ_EVENT}
+        event = from_avro(F.expr("substring(value, 6)"), WRITTEN_EVENT, options)
+    else:
+        event = F.from_json(F.col("value").cast("string"), COLUMNS)
+    return records.select(event.alias("event")).select("event.*")
+
+
+def written(result: DataFrame, given: Assignment) -> DataFrame:
     """Return the two columns that Spark's sink writes."""
-    if query == PASSED:
+    if given.query == PASSED:
         return result
-    return result.select(F.col(KEYS[query]).alias("key"), F.to_json(F.struct("*")).alias("value"))
+    row = F.struct("*")
+    avro = F.concat(F.lit(header(given.result_id)), to_avro(row, RESULT)) if given.registry else None
+    value = F.to_json(row) if avro is None else avro
+    return result.select(F.col(KEYS[given.query]).alias("key"), value.alias("value"))
 
 
 def main() -> None:
@@ -29,10 +46,7 @@ def main() -> None:
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", given.servers).options(**source)
     reader = reader.options(**given.batch_options)
     records = reader.options(**kafka_options(CONSUMER if tuned else {})).load()
-    if given.query != PASSED:
-        values = records.select(F.from_json(F.col("value").cast("string"), COLUMNS).alias("event"))
-        records = values.select("event.*")
-    result = written(QUERIES[given.query](records), given.query)
+    result = written(QUERIES[given.query](read(records, given)), given)
     writer = result.writeStream.format("kafka").option("kafka.bootstrap.servers", given.servers)
     writer = writer.option("topic", given.sink).options(**kafka_options(PRODUCER if tuned else {}))
     writer = writer.option("checkpointLocation", str(Path(given.folder, "checkpoint"))).outputMode("append")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
+from benchmarks.engines.avro_values import AvroValues
+
 PARTITIONS: Final = 4
 USERS, ITEMS, MINUTES = 5_000, 1_000, 100
 FIRST_MILLISECOND: Final = 28_333_334 * 60_000
@@ -19,6 +22,7 @@ DAY_MILLISECONDS: Final = 86_400_000
 LAST_ITEM: Final = "item-last"
 
 PROJECTED, WINDOWED, PASSED = "projected", "windowed", "passed"
+AVRO: Final = "avro"
 #: The column of a query's result that becomes the key; what is passed has one.
 KEYS: Final = {PROJECTED: "uuid", WINDOWED: "itemCode"}
 _RESULTS: Final = {
@@ -35,12 +39,14 @@ class Workload:
 
     :param rows: a multiple of 100,000 where windows are counted
     :param value_bytes: of each record
+    :param avro: what makes its records Avro instead of JSON, and reads the results so
     """
 
     name: str
     query: str
     rows: int
     value_bytes: int = 200
+    avro: AvroValues | None = None
 
     @property
     def batch_rows(self) -> int:
@@ -49,7 +55,7 @@ class Workload:
     @property
     def source(self) -> str:
         """The topic that it reads; JSON records serve all who read them."""
-        return f"values-{self.value_bytes}"
+        return f"{'avro' if self.avro else 'values'}-{self.value_bytes}"
 
     def records(self, start: int, stop: int) -> Iterator[tuple[int, bytes, bytes]]:
         """Yield partition, key and value of each record."""
@@ -61,13 +67,22 @@ class Workload:
             return
         for partition in range(PARTITIONS):
             at = FIRST_MILLISECOND + DAY_MILLISECONDS
-            yield partition, b"last", _json(-1, "user-last", LAST_ITEM, "last", 0, at, self.value_bytes)
+            yield partition, b"last", self._value(-1, "user-last", LAST_ITEM, "last", 0, at)
 
     def _event(self, number: int) -> tuple[bytes, bytes]:
         user, behavior = f"user-{_user(number):05}", "view" if number % 10 == 9 else "pay"
         at = FIRST_MILLISECOND + number * MINUTES * 60_000 // self.rows
         item = f"item-{_item(number):04}"
-        return user.encode(), _json(number, user, item, behavior, _cents(number), at, self.value_bytes)
+        return user.encode(), self._value(number, user, item, behavior, _cents(number), at)
+
+    def _value(self, number: int, user: str, item: str, behavior: str, cents: int, at: int) -> bytes:
+        text = _json(number, user, item, behavior, cents, at, self.value_bytes)
+        if self.avro is None:
+            return text
+        price = decimal.Decimal(cents).scaleb(-2)
+        note = text.decode().rpartition(':"')[2][:-2]
+        known = {"event_id": number, "uuid": user, "itemCode": item, "behavior": behavior, "price": price, "ts": at}
+        return self.avro.encode({**known, "note": note})
 
     def _passed(self, number: int) -> tuple[bytes, bytes]:
         key = b"%016d" % number
@@ -96,8 +111,11 @@ class Workload:
             right = [value == self._passed(int(key))[1] for key, value in zip(keys, values, strict=True)]
             return np.stack([np.array(keys).astype(np.int64), np.array(right, dtype=np.int64)], axis=1)
         schema = pa.schema(list(_RESULTS[self.query].items()))
-        options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
-        table = arrow_json.read_json(pa.BufferReader(b"\n".join(values)), parse_options=options)
+        if self.avro is not None:
+            table = self.avro.table(values, schema)
+        else:
+            options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
+            table = arrow_json.read_json(pa.BufferReader(b"\n".join(values)), parse_options=options)
         table = table.append_column("key", pa.array(keys).cast(pa.string()))
         if self.query == PROJECTED:
             columns = [_numbers(table["event_id"]), _digits(table["uuid"]), _digits(table["itemCode"])]
@@ -111,6 +129,7 @@ class Workload:
 
 WORKLOADS: Final = (
     Workload(name="json", query=PROJECTED, rows=2_000_000),
+    Workload(name=AVRO, query=PROJECTED, rows=2_000_000),
     Workload(name="windows", query=WINDOWED, rows=2_000_000),
     Workload(name="1 KB", query=PASSED, rows=600_000, value_bytes=1_000),
     Workload(name="10 KB", query=PASSED, rows=100_000, value_bytes=10_000),

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.cli.broker import DEFAULT_DATA, EXIT_FAILED, EXIT_NOT_RUNNING
-from airflow_provider_exactlyonce.cli.main import program
+from airflow_provider_exactlyonce.cli.main import main, program
 from airflow_provider_exactlyonce.devkit import topics
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
@@ -98,13 +98,11 @@ def read_committed(bootstrap_servers: str, topic: str) -> set[bytes]:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
     """Run ``exactlyonce broker … --json`` on one data directory; end what it started."""
-    parser = program()
     data = tmp_path / "data"
 
     def call(*words: str) -> tuple[int, dict[str, object]]:
-        arguments = parser.parse_args(["broker", *words, "--json", "--data", str(data)])
         capsys.readouterr()
-        code = arguments.func(arguments)
+        code = main(["broker", *words, "--json", "--data", str(data)])
         (line,) = capsys.readouterr().out.splitlines()
         return code, json.loads(line)
 
@@ -113,6 +111,7 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
         state.process.send(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_broker_comes_back_on_the_same_port_with_what_was_committed(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
         servers = broker.bootstrap_servers

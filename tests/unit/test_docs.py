@@ -84,6 +84,7 @@ def test_the_steps_of_an_upgrade_are_drawn_from_their_table() -> None:
     [
         ("protocol", (*NAMES, *SINK_NAMES[:2], "during-send", *SINK_NAMES[2:])),
         ("savepoints", SAVEPOINT_NAMES),
+        ("restore", RESTORE_NAMES),
         ("rescale", RESCALE_STEPS),
         ("backfill", (*RESTORE_NAMES[:2], *BACKFILL_NAMES)),
         ("file-sink", CONVERSION_NAMES),
@@ -92,7 +93,7 @@ def test_the_steps_of_an_upgrade_are_drawn_from_their_table() -> None:
     ],
 )
 def test_every_fail_point_is_in_its_documents_table(document: str, names: tuple[str, ...]) -> None:
-    assert re.findall(r"\| `([a-z-]+)` \|", (ROOT / f"docs/{document}.md").read_text()) == list(names)
+    assert re.findall(r"\| `([a-z]+(?:-[a-z]+)+)` \|", (ROOT / f"docs/{document}.md").read_text()) == list(names)
 
 
 def error_classes() -> list[type[ExactlyOnceError]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, parse_offsets, whole_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, parse_offsets, whole
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts
@@ -91,7 +90,7 @@ def fits_ledger(facts: Facts) -> Iterator[Finding]:
         )
         return
     record, batch = facts.history.done if facts.history else None, checkpoint_facts.restart.batch
-    offsets = whole_offsets(checkpoint, batch) if batch is not None else None
+    offsets = whole(checkpoint.offsets, batch) if batch is not None else None
     if record is not None and offsets is not None and not offsets.same_sources(parse_offsets(record.offsets)):
         yield Finding(
             "offsets-differ-from-ledger",
@@ -177,7 +176,7 @@ def _planned(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Findin
     if status is not None and status.lineage != lineage.id:
         status = None
     error = status.error if status is not None else None
-    before, offsets = whole_offsets(checkpoint, committed), whole_offsets(checkpoint, first)
+    before, offsets = whole(checkpoint.offsets, committed), whole(checkpoint.offsets, first)
     if offsets is None or planned[1:] or first != committed + 1:
         batches = ", ".join(map(str, planned))
         torn = "; it is torn" if offsets is None else ""
@@ -230,16 +229,11 @@ def _does_not_follow(before: BatchOffsets, offsets: BatchOffsets) -> str | None:
             return f"it has {name}={offsets.conf[name]}, and that one {before.conf[name]}"
     if len(before.sources) != len(offsets.sources):
         return f"it has {len(offsets.sources)} sources, and that one {len(before.sources)}"
-    for old, new in zip(before.sources, offsets.sources, strict=True):
-        if old is None or new is None:
-            continue
-        was, now = json.loads(old), json.loads(new)
-        for topic, partitions in was.items():
-            if not isinstance(partitions, dict):
-                continue
-            if topic not in now:
-                return f"it lacks topic {topic}"
-            for partition, end in partitions.items():
-                if now[topic].get(partition, -1) < end:
-                    return f"{topic}-{partition} ends at {now[topic].get(partition)}, and before it at {end}"
+    now = offsets.kafka_ends()
+    for topic, partitions in before.kafka_ends().items():
+        if topic not in now:
+            return f"it lacks topic {topic}"
+        for partition, end in partitions.items():
+            if now[topic].get(partition, -1) < end:
+                return f"{topic}-{partition} ends at {now[topic].get(partition)}, and before it at {end}"
     return None

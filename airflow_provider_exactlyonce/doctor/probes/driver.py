@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.control.lease import Lease, Life, heartbeat_se
 from airflow_provider_exactlyonce.control.status import ENDED, Status
 from airflow_provider_exactlyonce.doctor.facts import DriverFacts, Facts
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
+from airflow_provider_exactlyonce.polling import poll_until
 
 #: Older claims are of processes that have long ended.
 _CLAIMS: Final = 20
@@ -45,15 +46,13 @@ def _is_told_by_another(home: Home, held: Lease, status: Status | None) -> bool:
         return False
     if time.time() - status.updated > stale_seconds(home.lease):
         return False
-    deadline = time.monotonic() + 2 * heartbeat_seconds(home.lease) + 1
-    while time.monotonic() < deadline:
+
+    def renewed() -> Status | None:
         now = statuses.read(home.status)
-        if now is not None and now.token != status.token:
-            return False  # the lease's holder has taken it over
-        if now is not None and now.updated != status.updated:
-            return True
-        time.sleep(_POLL_SECONDS)
-    return False
+        return now if now is not None and (now.token, now.updated) != (status.token, status.updated) else None
+
+    now = poll_until(renewed, seconds=2 * heartbeat_seconds(home.lease) + 1, poll_seconds=_POLL_SECONDS)
+    return now is not None and now.token == status.token  # else the lease's holder has taken it over
 
 
 def _lives_here(run: ClaimRecord) -> bool:

@@ -29,8 +29,6 @@ from airflow_provider_exactlyonce.streaming.spark import typed_errors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NOTHING: Final = Sums(rows=0, digest=0, bad=0)
-
 
 class AtLeastOnceWriter(BatchWriter):
     """Writes the rows of a Kafka sink that is the pipeline's only one by Spark's own.
@@ -49,17 +47,13 @@ class AtLeastOnceWriter(BatchWriter):
                 "exactly once, gives records the time of writing; leave it out, or declare guarantee='exactly_once'"
             )
         self._before_rows: Final = before_rows
-        self._written = _NOTHING
+        self._written = Sums(rows=0, digest=0, bad=0)
 
     @override
     def prepare(self, result: DataFrame) -> DataFrame:
         topic = self._definition.topic
         limit = self._attempt.targets[topic].batch_bytes_maximum if topic is not None else None
         return columns.encode(self._definition, self._attempt.routes.of(result), batch_bytes_maximum=limit)
-
-    @override
-    def begin(self) -> None:
-        self._written = _NOTHING
 
     @override
     def write(self, frame: DataFrame) -> None:

@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.exceptions import (
     required,
 )
 from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka.stable_offsets import by_place
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.records import KAFKA, CommitRecord, OtherSink
@@ -74,7 +75,6 @@ class BatchTransaction(TransactionalSink):
     def begin(self, batch: Batch) -> None:
         failpoints.note(batch=batch.number)
         self._attempt.open(batch)
-        self._writer.begin()
         self._pre_committed = None
         try:
             self._run.session.begin()
@@ -185,11 +185,7 @@ class BatchTransaction(TransactionalSink):
         )
         group = self._definition.offsets_group if self._definition else None
         if group is not None and batch.source:
-            ends = {
-                (topic, number): end
-                for topic, partitions in batch.source.items()
-                for number, (_, end) in partitions.items()
-            }
+            ends = {place: end for place, (_, end) in by_place(batch.source).items()}
             run.session.write_offsets(group, ends, f"commit {record.commit}")
         ledger = records.ledger_topic(run.pipeline)
         offset = run.session.write(ledger, 0, record.key, records.encode(record), tombstones=expired.keys)

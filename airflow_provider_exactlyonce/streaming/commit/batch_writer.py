@@ -31,6 +31,8 @@ class Sums:
 class BatchWriter(ABC):
     """Writes the rows of one batch attempt after the other. Called by the transaction only, from one thread.
 
+    What :attr:`ranges`, :attr:`topics` and :meth:`sums` tell is that of the last :meth:`write`.
+
     :param attempt: the one at hand
     """
 
@@ -40,10 +42,6 @@ class BatchWriter(ABC):
     @abstractmethod
     def prepare(self, result: DataFrame) -> DataFrame:
         """Return the stream that the query runs in the result's place; as a transactional sink's."""
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Forget what was written in the attempt before."""
 
     @abstractmethod
     def write(self, frame: DataFrame) -> None:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce import failpoints
@@ -116,8 +117,7 @@ class CommitCoordinator:
                 record = self._sink.pre_commit(started_milliseconds)
             else:
                 log.info("batch %d is commit %d already; rebuilding its state", batch.number, known.commit)
-                recorded = known  # for mypy, which forgets in the lambda that it is not None
-                self._sink.rebuild(frame, recorded, lambda error: self._callbacks.diverged(recorded, error))
+                self._sink.rebuild(frame, known, partial(self._callbacks.diverged, known))
         except CommitUnknownError:
             raise  # what may have been committed is not aborted
         except Exception:

@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.streaming.commit import write_stage
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import BatchSizer, BatchStats
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
 from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
+from airflow_provider_exactlyonce.streaming.commit.row_router import add_up
 from airflow_provider_exactlyonce.streaming.sequencer.client import Address
 from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, GrantedRange, TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
@@ -58,10 +59,6 @@ class TransactionalWriter(BatchWriter):
         if self._attempt.options.mark is not None:
             records = columns.marked(records, self._attempt.options.mark)
         return write_stage.write_stage(records, self._settings, tasks)
-
-    @override
-    def begin(self) -> None:
-        self._ranges = {}
 
     @override
     def write(self, frame: DataFrame) -> None:
@@ -218,17 +215,16 @@ class TransactionalWriter(BatchWriter):
 
 def _agreed(written: Mapping[TopicPartition, GrantedRange], answers: list[_Answer]) -> dict[str, dict[int, SinkRange]]:
     """Join what the sequencer has seen with what the tasks say, and compare them."""
-    rows: dict[TopicPartition, int] = {}
-    digests: dict[TopicPartition, int] = {}
+    told: _Answer = {}
     for answer in answers:
         for place, (count, digest) in answer.items():
-            rows[place] = rows.get(place, 0) + count
-            digests[place] = (digests.get(place, 0) + digest) % 2**64
+            add_up(told, place, count, digest)
+    rows = {place: count for place, (count, _) in told.items()}
     granted = {place: grant.rows for place, grant in written.items()}
     if rows != granted:
         raise BatchFailedError(f"the tasks say that they wrote {rows} rows per partition, the sequencer saw {granted}")
     sink: dict[str, dict[int, SinkRange]] = {}
     for place, grant in sorted(written.items()):
-        sink_range = SinkRange(first=grant.first, last=grant.last, rows=grant.rows, digest=digests[place])
+        sink_range = SinkRange(first=grant.first, last=grant.last, rows=grant.rows, digest=told[place][1])
         sink.setdefault(place.topic, {})[place.partition] = sink_range
     return sink

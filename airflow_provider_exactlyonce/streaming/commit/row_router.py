@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,8 @@ import pyarrow as pa
 from airflow_provider_exactlyonce.kafka.columns import flat_numbers
 from airflow_provider_exactlyonce.streaming.sinks.sink_routes import DIGEST_FIELD, KAFKA_COLUMN
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkWriter
+
+K = TypeVar("K")
 
 #: The local property of a Spark job that says which sinks its tasks write to; without it they only sum up.
 SHARES_PROPERTY: Final = "exactlyonce.shares"
@@ -41,6 +43,12 @@ def describe(attempts: Mapping[str, SinkAttempt]) -> str:
     :param attempts: by the name of each sink that is written to
     """
     return json.dumps({name: vars(attempt) for name, attempt in attempts.items()})
+
+
+def add_up(sums: dict[K, tuple[int, int]], key: K, rows: int, digest: int) -> None:
+    """Add rows and their digest to the sums (rows, digest) of a key."""
+    before, so_far = sums.get(key, (0, 0))
+    sums[key] = before + rows, (so_far + digest) % 2**64
 
 
 class Tee:
@@ -83,9 +91,7 @@ class Tee:
         return {name: (rows, digest, answers.get(name)) for name, (rows, digest) in self._sums.items()}
 
     def _take(self, name: str, rows: pa.RecordBatch) -> None:
-        before, digest = self._sums[name]
-        added = int(flat_numbers(rows[DIGEST_FIELD], np.int64)[0].sum())
-        self._sums[name] = before + rows.num_rows, (digest + added) % 2**64
+        add_up(self._sums, name, rows.num_rows, int(flat_numbers(rows[DIGEST_FIELD], np.int64)[0].sum()))
         if name in self._writers:
             self._writers[name].write(_without(rows, [DIGEST_FIELD]))
 

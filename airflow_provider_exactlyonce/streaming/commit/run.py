@@ -193,7 +193,7 @@ class Run:
         held = leases.read(self.home.lease)
         if held is None or held.token == self.options.token or 0 < held.run < self.number:
             return  # the ledger outranks the lease: a lower run that was frozen while it renewed is no successor
-        if leases.life(held) is not Life.DEAD:  # it is about to claim
+        if not leases.is_dead(held):  # it is about to claim
             raise FencedError(
                 f"run {self.number} of {self.pipeline} is superseded: the driver with pid {held.pid} on {held.host} "
                 "has taken the lease"

@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.exceptions import (
     invariant,
     required,
 )
+from airflow_provider_exactlyonce.kafka.stable_offsets import by_place
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink
 from airflow_provider_exactlyonce.streaming.commit import row_router
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
@@ -311,17 +312,16 @@ class SinkGroup:
         if entry is None and (newest is None or name not in newest.others):
             return
         has = entry.commit if entry else 0
+        why = f"sink {name} has commit {has} of pipeline {self._pipeline}, and the pipeline's ledger ends at {ledger}: "
         if has > ledger + 1:
             raise RefusedError(
-                f"sink {name} has commit {has} of pipeline {self._pipeline}, and the pipeline's ledger ends at {ledger}"
-                ": the ledger was set back, or another pipeline of this name writes to the sink. Give this one another "
-                "name, or put the ledger back"
+                f"{why}the ledger was set back, or another pipeline of this name writes to the sink. Give this one "
+                "another name, or put the ledger back"
             )
         if has < first_repeated - 1:
             raise RefusedError(
-                f"sink {name} has commit {has} of pipeline {self._pipeline}, and the pipeline's ledger ends at {ledger}"
-                f": the sink was set back. Restore a savepoint at or before commit {has}, and what it lacks is written "
-                f"into it alone: exactlyonce restore {self._pipeline} --commit {has}"
+                f"{why}the sink was set back. Restore a savepoint at or before commit {has}, and what it lacks is "
+                f"written into it alone: exactlyonce restore {self._pipeline} --commit {has}"
             )
 
 
@@ -356,7 +356,5 @@ def different(what: str, commit: int, recorded: OtherSink, recomputed: OtherSink
 
 def _shown(entry: SinkEntry) -> str:
     return ", ".join(
-        f"{topic}-{partition} {start}..{end}"
-        for topic, ranges in entry.source.items()
-        for partition, (start, end) in ranges.items()
+        f"{topic}-{partition} {start}..{end}" for (topic, partition), (start, end) in by_place(entry.source).items()
     )

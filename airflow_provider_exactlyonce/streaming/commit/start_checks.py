@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets, whole_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets, whole
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import PartitionOffsets, by_place
@@ -92,7 +92,7 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
     """
     committed = lineage.batch_of(tail.place.commit)
     newest = checkpoint.newest_commit()
-    if newest is not None and not checkpoint.commit_is_whole(newest) and newest <= committed:
+    if newest is not None and whole(checkpoint.commit, newest) is None and newest <= committed:
         log.warning("commits/%d of %s is torn and is removed; its batch is in the ledger", newest, checkpoint.path)
         checkpoint.remove("commits", newest)
     check_not_ahead(checkpoint, lineage, tail)
@@ -101,7 +101,7 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
     if tail.commit is not None and committed >= 0 and tail.commit.lineage == lineage.id:
         _settle_offsets(checkpoint, tail.commit, committed)
     planned = checkpoint.newest_offsets()
-    if planned is not None and planned > committed and whole_offsets(checkpoint, planned) is None:
+    if planned is not None and planned > committed and whole(checkpoint.offsets, planned) is None:
         log.warning("offsets/%d of %s is torn and is removed; its batch was not begun", planned, checkpoint.path)
         checkpoint.remove("offsets", planned)
     elif planned is not None and planned > committed and (lacking := _lacking(checkpoint, planned)):
@@ -112,7 +112,7 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
 
 def _lacking(checkpoint: Checkpoint, planned: int) -> list[str]:
     """Return the topics that a planned batch lacks of the one before it: Spark stops before it runs such a batch."""
-    before, after = whole_offsets(checkpoint, planned - 1), whole_offsets(checkpoint, planned)
+    before, after = whole(checkpoint.offsets, planned - 1), whole(checkpoint.offsets, planned)
     return sorted(before.kafka_ends().keys() - after.kafka_ends().keys()) if before and after else []
 
 
@@ -163,12 +163,12 @@ def first_repeated(home: Home, lineage: Lineage | None) -> int:
 
 def _newest_whole(checkpoint: Checkpoint) -> int:
     """Return the newest batch that Spark is done with, -1 for none."""
-    return max((batch for batch in checkpoint.batches("commits") if checkpoint.commit_is_whole(batch)), default=-1)
+    return max((batch for batch in checkpoint.batches("commits") if whole(checkpoint.commit, batch)), default=-1)
 
 
 def _settle_offsets(checkpoint: Checkpoint, record: CommitRecord, batch: int) -> None:
     """Put the offsets of the newest commit back from the ledger, unless Spark is done with the batch at others."""
-    offsets, recorded = whole_offsets(checkpoint, batch), parse_offsets(record.offsets)
+    offsets, recorded = whole(checkpoint.offsets, batch), parse_offsets(record.offsets)
     if offsets is not None and offsets.same_sources(recorded):
         return
     if offsets is not None and batch == checkpoint.newest_commit():

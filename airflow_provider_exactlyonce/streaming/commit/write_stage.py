@@ -5,7 +5,6 @@ Runs in Spark's Python workers. Encoding goes on while a sender thread waits for
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import queue
@@ -31,7 +30,7 @@ from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecor
 from airflow_provider_exactlyonce.kafka.transaction import add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import MeasuredBatches
-from airflow_provider_exactlyonce.streaming.commit.row_router import SHARES_PROPERTY, TaskShare, Tee
+from airflow_provider_exactlyonce.streaming.commit.row_router import SHARES_PROPERTY, TaskShare, Tee, add_up
 from airflow_provider_exactlyonce.streaming.commit.topic_routing import Router, by_topic
 from airflow_provider_exactlyonce.streaming.sequencer.client import (
     Address,
@@ -41,7 +40,7 @@ from airflow_provider_exactlyonce.streaming.sequencer.client import (
     first_place,
 )
 from airflow_provider_exactlyonce.streaming.sequencer.core import TopicPartition
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark, marking
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
@@ -145,16 +144,6 @@ def write_stage(records: DataFrame, settings: WriterSettings | None, shares: Seq
     return records.mapInArrow(write_partition, RESULT_SCHEMA)
 
 
-@dataclass
-class _Sums:
-    rows: int = 0
-    digest: int = 0
-
-    def add(self, rows: int, digest: int) -> None:
-        self.rows += rows
-        self.digest = (self.digest + digest) % 2**64
-
-
 _clients: dict[str, WireClient] = {}
 _shrinkages: dict[tuple[str, Compression], Shrinkage] = {}
 
@@ -213,12 +202,12 @@ def _write_records(
 
 
 def _sum_up(batches: Iterator[pa.RecordBatch], default: str | None) -> dict[TopicPartition, tuple[int, int]]:
-    sums: dict[TopicPartition, _Sums] = {}
+    sums: dict[TopicPartition, tuple[int, int]] = {}
     for batch in batches:
         for topic, rows in by_topic(batch, default):
-            total = sums.setdefault(TopicPartition(topic, _NO_PARTITION), _Sums())
-            total.add(rows.num_rows, int(flat_numbers(rows["digest"], np.int64)[0].sum()))
-    return {place: (total.rows, total.digest) for place, total in sums.items()}
+            digest = int(flat_numbers(rows["digest"], np.int64)[0].sum())
+            add_up(sums, TopicPartition(topic, _NO_PARTITION), rows.num_rows, digest)
+    return sums
 
 
 def write_rows(
@@ -241,7 +230,7 @@ def write_rows(
                 sender.put(topic, _encode(selected, partitions, topic, router.targets[topic], task))
         sums = sender.finish()
         sequencer.done()
-    return {place: (total.rows, total.digest) for place, total in sums.items()}
+    return sums
 
 
 def _answer(task: int, written: bytes) -> pa.RecordBatch:
@@ -326,10 +315,8 @@ def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.in
         return now
     numbers, valid = flat_numbers(rows["timestamp"], np.int64)
     timestamps = numbers if valid is None else np.where(valid, numbers, now)
-    try:
+    with marking(RecordRefusedError):
         target.check_timestamps(int(timestamps.min()), int(timestamps.max()), now)
-    except RecordRefusedError as error:
-        raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error
     return timestamps
 
 
@@ -344,7 +331,7 @@ class _Sender:
         self._number = number
         self._targets = targets
         self._flushes = 0
-        self._sums: dict[TopicPartition, _Sums] = {}
+        self._sums: dict[TopicPartition, tuple[int, int]] = {}
         self._added: set[TopicPartition] = set()
         self._error: BaseException | None = None
         self._queue: queue.Queue[tuple[str, list[Body]] | None] = queue.Queue(_FLUSHES_QUEUED)
@@ -356,8 +343,8 @@ class _Sender:
         self._raise_if_failed()
         self._queue.put((topic, bodies))
 
-    def finish(self) -> dict[TopicPartition, _Sums]:
-        """Wait until everything is acknowledged; return what was written to each partition."""
+    def finish(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Wait until everything is acknowledged; return the rows and the digest that each partition got."""
         self._queue.put(None)
         self._thread.join()
         self._raise_if_failed()
@@ -405,7 +392,7 @@ class _Sender:
         task = self._task
         places = {TopicPartition(topic, partition) for partition in partitions} - self._added
         client, numbers = _client(task.settings.config), [place.partition for place in places]
-        with _marked():
+        with marking(RecordRefusedError, RefusedError):
             add_partitions(client, task.settings.transactional_id, task.producer, topic, numbers)
         self._added |= places
 
@@ -420,24 +407,15 @@ class _Sender:
             )
             for turn, body in zip(turns, bodies, strict=True)
         }
-        with _marked():
+        with marking(RecordRefusedError, RefusedError):
             offsets = produce(_client(task.settings.config), task.settings.transactional_id, topic, stamped)
         for number, (turn, body) in enumerate(zip(turns, bodies, strict=True), 1):
             place = TopicPartition(topic, turn.partition)
             self._sequencer.release(place, body.records, offsets[turn.partition], more=asks_next or number < len(turns))
-            self._sums.setdefault(place, _Sums()).add(body.records, body.digest)
+            add_up(self._sums, place, body.records, body.digest)
 
 
 def _together(bodies: Iterable[Body]) -> int:
     """Return how many of the bodies, whichever they are, go in one request; others wait for them meanwhile."""
     largest_first = sorted((len(body.payload) for body in bodies), reverse=True)
     return max(1, sum(total <= REQUEST_BYTES for total in accumulate(largest_first)))
-
-
-@contextlib.contextmanager
-def _marked() -> Iterator[None]:
-    """Mark the text of what Kafka refuses, so that the driver knows it among a task's errors."""
-    try:
-        yield
-    except (RecordRefusedError, RefusedError) as error:
-        raise type(error)(mark(type(error), str(error))) from error

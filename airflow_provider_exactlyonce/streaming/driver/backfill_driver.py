@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import progress, results, workspace
-from airflow_provider_exactlyonce.backfill.begin import Start, begin
+from airflow_provider_exactlyonce.backfill.begin import begin
 from airflow_provider_exactlyonce.backfill.plan import BackfillStep, PlanInputs, plan
 from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Output
@@ -107,7 +107,7 @@ class BackfillDriver:
             clusters = SourceClusters(config, self._pipeline.source_connections)
             self._pipeline.topics_read(clusters)
             start = begin(home, config, self._pipeline.version, clusters, self._source_topics)
-            done = self._run_again(start.begun, start.done) if isinstance(start, Start) else start
+            done = self._run_again(*start) if isinstance(start, tuple) else start
             workspace.write_result(home, done)
             workspace.forget(home)
 

@@ -8,15 +8,17 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DecimalType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, DecimalType, StringType, StructField, StructType
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError
+from airflow_provider_exactlyonce.streaming.job.json_blocks import JsonBlocks
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import CLOSE, OPEN
 
 _CORRUPT: Final = "_exactlyonce_corrupt"
 _PARSED: Final = "_exactlyonce_parsed"
 _OFFSET: Final = "_exactlyonce_offset"
 _TOPIC: Final = "_exactlyonce_topic"
+_IN_BLOCK: Final = "_exactlyonce_in_block"
 _WIDE_SCALE: Final = 18
 
 
@@ -26,13 +28,24 @@ class JsonValues:
     Most records certainly fit, and few cheap comparisons show it. The expressions that tell why one does not are for
     the others, in code of their own: Spark compiles a filter into one method, and Java leaves a large one slow.
 
+    Most records of most schemas are decoded many at a time in Python workers before, and Spark parses the others only.
+
     :param schema: of the stream; a field that is not nullable is required
     :param offset_column: the name of one more column with the record's offset, None for no such column
     :param topic_column: the same with the record's topic
+    :param in_blocks: whether records are to be decoded many at a time, where the schema allows it
     """
 
-    def __init__(self, schema: StructType, offset_column: str | None = None, topic_column: str | None = None) -> None:
+    def __init__(
+        self,
+        schema: StructType,
+        offset_column: str | None = None,
+        topic_column: str | None = None,
+        *,
+        in_blocks: bool = False,
+    ) -> None:
         self._schema, self._offset_column, self._topic_column = schema, offset_column, topic_column
+        self._blocks = JsonBlocks.of(schema) if in_blocks and all(map(_keeps_decimals, schema.fields)) else None
         self._text = F.col("value").cast("string")
         # Nested ones, too; a field of such a name only costs time.
         self._has_floats = re.search('"(float|double)"', schema.json()) is not None
@@ -49,11 +62,27 @@ class JsonValues:
         # a generator it moves what names none of the generator's columns: so each column that a job gets is one.
         generated = [parsed.alias(_PARSED), F.col("offset").alias(_OFFSET)]
         generated += [F.col("topic").alias(_TOPIC)] if self._topic_column else []
-        return records.select("*", F.inline(F.array(F.struct(*generated))))
+        return self._decoded(records).select("*", F.inline(F.array(F.struct(*generated))))
+
+    def _decoded(self, records: DataFrame) -> DataFrame:
+        """Return records, in blocks with what was decoded, and without its text, which then is parsed as null."""
+        if self._blocks is None:
+            return records
+        given = records.select("value", "topic", "partition", "offset")
+        columns = StructType([*given.schema.fields]).add(_IN_BLOCK, BooleanType())
+        for number, field in enumerate(self._schema.fields):
+            columns.add(f"{_IN_BLOCK}_{number}", field.dataType)
+        return given.mapInArrow(self._blocks.batches, columns)
 
     def columns(self) -> list[Column]:
         """Return the schema's columns, and those with offset and topic."""
-        columns = [_field(field).cast(field.dataType).alias(field.name) for field in self._schema.fields]
+        columns = [_field(field).cast(field.dataType) for field in self._schema.fields]
+        if self._blocks is not None:
+            decoded = [F.col(f"{_IN_BLOCK}_{number}") for number in range(len(columns))]
+            columns = [
+                F.when(F.col(_IN_BLOCK), of).otherwise(parsed) for of, parsed in zip(decoded, columns, strict=True)
+            ]
+        columns = [column.alias(field.name) for column, field in zip(columns, self._schema.fields, strict=True)]
         places = ((_OFFSET, self._offset_column), (_TOPIC, self._topic_column))
         return columns + [F.col(place).alias(name) for place, name in places if name]
 
@@ -98,7 +127,8 @@ class JsonValues:
                 fits &= _field(field).isNotNull()
             if _is_checked_decimal(field):
                 fits &= _keeps_its_digits(field)
-        return F.coalesce(fits, F.lit(False))
+        parsed = F.coalesce(fits, F.lit(False))
+        return parsed if self._blocks is None else F.col(_IN_BLOCK) | parsed
 
     def _closely(self, judge: Callable[[Column], Column]) -> Column:
         """Judge a record by why it does not fit; a lambda function is not compiled into the filter's method."""
@@ -150,6 +180,11 @@ def _field(field: StructField) -> Column:
 def _is_read() -> Column:
     """Say whether the parser found an object and a value of each field's type in it."""
     return F.col(_PARSED).getField(_CORRUPT).isNull()
+
+
+def _keeps_decimals(field: StructField) -> bool:
+    """Say whether no decimal of a field is rounded unseen."""
+    return not isinstance(field.dataType, DecimalType) or _is_checked_decimal(field)
 
 
 def _is_checked_decimal(field: StructField) -> bool:

@@ -321,7 +321,7 @@ class KafkaSource:
             return records
         if self.value_format is not None:
             return self._encoded_values(self.value_format).fitted(records, leave_out_bad=leave_out_bad)
-        values = JsonValues(self._struct(), self.offset_column, self.topic_column)
+        values = JsonValues(self._struct(), self.offset_column, self.topic_column, in_blocks=True)
         stays = values.fits() if leave_out_bad else values.fits_or_raises()
         return values.parsed(records).where(stays).select(*values.columns())
 

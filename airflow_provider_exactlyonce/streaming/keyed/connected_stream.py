@@ -28,7 +28,7 @@ class ConnectedStream:
         """
         data, control = self._data.columns, self._control.columns
         keyed = as_keyed(function, data, control)
-        *_, datum_names, rule_names = columns_of(data, control)
+        datum_names, rule_names = columns_of(data, control)
         datum = _renamed(self._data, datum_names)
         rule = _renamed(self._control, rule_names)
         place = copy_of(self._data, self._copies)

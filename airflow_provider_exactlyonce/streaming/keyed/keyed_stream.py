@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.sql import functions as F
@@ -26,7 +27,7 @@ from airflow_provider_exactlyonce.state.operator import KeyedOperator
 from airflow_provider_exactlyonce.state.record import record_maker
 from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.streaming.keyed import partial_aggregation
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import marking
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
         TimerValues,
         ValueState,
     )
+
+    from airflow_provider_exactlyonce.state.stores import ListStore, MapStore
 
 #: By default; a copy is a key of its own, and keys are spread over the state partitions by chance.
 COPIES: Final = 4
@@ -102,13 +105,13 @@ class KeyedStream:
                     f"{type(function).__name__}: {column} is no column of the stream, which has "
                     f"{', '.join(self._frame.columns)}"
                 )
-        mode = time_mode_of(function)
-        if mode is TimeMode.EVENT_TIME and _WATERMARK not in self._frame.schema[str(function.event_time)].metadata:
+        by_event_time = time_mode_of(function) is TimeMode.EVENT_TIME
+        if by_event_time and _WATERMARK not in self._frame.schema[str(function.event_time)].metadata:
             raise RefusedError(
                 f"{type(function).__name__} runs by event time, and {function.event_time} has no watermark; say "
                 f'.withWatermark("{function.event_time}", "…") before key_by()'
             )
-        return _transformed(self._frame, self._columns, function, _struct(function.output), mode)
+        return _transformed(self._frame, self._columns, function)
 
     def aggregate(self, *what: str | Aggregation) -> DataFrame:
         """Return the key and what its rows come to, once for each batch that has rows of it.
@@ -133,21 +136,15 @@ class KeyedStream:
         if aggregation.merge is not None:
             frame = partial_aggregation.combined(frame, self._columns, aggregation)
             combined = partial_aggregation.accumulator_of(aggregation, self._columns)
-        function = function_of(aggregation, ddl, combined)
-        return _transformed(frame, self._columns, function, _struct(function.output), TimeMode.NONE)
+        return _transformed(frame, self._columns, function_of(aggregation, ddl, combined))
 
 
-def _transformed(
-    frame: DataFrame,
-    key: Sequence[str],
-    function: KeyedProcessFunction[Any, Any],
-    output: StructType,
-    mode: TimeMode,
-) -> DataFrame:
+def _transformed(frame: DataFrame, key: Sequence[str], function: KeyedProcessFunction[Any, Any]) -> DataFrame:
     timestamps = {name: isinstance(frame.schema[name].dataType, TimestampType) for name in key}
     processor = _Processor(function, tuple(frame.columns), timestamps, _schemas(function))
+    mode = time_mode_of(function)
     # What a function gives out is given out once, whatever the query's own mode.
-    return frame.groupBy(*key).transformWithState(processor, output, "append", mode.value)
+    return frame.groupBy(*key).transformWithState(processor, _struct(function.output), "append", mode.value)
 
 
 def _schemas(function: KeyedProcessFunction[Any, Any]) -> Mapping[str, StructType]:
@@ -220,11 +217,8 @@ class _Processor(StatefulProcessor):
 
 
 def _marked(rows: Iterator[Any]) -> Iterator[Any]:
-    """Pass rows on, and name an error of ours so that the driver knows it: Spark passes on nothing but text."""
-    try:
+    with marking(ExactlyOnceError):
         yield from rows
-    except ExactlyOnceError as error:
-        raise type(error)(mark(type(error), str(error))) from error
 
 
 class _SparkHandle:
@@ -240,28 +234,17 @@ class _SparkHandle:
     def value_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> ValueState:
         return self._handle.getValueState(name, self._schemas[state_type.ddl], ttl_milliseconds)
 
-    def list_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> _SparkList:
-        return _SparkList(self._handle.getListState(name, self._schemas[state_type.ddl], ttl_milliseconds))
+    def list_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> ListStore:
+        state = self._handle.getListState(name, self._schemas[state_type.ddl], ttl_milliseconds)
+        store = SimpleNamespace(get=state.get, put=state.put, append=state.appendList, clear=state.clear)
+        return cast("ListStore", store)
 
     def map_store(
         self, name: str, key_type: StateType, state_type: StateType, ttl_milliseconds: int | None
-    ) -> _SparkMap:
+    ) -> MapStore:
         schemas = self._schemas[key_type.ddl], self._schemas[state_type.ddl]
-        return _SparkMap(self._handle.getMapState(name, *schemas, ttl_milliseconds))
-
-
-class _SparkList:
-    def __init__(self, state: Any) -> None:
-        self.get = state.get
-        self.put = state.put
-        self.append = state.appendList
-        self.clear = state.clear
-
-
-class _SparkMap:
-    def __init__(self, state: Any) -> None:
-        self.get = state.getValue
-        self.put = state.updateValue
-        self.remove = state.removeKey
-        self.items = state.iterator
-        self.clear = state.clear
+        state = self._handle.getMapState(name, *schemas, ttl_milliseconds)
+        store = SimpleNamespace(
+            get=state.getValue, put=state.updateValue, remove=state.removeKey, items=state.iterator, clear=state.clear
+        )
+        return cast("MapStore", store)

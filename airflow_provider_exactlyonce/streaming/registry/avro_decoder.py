@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.streaming.registry.columnar import (
     SchemaMismatchError,
     as_text,
     cast,
-    has_key_twice,
+    collected,
     named,
 )
 from airflow_provider_exactlyonce.streaming.registry.cursors import ALL, Cursor, Rows
@@ -85,7 +85,7 @@ class _Reader:
         if writer.kind == "record":
             return self._skipped_record(writer, what) if reader is None else self._record(writer, value, what)
         if writer.kind in ("array", "map"):
-            return self._repeated(writer, value if reader is not None else None, reader is not None, what)
+            return self._repeated(writer, value, reader is not None, what)
         if reader is not None and not _is_readable(writer, value):
             raise SchemaMismatchError(f"{named(what)} is {writer}, which is not {reader}")
         return _primitive(writer, value, what)
@@ -177,17 +177,10 @@ class _Reader:
             keys, values, owners = _rounds(cursor, rows, read_item, is_map, what)
             if kind is None:
                 return None
-            owner = np.concatenate(owners) if owners else np.array([], np.int64)
-            order, count = np.argsort(owner, kind="stable"), cursor.count(rows)
-            offsets = np.zeros(count + 1, np.int32)
-            offsets[1:] = np.cumsum(np.bincount(owner, minlength=count))
-            inner = kind.item_type if is_map else kind.value_type
-            listed = pa.concat_arrays(values).take(pa.array(order)) if values else pa.array([], inner)
-            if not is_map:
-                return pa.ListArray.from_arrays(pa.array(offsets), listed, type=kind)
-            texts = pa.concat_arrays(keys).take(pa.array(order)) if keys else pa.array([], pa.string())
-            cursor.fail(rows, has_key_twice(texts, owner[order], count), f"{named(what)} has a key twice")
-            return pa.MapArray.from_arrays(pa.array(offsets), texts, listed, type=kind)
+            owner = np.concatenate([np.array([], np.int64), *owners])
+            listed = pa.concat_arrays([pa.array([], kind.item_type if is_map else kind.value_type), *values])
+            texts = pa.concat_arrays([pa.array([], pa.string()), *keys]) if is_map else None
+            return collected(cursor, rows, owner, texts, listed, kind, what)
 
         return read
 
@@ -244,14 +237,13 @@ def _primitive(writer: AvroType, reader: AvroType | None, what: str) -> Read:
         return _pieces(writer, kind, what)
     if writer.kind == "enum":
         return _symbols(writer, reader, what)
-    read = {"boolean": _booleans, "int": _integers, "long": _integers}.get(writer.kind, _floats)
     natural = _natural(writer)
 
-    def converted(cursor: Cursor, rows: Rows) -> pa.Array | None:
-        numbers = read(cursor, rows, writer, what)
+    def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
+        numbers = _numbers(cursor, rows, writer.kind, what)
         return None if kind is None else cast(cursor, rows, pa.array(numbers).cast(natural), kind, what)
 
-    return converted
+    return read
 
 
 def _natural(writer: AvroType) -> pa.DataType:
@@ -261,25 +253,19 @@ def _natural(writer: AvroType) -> pa.DataType:
     return avro_types.arrow_type(writer)
 
 
-def _booleans(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
-    values = cursor.bytes(rows, 1, what)[:, 0]
-    cursor.fail(rows, values > 1, f"{named(what)} is neither true nor false")
-    return np.equal(values, 1)
-
-
-def _integers(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
+def _numbers(cursor: Cursor, rows: Rows, kind: str, what: str) -> NDArray[Any]:
+    if kind in ("float", "double"):
+        return cursor.fixed(rows, "<f4" if kind == "float" else "<f8", what)
+    if kind == "boolean":
+        values = cursor.fixed(rows, "u1", what)
+        cursor.fail(rows, values > 1, f"{named(what)} is neither true nor false")
+        return values.astype(np.bool_)
     numbers = cursor.signed(rows, what)
-    if writer.kind == "long":
+    if kind == "long":
         return numbers
     beyond = (numbers < _INT[0]) | (numbers > _INT[1])
     cursor.fail(rows, beyond, f"{named(what)} has more than the 32 bits of an int")
     return np.where(beyond, 0, numbers).astype(np.int32)
-
-
-def _floats(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
-    size = 4 if writer.kind == "float" else 8
-    numbers: NDArray[Any] = np.ascontiguousarray(cursor.bytes(rows, size, what)).view(f"<f{size}")[:, 0]
-    return numbers
 
 
 def _pieces(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
@@ -287,7 +273,7 @@ def _pieces(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
         piece = cursor.piece(rows, writer.size if writer.kind == "fixed" else cursor.signed(rows, what), what)
         if kind is None and writer.kind != "string":
             return None
-        raw = piece.array(pa.binary())
+        raw = piece.array()
         texts = as_text(cursor, rows, raw, what) if writer.kind == "string" or kind == pa.string() else raw
         return None if kind is None else (raw if kind == pa.binary() else texts)
 
@@ -295,7 +281,7 @@ def _pieces(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
 
 
 def _text(cursor: Cursor, rows: Rows, what: str) -> pa.Array:
-    return as_text(cursor, rows, cursor.piece(rows, cursor.signed(rows, what), what).array(pa.binary()), what)
+    return as_text(cursor, rows, cursor.piece(rows, cursor.signed(rows, what), what).array(), what)
 
 
 def _symbols(writer: AvroType, reader: AvroType | None, what: str) -> Read:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from airflow_provider_exactlyonce.streaming.registry import avro_types
+from airflow_provider_exactlyonce.streaming.registry.connection import RegistryAddress
+from airflow_provider_exactlyonce.streaming.registry.readers import AvroReader
 from airflow_provider_exactlyonce.streaming.registry.registry_format import Reader, RegistryFormat, Writer
-
-if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.streaming.registry.connection import RegistryAddress
+from airflow_provider_exactlyonce.streaming.registry.writers import AvroWriter
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,6 @@ class AvroFormat(RegistryFormat):
 
     def columns(self) -> str | None:
         """Return the columns of a source that reads records as the schema, in DDL; None when it names no schema."""
-        from airflow_provider_exactlyonce.streaming.registry import avro_types
-
         return None if self.schema is None else avro_types.columns_ddl(avro_types.parse(self.schema))
 
     def reading_schema(self, columns: str) -> str:
@@ -44,28 +42,16 @@ class AvroFormat(RegistryFormat):
         :param columns: of the stream, in DDL
         :raises RefusedError: when Avro has no type for a column
         """
-        import json
-
-        from airflow_provider_exactlyonce.streaming.registry import avro_types
-
-        return self.schema or json.dumps(avro_types.schema_of_columns(columns, "columns", reading=True))
+        return self.schema or avro_types.schema_of_columns(columns, "columns", reading=True)
 
     def reader(self, columns: str, address: RegistryAddress) -> Reader:
         """Return what reads a source's values as the schema, or as its columns."""
-        from airflow_provider_exactlyonce.streaming.registry.readers import AvroReader
-
         return AvroReader(self.reading_schema(columns), address)
 
     def writer(self, schema: str, imports: Mapping[str, str]) -> Writer:
         """Return what writes a sink's values."""
-        from airflow_provider_exactlyonce.streaming.registry.avro_writer import AvroWriter
-
         return AvroWriter(schema)
 
     def schema_of(self, columns: str, name: str, latest: Callable[[], Writer | None]) -> str:
         """Return the schema of a record that has a table's columns; they are found by name, whatever was before."""
-        import json
-
-        from airflow_provider_exactlyonce.streaming.registry import avro_types
-
-        return json.dumps(avro_types.schema_of_columns(columns, name))
+        return avro_types.schema_of_columns(columns, name)

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state import ddl
-from airflow_provider_exactlyonce.streaming.registry.columnar import column_type, quoted
+from airflow_provider_exactlyonce.streaming.registry import columnar
+from airflow_provider_exactlyonce.streaming.registry.columnar import ARROW_TYPES
 
 _PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 #: Logical types that say what a value is; others are what lies below them.
@@ -182,22 +183,6 @@ class _Parser:
         return replace(avro_type, logical=logical, digits=digits)
 
 
-_ARROW: Final[Mapping[str, pa.DataType]] = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "bytes": pa.binary(),
-    "fixed": pa.binary(),
-    "string": pa.string(),
-    "enum": pa.string(),
-    "date": pa.date32(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    **dict.fromkeys(("timestamp-millis", "timestamp-micros", "timestamp-nanos"), pa.timestamp("us", "UTC")),
-    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"), pa.timestamp("us")),
-}
 _AVRO: Final[Mapping[str, tuple[str, str | None]]] = {
     "BOOLEAN": ("boolean", None),
     "TINYINT": ("int", "tinyint"),
@@ -211,6 +196,13 @@ _AVRO: Final[Mapping[str, tuple[str, str | None]]] = {
     "DATE": ("int", "date"),
     "TIMESTAMP": ("long", "timestamp-micros"),
     "TIMESTAMP_NTZ": ("long", "local-timestamp-micros"),
+}
+_ARROW: Final[Mapping[str, pa.DataType]] = {
+    **{logical or primitive: ARROW_TYPES[name] for name, (primitive, logical) in _AVRO.items()},
+    "fixed": pa.binary(),
+    "enum": pa.string(),
+    **dict.fromkeys(("timestamp-millis", "timestamp-nanos"), ARROW_TYPES["TIMESTAMP"]),
+    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-nanos"), ARROW_TYPES["TIMESTAMP_NTZ"]),
 }
 
 
@@ -247,21 +239,19 @@ def columns_ddl(record: AvroType) -> str:
         )
     if named := [name for name, avro_type in named_types(record).items() if avro_type in _below(avro_type)]:
         raise RefusedError(f"the Avro type {named[0]} has itself in its fields, and no column can")
-    columns = [(field, arrow_type(field.type)) for field in record.fields]
-    return ", ".join(
-        f"{quoted(field.name)} {column_type(kind)}{'' if field.type.is_nullable else ' NOT NULL'}"
-        for field, kind in columns
+    return columnar.columns_ddl(
+        (field.name, arrow_type(field.type), not field.type.is_nullable) for field in record.fields
     )
 
 
-def schema_of_columns(columns: str, name: str, *, reading: bool = False) -> dict[str, Any]:
-    """Return the Avro schema of the record whose fields are a table's columns.
+def schema_of_columns(columns: str, name: str, *, reading: bool = False) -> str:
+    """Return the Avro schema, JSON, of the record whose fields are a table's columns.
 
     :param columns: in Spark's DDL; a column that is not ``NOT NULL`` may be null or absent
     :param reading: tell ``TINYINT`` and ``SMALLINT`` from ``INT``, with logical types that only this package knows
     :raises RefusedError: when Avro has no type for one
     """
-    return _record(ddl.parse(columns).fields, name, reading)
+    return json.dumps(_record(ddl.parse(columns).fields, name, reading))
 
 
 def _record(fields: tuple[ddl.Field, ...], name: str, reading: bool) -> dict[str, Any]:

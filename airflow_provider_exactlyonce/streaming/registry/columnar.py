@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,20 +13,22 @@ if TYPE_CHECKING:
 
     from airflow_provider_exactlyonce.streaming.registry.cursors import Cursor, Rows
 
-_DDL: Final[Mapping[pa.DataType, str]] = {
-    pa.bool_(): "BOOLEAN",
-    pa.int8(): "TINYINT",
-    pa.int16(): "SMALLINT",
-    pa.int32(): "INT",
-    pa.int64(): "BIGINT",
-    pa.float32(): "FLOAT",
-    pa.float64(): "DOUBLE",
-    pa.binary(): "BINARY",
-    pa.string(): "STRING",
-    pa.date32(): "DATE",
-    pa.timestamp("us", "UTC"): "TIMESTAMP",
-    pa.timestamp("us"): "TIMESTAMP_NTZ",
+#: By their names in Spark's DDL.
+ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "BINARY": pa.binary(),
+    "STRING": pa.string(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", "UTC"),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
 }
+_DDL: Final = {kind: name for name, kind in ARROW_TYPES.items()}
 
 
 class SchemaMismatchError(Exception):
@@ -58,7 +60,7 @@ class Gathered:
 
     def array(self, kind: pa.DataType) -> pa.Array:
         """Return it, null where no part has a value."""
-        if len(self._parts) == 1 and len(self._parts[0]) == len(self._slots):
+        if len(self._parts) == 1 and np.array_equal(self._slots, np.arange(len(self._slots))):
             return self._parts[0]
         joined = pa.concat_arrays(self._parts) if self._parts else pa.array([], kind)
         return joined.take(pa.array(np.maximum(self._slots, 0), mask=self.absent))
@@ -71,26 +73,23 @@ def cast(cursor: Cursor, rows: Rows, values: pa.Array, kind: pa.DataType, what: 
     try:
         return values.cast(kind)
     except pa.ArrowInvalid:
-        wrong = np.zeros(len(values), np.bool_)
-        _find_wrong(values, kind, 0, wrong)
+        wrong = _inconvertible(values, kind)
         for row in np.flatnonzero(wrong).tolist():
-            only = np.zeros(len(values), np.bool_)
-            only[row] = True
+            only = np.arange(len(values)) == row
             cursor.fail(rows, only, f"{named(what)} does not fit {column_type(kind)}: {values[row]}")
         return values.take(pa.array(np.arange(len(values)), mask=wrong)).cast(kind)
 
 
-def _find_wrong(values: pa.Array, kind: pa.DataType, first: int, wrong: NDArray[np.bool_]) -> None:
-    """Note which values can't be converted, by halves."""
+def _inconvertible(values: pa.Array, kind: pa.DataType) -> NDArray[np.bool_]:
+    """Say which values can't be converted, found by halves."""
     try:
         values.cast(kind)
     except pa.ArrowInvalid:
         if len(values) == 1:
-            wrong[first] = True
-            return
+            return np.ones(1, np.bool_)
         middle = len(values) // 2
-        _find_wrong(values[:middle], kind, first, wrong)
-        _find_wrong(values[middle:], kind, first + middle, wrong)
+        return np.concatenate((_inconvertible(values[:middle], kind), _inconvertible(values[middle:], kind)))
+    return np.zeros(len(values), np.bool_)
 
 
 def as_text(cursor: Cursor, rows: Rows, raw: pa.Array, what: str) -> pa.Array:
@@ -98,22 +97,38 @@ def as_text(cursor: Cursor, rows: Rows, raw: pa.Array, what: str) -> pa.Array:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
-        wrong = np.array([not _is_text(value) for value in raw.to_pylist()])
+        wrong = _inconvertible(raw, pa.string())
         cursor.fail(rows, wrong, f"{named(what)} is not UTF-8")
         texts = raw.take(pa.array(np.arange(len(raw)), mask=wrong)).cast(pa.string())
         return texts.fill_null("")  # a map's key can't be null
 
 
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def collected(
+    cursor: Cursor,
+    rows: Rows,
+    owners: NDArray[np.int64],
+    keys: pa.Array | None,
+    items: pa.Array,
+    kind: pa.ListType | pa.MapType,
+    what: str,
+) -> pa.Array:
+    """Return arrays or maps of items; a record that has a key twice does not fit.
+
+    :param owners: of each item, the position of its array or map among ``rows``
+    :param keys: of a map's items, None for arrays
+    """
+    order, count = np.argsort(owners, kind="stable"), cursor.count(rows)
+    offsets = np.zeros(count + 1, np.int32)
+    offsets[1:] = np.cumsum(np.bincount(owners, minlength=count))
+    items = items.take(pa.array(order))
+    if keys is None:
+        return pa.ListArray.from_arrays(pa.array(offsets), items, type=kind)
+    keys = keys.take(pa.array(order))
+    cursor.fail(rows, _has_key_twice(keys, owners[order], count), f"{named(what)} has a key twice")
+    return pa.MapArray.from_arrays(pa.array(offsets), keys, items, type=kind)
 
 
-def has_key_twice(keys: pa.Array, owner: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """Say which of some maps have a key twice; each key has the position of its map as its owner."""
+def _has_key_twice(keys: pa.Array, owner: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
     codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
     pairs, times = np.unique(owner * max(len(codes), 1) + codes, return_counts=True)
     has_twice = np.zeros(count, np.bool_)
@@ -131,12 +146,21 @@ def column_type(kind: pa.DataType) -> str:
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision},{kind.scale})"
     if pa.types.is_struct(kind):
-        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {column_type(field.type)}' for field in kind)}>"
+        return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {column_type(field.type)}' for field in kind)}>"
     if pa.types.is_map(kind):
         return f"MAP<{column_type(kind.key_type)}, {column_type(kind.item_type)}>"
     return f"ARRAY<{column_type(kind.value_type)}>" if pa.types.is_list(kind) else _DDL[kind]
 
 
-def quoted(name: str) -> str:
-    """Return a column's name as DDL has it."""
+def columns_ddl(columns: Iterable[tuple[str, pa.DataType, bool]]) -> str:
+    """Return columns in Spark's DDL.
+
+    :param columns: of each its name, its type, and whether it is not null
+    """
+    return ", ".join(
+        f"{_quoted(name)} {column_type(kind)}{' NOT NULL' if required else ''}" for name, kind, required in columns
+    )
+
+
+def _quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"

@@ -31,7 +31,6 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "retries.max.wait.ms": 4000,
 }
 _UNKNOWN: Final = (40401, 40402, 40403)  # no such subject, version, schema
-_REFUSED_USER: Final = (401, 403)
 
 Answer = TypeVar("Answer")
 

@@ -56,11 +56,14 @@ class Cursor:
             return np.flatnonzero(which)
         return rows[which]
 
-    def fail(self, rows: Rows, which: NDArray[np.bool_], reason: str) -> None:
-        """Give up those of some records that are true in a mask, for a reason, unless they had one before."""
-        if not which.any():
+    def fail(self, rows: Rows, which: NDArray[np.bool_] | None, reason: str) -> None:
+        """Give up those of some records that are true in a mask, for a reason, unless they had one before.
+
+        :param which: the mask, None for all of them
+        """
+        if which is not None and not which.any():
             return
-        failed = self.chosen(rows, which)
+        failed = rows if which is None else self.chosen(rows, which)
         for row in failed.tolist():  # type: ignore[union-attr]
             self.reasons.setdefault(row, reason)
         self._place[failed] = self._end[failed]
@@ -103,16 +106,17 @@ class Cursor:
 
     def signed(self, rows: Rows, what: str) -> Places:
         """Read a variable-length number in zigzag encoding."""
-        value = self.number(rows, what).view(np.uint64)
-        numbers: Places = ((value >> np.uint64(1)) ^ (np.uint64(0) - (value & np.uint64(1)))).view(np.int64)
-        return numbers
+        return from_zigzag(self.number(rows, what))
 
-    def bytes(self, rows: Rows, size: int, what: str) -> NDArray[np.uint8]:
-        """Read a fixed number of bytes, as a row each."""
-        place = self._place[rows].copy()
-        content = self._data[place[:, None] + np.arange(size)] if size <= _MARGIN else self._wide(place, size)
+    def fixed(self, rows: Rows, kind: str, what: str) -> NDArray[Any]:
+        """Read a number that has as many bytes as its type.
+
+        :param kind: numpy's type, of 8 bytes at most
+        """
+        place, size = self._place[rows].copy(), np.dtype(kind).itemsize
+        numbers: NDArray[Any] = self._data[place[:, None] + np.arange(size)].view(kind)[:, 0]
         self._move(rows, place + size, what)
-        return content
+        return numbers
 
     def piece(self, rows: Rows, length: Places | int, what: str) -> Piece:
         """Take bytes of a length.
@@ -131,13 +135,6 @@ class Cursor:
             self._place[rows] = place + size
         return Piece(self._buffer, self._data, place, size)
 
-    def _wide(self, place: Places, size: int) -> NDArray[np.uint8]:
-        padded = np.zeros((len(place), size), np.uint8)
-        for row, start in enumerate(place.tolist()):
-            content = self._data[start : start + size]
-            padded[row, : len(content)] = content
-        return padded
-
     def _move(self, rows: Rows, place: Places, what: str, value: NDArray[np.uint64] | None = None) -> None:
         beyond = place > self._end[rows]
         self._place[rows] = place
@@ -145,6 +142,13 @@ class Cursor:
             if value is not None:
                 value[beyond] = 0
             self.fail(rows, beyond, f"it ends in the middle of {what}")
+
+
+def from_zigzag(numbers: Places) -> Places:
+    """Return the signed numbers that are written as these in zigzag encoding."""
+    value = numbers.view(np.uint64)
+    signed: Places = ((value >> np.uint64(1)) ^ (np.uint64(0) - (value & np.uint64(1)))).view(np.int64)
+    return signed
 
 
 class Piece:
@@ -159,19 +163,19 @@ class Piece:
         self._start: Final = start
         self.size: Final = size
 
-    def array(self, kind: pa.DataType) -> pa.Array:
-        """Return them as an array of texts or bytes; texts are not looked at.
+    def array(self) -> pa.Array:
+        """Return them as a binary array.
 
         The records lie in the array's order. So start and end of each, one after the other, are the offsets of an array
         whose every other slot is wanted.
         """
         count = len(self.size)
         if not count:
-            return pa.array([], kind)
+            return pa.array([], pa.binary())
         offsets = np.empty(2 * count, np.int32)
         offsets[0::2] = self._start
         offsets[1::2] = self._start + self.size
-        slots = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(offsets), self._buffer])
+        slots = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), self._buffer])
         return slots.take(pa.array(np.arange(0, 2 * count, 2)))
 
     def integers(self) -> tuple[NDArray[Any], NDArray[np.bool_]]:

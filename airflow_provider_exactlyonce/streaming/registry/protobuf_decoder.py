@@ -19,11 +19,11 @@ from airflow_provider_exactlyonce.streaming.registry.columnar import (
     SchemaMismatchError,
     as_text,
     cast,
+    collected,
     column_type,
-    has_key_twice,
     named,
 )
-from airflow_provider_exactlyonce.streaming.registry.cursors import ALL, Cursor, Places
+from airflow_provider_exactlyonce.streaming.registry.cursors import ALL, Cursor, Places, from_zigzag
 from airflow_provider_exactlyonce.streaming.registry.protobuf_types import (
     BYTES,
     FIXED,
@@ -152,8 +152,6 @@ class _MessageReader:
     """
 
     def __init__(self, message: Descriptor, columns: Sequence[Column], path: str) -> None:
-        fields = {field.number: field for field in message.fields}
-        by_name = {field.name: field for field in message.fields}
         self._path: Final = path
         self._is_entry: Final = bool(message.GetOptions().map_entry)
         self._columns: Final = columns
@@ -161,7 +159,8 @@ class _MessageReader:
         self._wanted: Final[dict[int, _FieldReader]] = {}
         self._of: Final[dict[str, int]] = {}
         for column in columns:
-            field = by_name.get(column.name) if column.number is None else fields.get(column.number)
+            by_name, by_number = message.fields_by_name, message.fields_by_number
+            field = by_name.get(column.name) if column.number is None else by_number.get(column.number)
             if field is not None:
                 self._wanted[field.number] = _FieldReader(field, column, f"{path}{field.name}")
                 self._of[column.name] = field.number
@@ -189,8 +188,7 @@ class _MessageReader:
             rows = np.flatnonzero(pending == tag)
             number, wire = tag >> 3, tag & 7
             if tag < _SMALLEST_TAG:
-                reason = "it is no Protobuf message: no field can have such a number"
-                cursor.fail(rows, np.ones(len(rows), np.bool_), reason)
+                cursor.fail(rows, None, "it is no Protobuf message: no field can have such a number")
                 continue
             if number in self._oneofs:
                 self._check_oneof(cursor, rows, number, chosen)
@@ -198,7 +196,7 @@ class _MessageReader:
                 read[number] += self._wanted[number].read(cursor, rows, wire)
             elif self._is_entry:  # what some of Protobuf's parsers then leave out is the entry
                 reason = f"{self._path}field number {number} is in a map's entry, which has key and value"
-                cursor.fail(rows, np.ones(len(rows), np.bool_), reason)
+                cursor.fail(rows, None, reason)
             else:
                 _skip(cursor, rows, wire, f"{self._path}field number {number}")
         arrays = [
@@ -234,7 +232,7 @@ def _skip(cursor: Cursor, rows: Places, wire: int, what: str) -> None:
         cursor.piece(rows, 4 if wire == FIXED32 else 8, what)
     else:
         reason = "is a group" if wire in (GROUP, GROUP_END) else f"has the wire type {wire}"
-        cursor.fail(rows, np.ones(len(rows), np.bool_), f"{what} {reason}, which can't be read")
+        cursor.fail(rows, None, f"{what} {reason}, which can't be read")
 
 
 class _FieldReader:
@@ -286,21 +284,19 @@ class _FieldReader:
             return [(rows, self._value(cursor, where))]
         if wire == BYTES and self._field.is_repeated:
             return self._packed(cursor, rows)
-        reason = f"{named(self._what)} has the wire type {wire}, which {self._type} has not"
-        cursor.fail(rows, np.ones(len(rows), np.bool_), reason)
+        cursor.fail(rows, None, f"{named(self._what)} has the wire type {wire}, which {self._type} has not")
         return []
 
     def _value(self, cursor: Cursor, rows: Any) -> Any:
         if self._type in _VARINTS:
             return cursor.number(rows, self._what)
         if self._type in FIXED:
-            dtype = FIXED[self._type]
-            return np.ascontiguousarray(cursor.bytes(rows, int(dtype[-1]), self._what)).view(dtype)[:, 0]
-        return cursor.piece(rows, cursor.number(rows, self._what), self._what).array(pa.binary())
+            return cursor.fixed(rows, FIXED[self._type], self._what)
+        return cursor.piece(rows, cursor.number(rows, self._what), self._what).array()
 
     def _packed(self, cursor: Cursor, rows: Places) -> list[_Read]:
         """Read the items of each that lie one after the other: the first one of all, then the second, and so on."""
-        items = Cursor(cursor.piece(rows, cursor.number(rows, self._what), self._what).array(pa.binary()), 0)
+        items = Cursor(cursor.piece(rows, cursor.number(rows, self._what), self._what).array(), 0)
         read: list[_Read] = []
         unfinished = np.flatnonzero(items.left(ALL) > 0)
         while len(unfinished):
@@ -325,13 +321,10 @@ class _FieldReader:
         if len(absent) and (in_entry or not self._field.has_presence):
             owners, values = self._joined([(owners, values), (absent, self._defaults(len(absent)))])
         elif len(absent) and (self._column.required or self._field.is_required):
-            cursor.fail(absent, np.ones(len(absent), np.bool_), f"the required field {self._what} is missing")
-        array = self._converted(cursor, owners, values)
-        if len(owners) == count and (np.diff(owners) > 0).all():
-            return array
-        slots = np.full(count, -1, np.int64)
-        slots[owners] = np.arange(len(owners))
-        return array.take(pa.array(np.maximum(slots, 0), mask=slots < 0))
+            cursor.fail(absent, None, f"the required field {self._what} is missing")
+        gathered = Gathered(count)
+        gathered.add(owners, self._converted(cursor, owners, values))
+        return gathered.array(self._item.kind)
 
     def _joined(self, read: Sequence[_Read]) -> _Read:
         if len(read) == 1:
@@ -348,19 +341,12 @@ class _FieldReader:
         return np.zeros(count, FIXED[self._type]) if self._type in FIXED else pa.array([b""] * count, pa.binary())
 
     def _repeated(self, cursor: Cursor, owners: Places, values: Any) -> pa.Array:
-        count = len(cursor)
-        items = self._converted(cursor, owners, values)
-        order = np.argsort(owners, kind="stable")
-        offsets = np.zeros(count + 1, np.int32)
-        offsets[1:] = np.cumsum(np.bincount(owners, minlength=count))
-        items = items.take(pa.array(order))
-        if not pa.types.is_map(self._column.kind):
-            return pa.ListArray.from_arrays(pa.array(offsets), items, type=self._column.kind)
-        keys, inner = items.flatten()
-        if keys.null_count:  # a key that does not fit, of a record that has its reason
-            keys = keys.fill_null(pa.scalar(0, keys.type))
-        cursor.fail(ALL, has_key_twice(keys, owners[order], count), f"{named(self._what)} has a key twice")
-        return pa.MapArray.from_arrays(pa.array(offsets), keys, inner, type=self._column.kind)
+        keys, items = None, self._converted(cursor, owners, values)
+        if pa.types.is_map(self._column.kind):
+            keys, items = items.flatten()
+            if keys.null_count:  # a key that does not fit, of a record that has its reason
+                keys = keys.fill_null(pa.scalar(0, keys.type))
+        return collected(cursor, ALL, owners, keys, items, self._column.kind, self._what)
 
     def _converted(self, cursor: Cursor, owners: Places, values: Any) -> pa.Array:
         """Return values of the item's type; a message that has one which does not fit gets the reason."""
@@ -383,8 +369,7 @@ class _FieldReader:
 
     def _ranged(self, cursor: Cursor, owners: Places, values: Places) -> NDArray[Any]:
         if self._type.startswith("sint"):
-            bits = values.view(np.uint64)
-            values = ((bits >> np.uint64(1)) ^ (np.uint64(0) - (bits & np.uint64(1)))).view(np.int64)
+            values = from_zigzag(values)
         smallest, largest, dtype = _VARINTS[self._type]
         beyond = (values < smallest) | (values > largest)
         if beyond.any():
@@ -427,7 +412,7 @@ def _entry(column: Column) -> tuple[Column, Column]:
 def _hand_on(inner: Cursor, cursor: Cursor, owners: Places) -> None:
     """Give up the messages that have a part which was given up."""
     for position, reason in inner.reasons.items():
-        cursor.fail(owners[position : position + 1], np.ones(1, np.bool_), reason)
+        cursor.fail(owners[position : position + 1], None, reason)
 
 
 def _instants(cursor: Cursor, seconds: pa.Array, nanos: pa.Array, what: str) -> pa.Array:
@@ -436,8 +421,7 @@ def _instants(cursor: Cursor, seconds: pa.Array, nanos: pa.Array, what: str) -> 
     beyond = (whole < _SECONDS[0]) | (whole > _SECONDS[1]) | (part < 0) | (part >= 10**9)
     cursor.fail(ALL, beyond, f"{named(what)} is no time of the years 1 to 9999")
     for row in np.flatnonzero((part % 1000 != 0) & ~beyond).tolist():
-        reason = f"{named(what)} does not fit TIMESTAMP: {whole[row]} s and {part[row]} ns"
-        cursor.fail(np.array([row]), np.ones(1, np.bool_), reason)
+        cursor.fail(np.array([row]), None, f"{named(what)} does not fit TIMESTAMP: {whole[row]} s and {part[row]} ns")
     return pa.array(np.where(beyond, 0, whole) * 10**6 + part // 1000).cast(pa.timestamp("us", "UTC"))
 
 

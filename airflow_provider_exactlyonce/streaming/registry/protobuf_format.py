@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas, protobuf_types
+from airflow_provider_exactlyonce.streaming.registry.connection import RegistryAddress
+from airflow_provider_exactlyonce.streaming.registry.readers import ProtobufReader
 from airflow_provider_exactlyonce.streaming.registry.registry_format import Reader, RegistryFormat, Writer
-
-if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.streaming.registry.connection import RegistryAddress
+from airflow_provider_exactlyonce.streaming.registry.writers import ProtobufWriter
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,12 @@ class ProtobufFormat(RegistryFormat):
         """Return the columns of a source that reads records as the schema, in DDL; None when it names no schema."""
         if self.schema is None:
             return None
-        from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas, protobuf_types
-
         protobuf_schemas.check_compiler()
         file = protobuf_schemas.compiled(self.schema)
         return protobuf_types.columns_ddl(protobuf_schemas.message_named(file, self.message))
 
     def reader(self, columns: str, address: RegistryAddress) -> Reader:
         """Return what reads a source's values as the schema's message, or as its columns."""
-        from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas, protobuf_types
-        from airflow_provider_exactlyonce.streaming.registry.readers import ProtobufReader
-
         protobuf_schemas.check_compiler()
         if self.schema is None:
             return ProtobufReader(protobuf_types.of_columns(columns), address)
@@ -59,17 +54,11 @@ class ProtobufFormat(RegistryFormat):
 
     def writer(self, schema: str, imports: Mapping[str, str]) -> Writer:
         """Return what writes a sink's values."""
-        from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas
-        from airflow_provider_exactlyonce.streaming.registry.protobuf_writer import ProtobufWriter
-
         protobuf_schemas.check_compiler()
         return ProtobufWriter(schema, tuple(imports.items()), self.message)
 
     def schema_of(self, columns: str, name: str, latest: Callable[[], Writer | None]) -> str:
         """Return the schema of a message that has a table's columns; each keeps the number that it had before."""
-        from airflow_provider_exactlyonce.streaming.registry import protobuf_schemas, protobuf_types
-        from airflow_provider_exactlyonce.streaming.registry.protobuf_writer import ProtobufWriter
-
         protobuf_types.of_columns(columns)  # what has no type is refused before a registry is asked
         before = latest()
         known = before.descriptor if isinstance(before, ProtobufWriter) and before.name == name else None

@@ -63,20 +63,17 @@ def check_compiler() -> None:
         )
 
 
-def compiled(schema: str, imports: Mapping[str, str] | None = None) -> FileDescriptor:
+@functools.lru_cache
+def compiled(schema: str, imports: tuple[tuple[str, str], ...] = ()) -> FileDescriptor:
     """Return the file that a schema is.
 
     :param schema: the text of a ``.proto`` file, or a serialized ``FileDescriptorProto`` in base64, as some serializers
         register it
-    :param imports: the schemas that it imports, and that those import, by name; ``google/protobuf`` needs none
+    :param imports: names and texts of the schemas that it imports, and that those import; ``google/protobuf`` needs
+        none
     :raises RefusedError: with protoc's words when it is no schema
     :raises BatchFailedError: when protoc does not say
     """
-    return _compiled(schema, tuple((imports or {}).items()))
-
-
-@functools.lru_cache
-def _compiled(schema: str, imports: tuple[tuple[str, str], ...]) -> FileDescriptor:
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     files = descriptor_pb2.FileDescriptorSet.FromString(_protoc(schema, imports))

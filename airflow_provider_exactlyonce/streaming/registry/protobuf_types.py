@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state import ddl
-from airflow_provider_exactlyonce.streaming.registry.columnar import column_type, quoted
+from airflow_provider_exactlyonce.streaming.registry import columnar
+from airflow_provider_exactlyonce.streaming.registry.columnar import ARROW_TYPES
 from airflow_provider_exactlyonce.streaming.registry.protobuf_schemas import INSTEAD, TIMESTAMP
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ WRAPPERS: Final = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Bool", "Bytes", "Double", "Float", "Int32", "Int64", "String", "UInt32", "UInt64")
 )
-_INSTANT: Final = pa.timestamp("us", "UTC")
 _ARROW: Final[Mapping[str, pa.DataType]] = {
     "bool": pa.bool_(),
     "bytes": pa.binary(),
@@ -34,23 +34,6 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     **dict.fromkeys(("uint32", "fixed32", "int64", "sint64", "sfixed64"), pa.int64()),
     **dict.fromkeys(("uint64", "fixed64"), pa.decimal128(20, 0)),
 }
-_SPARK: Final[Mapping[str, pa.DataType]] = {
-    "BOOLEAN": pa.bool_(),
-    "TINYINT": pa.int8(),
-    "SMALLINT": pa.int16(),
-    "INT": pa.int32(),
-    "BIGINT": pa.int64(),
-    "FLOAT": pa.float32(),
-    "DOUBLE": pa.float64(),
-    "BINARY": pa.binary(),
-    "STRING": pa.string(),
-    "TIMESTAMP": _INSTANT,
-}
-#: By its number in a descriptor, what a type is called.
-_TYPES: Final = (
-    *("", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group", "message"),
-    *("bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
-)
 
 
 #: What is written in a number of bytes that its type says, as numpy's types.
@@ -87,7 +70,9 @@ class Column:
 
 def type_name(field: FieldDescriptor) -> str:
     """Return what a field's type is called in a schema: ``message`` and ``enum`` for those."""
-    return _TYPES[field.type]
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+    return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()
 
 
 def wire_type(name: str) -> int:
@@ -125,12 +110,11 @@ def _declared(name: str, kind: ddl.DataType, required: bool, path: str) -> Colum
         parts = tuple(_declared("", inner, False, path) for inner in kind.inner)
         kinds = [part.kind for part in parts]
         return Column(name, pa.list_(*kinds) if kind.name == "ARRAY" else pa.map_(*kinds), required, parts=parts)
-    arrow = pa.decimal128(*kind.precision) if kind.name == "DECIMAL" else _SPARK.get(kind.name)
-    if arrow is None:
+    if kind.name in INSTEAD:
         raise RefusedError(
             f"ProtobufFormat: column {path} is {kind}, for which Protobuf has no type: {INSTEAD[kind.name]}"
         )
-    return Column(name, arrow, required)
+    return Column(name, pa.decimal128(*kind.precision) if kind.name == "DECIMAL" else ARROW_TYPES[kind.name], required)
 
 
 def struct_of(columns: Sequence[Column]) -> pa.StructType:
@@ -138,15 +122,12 @@ def struct_of(columns: Sequence[Column]) -> pa.StructType:
     return pa.struct([pa.field(column.name, column.kind) for column in columns])
 
 
-def of_message(message: Descriptor) -> tuple[Column, ...]:
+def of_message(message: Descriptor, above: tuple[str, ...] = ()) -> tuple[Column, ...]:
     """Return the columns that a message's fields are.
 
+    :param above: the names of the messages that it is a part of
     :raises RefusedError: when a column can't have what a field has
     """
-    return _fields(message, ())
-
-
-def _fields(message: Descriptor, above: tuple[str, ...]) -> tuple[Column, ...]:
     if message.full_name in above:
         raise RefusedError(f"the Protobuf message {message.full_name} has itself in its fields, and no column can")
     if not message.fields:
@@ -174,9 +155,9 @@ def _single(field: FieldDescriptor, above: tuple[str, ...]) -> Column:
     elif field.message_type.full_name in WRAPPERS:
         arrow = _ARROW[type_name(field.message_type.fields_by_name["value"])]
     elif field.message_type.full_name == TIMESTAMP:
-        arrow = _INSTANT
+        arrow = ARROW_TYPES["TIMESTAMP"]
     else:
-        parts = _fields(field.message_type, above)
+        parts = of_message(field.message_type, above)
         arrow = struct_of(parts)
     required = not field.has_presence or field.is_required
     default = None if field.has_presence or field.is_repeated else _default(field, arrow)
@@ -194,7 +175,4 @@ def columns_ddl(message: Descriptor) -> str:
 
     :raises RefusedError: when a column can't have what a field has
     """
-    return ", ".join(
-        f"{quoted(column.name)} {column_type(column.kind)}{' NOT NULL' if column.required else ''}"
-        for column in of_message(message)
-    )
+    return columnar.columns_ddl((column.name, column.kind, column.required) for column in of_message(message))

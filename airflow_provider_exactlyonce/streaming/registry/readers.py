@@ -57,7 +57,7 @@ class ProtobufReader:
         """Return what decodes the values, the same one in all tasks of a process."""
 
         def decoder(number: int, schema: str, referred: Mapping[str, str]) -> Decoder:
-            return ProtobufDecoder(protobuf_schemas.compiled(schema, referred), self.columns, number)
+            return ProtobufDecoder(protobuf_schemas.compiled(schema, tuple(referred.items())), self.columns, number)
 
         protobuf_schemas.check_compiler()
         kind = protobuf_types.struct_of(self.columns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -18,16 +17,17 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def settled(given: RegistryFormat, topic: str | None, values: DataFrame) -> Callable[[Column], Column]:
-    """Return what encodes values, with the schema of a sink's format and the id that the registry has for it.
+def encoded(given: RegistryFormat, topic: str | None, values: DataFrame, value: Column) -> Column:
+    """Return encoded values, with the schema of a sink's format and the id that the registry has for it.
 
     :param topic: that the sink writes, None when each row names its own
     :param values: whose columns make a value
+    :param value: the struct of them
     :raises RefusedError: when the columns are not those of the schema, or with the registry's words for what it refuses
     :raises BatchFailedError: when the registry does not answer
     """
     writer, number = _settled(given, topic, values)
-    return lambda value: writer.encode(value, number)
+    return writer.encode(value, number)
 
 
 def _settled(given: RegistryFormat, topic: str | None, values: DataFrame) -> tuple[Writer, int]:

@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import progress
 from airflow_provider_exactlyonce.backfill.plan import BackfillStep
 from airflow_provider_exactlyonce.backfill.progress import Done
-from airflow_provider_exactlyonce.backfill.resolve import Positions
+from airflow_provider_exactlyonce.backfill.resolve import Positions, positions_to_json
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted, composed
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError
@@ -117,12 +117,7 @@ class BackfillSteps:
             if (record := self._next_record()) is not None:
                 raise self._another_range(record, None)
             return False
-        number = last + 1
-        text = self._text(last, before)
-        for planned in self._checkpoint.batches("offsets"):
-            if planned >= number:
-                self._checkpoint.remove("offsets", planned)
-        self._checkpoint.write_offsets(number, text)
+        self._checkpoint.plan(last + 1, self._text(last, before))
         self._started_at = self._next
         return True
 
@@ -237,7 +232,7 @@ class BackfillSteps:
             steered.steer(offsets.sources, timestamp=offsets.timestamp, watermark=offsets.watermark)
         else:
             step = self.upcoming
-            text = composed({}, self._sources, step.ends, timestamp=0, watermark=0)
+            text = composed({}, self._sources, positions_to_json(step.ends), timestamp=0, watermark=0)
             steered.steer(parse_offsets(text).sources, timestamp=self._timestamp(step), watermark=None)
 
     def _is_left_out(self) -> bool:
@@ -262,7 +257,7 @@ class BackfillSteps:
         return composed(
             before.conf if before is not None else fixed_settings(self._spark),
             self._sources,
-            step.ends,
+            positions_to_json(step.ends),
             timestamp=self._timestamp(step),
             watermark=done.next_watermark if done is not None else 0,
         )

@@ -7,13 +7,13 @@ has made it anew, or a host's crash has torn the plan. What holds is the sink's 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, whole_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, whole
+from airflow_provider_exactlyonce.checkpoint.offsets_text import composed
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
@@ -46,7 +46,7 @@ def plan(
     :raises RefusedError: when the batch can't follow the checkpoint, or its input is gone
     """
     number = lineage.batch_of(owed.commit)
-    before, planned = whole_offsets(checkpoint, number - 1), whole_offsets(checkpoint, number)
+    before, planned = whole(checkpoint.offsets, number - 1), whole(checkpoint.offsets, number)
     ends = {
         topic: {partition: end for partition, (_, end) in partitions.items()}
         for topic, partitions in owed.source.items()
@@ -65,16 +65,9 @@ def plan(
         )
     known = before or planned
     conf = known.conf if known is not None else fixed_settings(spark) if spark is not None else {}
-    lines = [json.dumps(source.share(ends), separators=(",", ":")) for source in sources]
-    header = {
-        "batchWatermarkMs": _watermark(checkpoint, number, owed),
-        "batchTimestampMs": int(time.time() * 1000) if owed.batch_timestamp is None else owed.batch_timestamp,
-        "conf": conf,
-    }
-    for batch in checkpoint.batches("offsets"):
-        if batch >= number:
-            checkpoint.remove("offsets", batch)
-    checkpoint.write_offsets(number, "\n".join(["v1", json.dumps(header, separators=(",", ":")), *lines]))
+    timestamp = int(time.time() * 1000) if owed.batch_timestamp is None else owed.batch_timestamp
+    watermark = _watermark(checkpoint, number, owed)
+    checkpoint.plan(number, composed(conf, sources, ends, timestamp=timestamp, watermark=watermark))
     log.warning(
         "batch %d is planned as run %d has committed it to a sink: commit %d, which the ledger lacks",
         number,
@@ -113,7 +106,7 @@ def _source_topics(
 ) -> list[SourceTopics]:
     """Return the topics of each source in Spark's order; a checkpoint lacks what the batch is the first to read."""
     if known is not None:
-        topics = [tuple(json.loads(line)) if line else () for line in known.sources]
+        topics = [tuple(position or ()) for position in known.positions]
     else:
         topics = [tuple(offsets) for offsets in checkpoint.initial_positions()]
     # Its function may read more than the pipeline declares.

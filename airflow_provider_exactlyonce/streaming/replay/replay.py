@@ -155,16 +155,13 @@ class Replay:
         if self._next is None:
             return False
         number, record = self._next
-        for planned in self._checkpoint.batches("offsets"):
-            if planned > number:
-                self._checkpoint.remove("offsets", planned)
         exact = self._comparison.is_exact(record)
         text = adapted(
             record.offsets,
             confs_of=before.text if before else None,
             watermark=None if exact or commit is None else commit.next_watermark,
         )
-        self._checkpoint.write_offsets(number, text)
+        self._checkpoint.plan(number, text)
         self._started_at = self.report.done
         self._moved, self._busy = time.monotonic(), False
         return True

@@ -116,14 +116,12 @@ def rescale(
             return Rescaled(before=partitions, partitions=partitions)
         _check_kind(ground, pipeline)
         lineages.remove_unfinished(home.lineages, hold)
-        session = spark or local_session("exactlyonce rescale", home.path)
-        try:
-            return _rescaled(home, hold, ground, reader, session, partitions, tell)
-        finally:
-            with contextlib.suppress(AlreadyRunningError):  # whoever has taken over removes them
-                lineages.remove_unfinished(home.lineages, hold)
-            if spark is None:
-                session.stop()
+        with contextlib.nullcontext(spark) if spark else local_session("exactlyonce rescale", home.path) as session:
+            try:
+                return _rescaled(home, hold, ground, reader, session, partitions, tell)
+            finally:
+                with contextlib.suppress(AlreadyRunningError):  # whoever has taken over removes them
+                    lineages.remove_unfinished(home.lineages, hold)
 
 
 def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: LedgerReader) -> _Ground:

@@ -7,11 +7,11 @@ import hashlib
 import hmac
 import json
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
+from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.streaming.sequencer.connection import LINE_BYTES_MAXIMUM
 from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, TopicPartition
 from airflow_provider_exactlyonce.streaming.settings import SEQUENCER_BIND_ADDRESS, SEQUENCER_HOST, SEQUENCER_PORT
@@ -72,11 +72,8 @@ class SequencerClient:
     def __init__(self, address: Address, task: int, attempt: int) -> None:
         self._kept = b""
         hello = {"secret": address.secret, "task": task, "attempt": attempt}
-        deadline = time.monotonic() + _CONNECT_SECONDS
-        while not self._joined(address, hello):
-            if time.monotonic() > deadline:
-                raise _unreachable(address, "it closes every connection without an answer")
-            time.sleep(_PAUSE_SECONDS)
+        if not poll_until(lambda: self._joined(address, hello), seconds=_CONNECT_SECONDS, poll_seconds=_PAUSE_SECONDS):
+            raise _unreachable(address, "it closes every connection without an answer")
         self._socket.settimeout(None)
 
     def _joined(self, address: Address, hello: Mapping[str, Any]) -> bool:

@@ -46,15 +46,6 @@ class GrantedRange:
     rows: int
 
 
-@dataclass
-class _Turns:
-    """Where the next grant of one topic-partition goes on."""
-
-    sequence: int = 0
-    added: bool = False
-    written: GrantedRange | None = None
-
-
 class AttemptFailedError(Exception):
     """The batch attempt has failed; the text says why. Nothing more may be written in it."""
 
@@ -66,7 +57,7 @@ class Sequencer:
         self.failure: str | None = None
         self._registered: set[int] = set()
         self._done: set[int] = set()
-        self._turns: dict[TopicPartition, _Turns] = {}
+        self._written: dict[TopicPartition, GrantedRange] = {}
         self._holders: dict[str, dict[int, int]] = {}  # {topic: {partition: task}}, quick to look many partitions up in
         self._waiting: dict[int, tuple[str, frozenset[int]]] = {}  # what each wants, in the order in which they asked
 
@@ -125,18 +116,16 @@ class Sequencer:
         if self._holders.get(place.topic, {}).get(place.partition) != task:
             raise self._fail(f"task {task} released {place.topic}-{place.partition} and does not hold it")
         del self._holders[place.topic][place.partition]
-        turns = self._turns[place]
-        turns.added = True
-        turns.sequence = advance_sequence(turns.sequence, rows)
         if rows < 1:
             raise self._fail(f"task {task} released {place.topic}-{place.partition} with {rows} rows")
         last = first_offset + rows - 1
-        if turns.written is None:
-            turns.written = GrantedRange(first_offset, last, rows)
-        elif first_offset <= turns.written.last:
+        before = self._written.get(place)
+        if before is None:
+            self._written[place] = GrantedRange(first_offset, last, rows)
+        elif first_offset <= before.last:
             raise self._fail(f"offset {first_offset} of {place.topic}-{place.partition} was given twice")
         else:
-            turns.written = GrantedRange(turns.written.first, last, turns.written.rows + rows)
+            self._written[place] = GrantedRange(before.first, last, before.rows + rows)
         for waiting, (topic, partitions) in self._waiting.items():
             if place.partition in partitions and place.topic == topic:
                 del self._waiting[waiting]
@@ -184,12 +173,12 @@ class Sequencer:
             raise self._fail(
                 f"{tasks} tasks answered, {len(self._registered)} had registered and {len(self._done)} were done"
             )
-        return {place: turns.written for place, turns in self._turns.items() if turns.written}
+        return self._written
 
     def _grant(self, task: int, place: TopicPartition) -> Grant:
         self._holders[place.topic][place.partition] = task
-        turns = self._turns.setdefault(place, _Turns())
-        return Grant(task, place, turns.sequence, not turns.added)
+        written = self._written.get(place)
+        return Grant(task, place, advance_sequence(0, written.rows) if written else 0, written is None)
 
     def _check(self) -> None:
         if self.failure is not None:

@@ -104,8 +104,7 @@ class SequencerServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._sequencer.fail("the batch attempt has ended")
+        self._fail("the batch attempt has ended")
         self._closing = True
         self._wake.send(b"\0")
         self._thread.join()
@@ -140,9 +139,8 @@ class SequencerServer:
                 self._on_failure()
         finally:
             self._refusals.end()
-            for key in list(self._selector.get_map().values()):
-                if isinstance(key.fileobj, socket.socket) and key.fileobj not in (self._listener, self._woken):
-                    key.fileobj.close()
+            for peer in (*self._strangers, *self._known):
+                peer.socket.close()
             self._selector.close()
 
     def _accept(self, _: int) -> None:

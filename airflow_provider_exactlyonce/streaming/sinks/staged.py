@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import pyarrow as pa
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     CommitUnknownError,
-    ExactlyOnceError,
     FencedError,
     RefusedError,
     invariant,
@@ -38,9 +38,6 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
 )
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 class StagedWriter(SinkWriter):
     """Writes a task's rows to a file of Arrow's stream format.
@@ -57,8 +54,6 @@ class StagedWriter(SinkWriter):
 
     @override
     def write(self, rows: pa.RecordBatch) -> None:
-        import pyarrow as pa
-
         if self._stream is None:
             self._stream = pa.ipc.new_stream(self._file, rows.schema)
         self._stream.write_batch(rows)
@@ -171,12 +166,8 @@ class StagedCommitter(SinkCommitter):
     @override
     def commit(self, entry: SinkEntry) -> None:
         invariant(entry.run == self._run, "the run that has claimed commits")
-        try:
+        with answering(f"sink {self.key[1]}", CommitUnknownError):
             self.publish(entry, self._staged_rows())
-        except ExactlyOnceError:
-            raise
-        except Exception as error:
-            raise CommitUnknownError(f"sink {self.key[1]}: {type(error).__name__}: {error}") from error
 
     @override
     def abort(self) -> None:
@@ -193,8 +184,6 @@ class StagedCommitter(SinkCommitter):
         return compare(entries, expected, f"sink {self.key[1]}")
 
     def _staged_rows(self) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         for task in self._told:
             if task["rows"]:
                 with pa.OSFile(task["file"]) as file, pa.ipc.open_stream(file) as stream:

@@ -35,8 +35,7 @@ def open_session(name: str) -> SparkSession:
     active = SparkSession.getActiveSession()
     if active is None:
         conf = _submitted_conf()
-        for key, value in settings.submit_settings(dict(conf.getAll())).items():
-            conf.set(key, value)
+        conf.setAll(list(settings.submit_settings(dict(conf.getAll())).items()))
         conf.setIfMissing("spark.app.name", name)
         # On other hosts this package may be there for tasks only.
         if conf.get("spark.master", "local").startswith("local"):
@@ -47,9 +46,9 @@ def open_session(name: str) -> SparkSession:
 
 
 def planning_session(asked: Mapping[str, str]) -> SparkSession:
-    """Return a small local session, for planning a job only.
+    """Return a small local session, for planning a job, or for a test of it.
 
-    :param asked: the user's Spark settings
+    :param asked: the user's Spark settings, which replace its own
     :raises SettingRefusedError: when one contradicts a required one
     :raises RefusedError: when pyspark is not installed
     """
@@ -60,15 +59,9 @@ def planning_session(asked: Mapping[str, str]) -> SparkSession:
             "pyspark is not installed, so the job can't be planned: install airflow-provider-exactlyonce[spark]"
         ) from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
     builder = SparkSession.builder.master("local[1]").appName("exactlyonce planning")
-    quiet = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-    }
-    for name, value in {**quiet, **settings.submit_settings(asked)}.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    return builder.config(map={**quiet, **settings.submit_settings(asked)}).getOrCreate()
 
 
 def stop_session(spark: SparkSession) -> None:

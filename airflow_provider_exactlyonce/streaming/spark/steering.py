@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, elements
 
 if TYPE_CHECKING:
@@ -85,11 +85,8 @@ class SteeredQuery:
             if source.getClass().getName() != _KAFKA_STREAM:
                 raise SteeringError(f"source {source.getClass().getName()} can't be steered; {_KAFKA_STREAM} can")
         self._fields: Final = {field: _field(spark, name, field) for name, field in _FIELDS}
-        self._limits: Any = None
-        self._clock: Any = None
-        self._interval: int | None = None
-        self._caps: list[tuple[Any, Any]] = []
-        self._steered = False
+        #: What is put back: an object, the name of its field, and what it had; empty while nothing is steered.
+        self._former: list[tuple[Any, str, Any]] = []
 
     def steer(self, ends: Sequence[str | None], *, timestamp: int, watermark: int | None) -> None:
         """Tell where the next batch ends.
@@ -101,7 +98,7 @@ class SteeredQuery:
         """
         if len(ends) != len(self._sources):
             raise SteeringError(f"the query has {len(self._sources)} sources, and the record {len(ends)}")
-        if not self._steered:
+        if not self._former:
             self._hold()
         for source, end in zip(self._sources, ends, strict=True):
             if end is None:
@@ -119,16 +116,9 @@ class SteeredQuery:
 
     def release(self) -> None:
         """Put back what was steered: the next batch is planned by Spark."""
-        if not self._steered:
-            return
-        for source, (data, available_now) in zip(self._sources, self._caps, strict=True):
-            self._set(source, "allDataForTriggerAvailableNow", data)
-            self._set(source, "isTriggerAvailableNow", available_now)
-        getattr(self._execution, "uniqueSources_$eq")(self._limits)
-        self._set(self._execution, "triggerClock", self._clock)
-        if self._interval is not None:
-            self._set(self._execution.triggerExecutor(), "intervalMs", self._interval)
-        self._steered = False
+        for target, name, value in self._former:
+            self._set(target, name, value)
+        self._former.clear()
 
     def _get(self, target: Any, name: str) -> Any:
         return self._fields[name].get(target)
@@ -138,22 +128,20 @@ class SteeredQuery:
 
     def _hold(self) -> None:
         """Remember what is put back, and lift what would cut or delay a recorded batch."""
-        self._limits = self._execution.uniqueSources()
-        self._clock = self._get(self._execution, "triggerClock")
-        self._caps = [
-            (self._get(source, "allDataForTriggerAvailableNow"), self._get(source, "isTriggerAvailableNow"))
-            for source in self._sources
-        ]
+        self._remember(self._execution, "triggerClock", "uniqueSources")
         executor = self._execution.triggerExecutor()
         if executor.getClass().getName() == f"{_RUNTIME}.ProcessingTimeExecutor":
-            self._interval = self._get(executor, "intervalMs")
+            self._remember(executor, "intervalMs")
             self._set(executor, "intervalMs", 0)
         all_available = class_of(self._spark, "org.apache.spark.sql.connector.read.streaming.ReadLimit").allAvailable()
-        lifted = self._limits
+        limits = self._get(self._execution, "uniqueSources")
         for source in self._sources:
-            lifted = lifted.updated(source, all_available)
-        getattr(self._execution, "uniqueSources_$eq")(lifted)
-        self._steered = True
+            self._remember(source, "allDataForTriggerAvailableNow", "isTriggerAvailableNow")
+            limits = limits.updated(source, all_available)
+        self._set(self._execution, "uniqueSources", limits)
+
+    def _remember(self, target: Any, *names: str) -> None:
+        self._former += [(target, name, self._get(target, name)) for name in names]
 
     def forget_operator_watermarks(self) -> None:
         """Forget what each ``withWatermark`` has seen, as a restart does: checkpoints don't hold it."""
@@ -200,11 +188,13 @@ class QuerySteering:
 
 def wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:
     """Wait until a query that has no further batch has put away everything, its name too."""
-    deadline = time.monotonic() + _ENDING_SECONDS
-    while any(active.id == query.id for active in spark.streams.active):
-        if time.monotonic() > deadline:
-            raise ExactlyOnceError(f"the query has not ended within {_ENDING_SECONDS:.0f} s of its last batch")
-        time.sleep(0.02)
+    is_gone = poll_until(
+        lambda: all(active.id != query.id for active in spark.streams.active),
+        seconds=_ENDING_SECONDS,
+        poll_seconds=0.02,
+    )
+    if not is_gone:
+        raise ExactlyOnceError(f"the query has not ended within {_ENDING_SECONDS:.0f} s of its last batch")
 
 
 def _class(spark: SparkSession, name: str) -> Any:

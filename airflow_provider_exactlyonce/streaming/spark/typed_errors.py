@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import (
@@ -26,6 +28,15 @@ _KINDS: Final[dict[str, type[ExactlyOnceError]]] = {
 def mark(kind: type[ExactlyOnceError], message: str) -> str:
     """Return the text that a task raises."""
     return f"{OPEN}{kind.__name__}]{message}{CLOSE}"
+
+
+@contextmanager
+def marking(*kinds: type[ExactlyOnceError]) -> Iterator[None]:
+    """Mark the errors of some kinds that a task raises."""
+    try:
+        yield
+    except kinds as error:
+        raise type(error)(mark(type(error), str(error))) from error
 
 
 def find(text: str) -> ExactlyOnceError | None:

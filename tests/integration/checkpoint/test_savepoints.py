@@ -90,9 +90,9 @@ VERIFY = """
 import sys, time
 from pathlib import Path
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-with Savepoints(Path(sys.argv[1])).copying() as folder:
-    (folder / "copy").mkdir()
-    print(folder.name, flush=True)
+store = Savepoints(Path(sys.argv[1]))
+with store.copying(store.get(sys.argv[2])) as checkpoint:
+    print(checkpoint.relative_to(store.directory), flush=True)
     time.sleep(60)
 """
 
@@ -101,15 +101,15 @@ def test_a_verification_that_was_killed_leaves_nothing_and_one_that_goes_on_is_l
     made: Checkpoint, store: Savepoints
 ) -> None:
     taken = store.take(made, 2, crafted.record(2), JOB)
-    command = [sys.executable, "-c", VERIFY, str(store.directory)]
+    command = [sys.executable, "-c", VERIFY, str(store.directory), taken.id]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as process:
         assert process.stdout is not None
-        name = process.stdout.readline().strip()
-        assert (store.directory / name / "copy").is_dir()
+        checkpoint = store.directory / process.stdout.readline().strip()
+        assert (checkpoint / "commits/2").is_file()
         assert (store.leftovers(), store.list(), store.oldest_commit()) == ([], [taken], 3)
         process.kill()
-    assert store.remove_leftovers() == [name]
+    assert store.remove_leftovers() == [checkpoint.parents[1].name]
     assert [entry.name for entry in store.directory.iterdir()] == [taken.id]
-    with store.copying() as folder:
-        assert folder.is_dir()
-    assert not folder.exists()
+    with store.copying(taken) as checkpoint:
+        assert checkpoint.is_dir()
+    assert not checkpoint.parents[1].exists()

@@ -312,7 +312,7 @@ def test_a_driver_whose_supervisor_died_before_it_noted_the_pid_is_found_by_its_
 def test_a_driver_that_died_unseen_is_replaced(home: Home) -> None:
     first_supervisor_killed(home, "take-lease commit note=up go die", until_note="up")
     let_go(home)
-    wait_for(lambda: lease.life(lease.read(home.lease)) is lease.Life.DEAD)
+    wait_for(lambda: lease.look(home.lease)[1] is lease.Life.DEAD)
     list(supervisor(home, "exit=1", "take-lease end=finished").run())
     assert len(notes(home, "started")) == 2
 
@@ -752,16 +752,13 @@ def test_a_driver_that_does_not_commit_is_stopped_and_unhealthy(
     assert processes.members(str(notes(home)[0]["token"])) == []
 
 
-def test_a_pipeline_without_new_records_or_that_has_finished_is_healthy(home: Home) -> None:
+def test_a_pipeline_without_new_records_or_that_has_finished_is_healthy() -> None:
     rules = HealthRules(no_commit_within=timedelta(seconds=60))
     intent = Intent(token="t", owner="o", until="available", series="t", restarts=0, log="", written=900.0)
     quiet = Status(pipeline="shop", token="t", state=DriverState.RUNNING, commit=1, lag=0, progressed=1000.0)
-    home.control.mkdir(parents=True)
-    statuses.write(home.status, quiet)
-    assert driver_watch.stuck(home, intent, rules, 1060.0) is None
-    assert driver_watch.stuck(home, intent, rules, 1061.0) is not None
-    statuses.write(home.status, replace(quiet, state=DriverState.FINISHED))
-    assert driver_watch.stuck(home, intent, rules, 1061.0) is None
+    assert driver_watch.stuck(intent, quiet, rules, 1060.0) is None
+    assert driver_watch.stuck(intent, quiet, rules, 1061.0) is not None
+    assert driver_watch.stuck(intent, replace(quiet, state=DriverState.FINISHED), rules, 1061.0) is None
 
 
 def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:

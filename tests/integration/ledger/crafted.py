@@ -78,7 +78,7 @@ class CraftedPipeline:
             (body,) = record_batch.encode_bodies(
                 pa.array(keys, type=pa.binary()),
                 pa.array(values, type=pa.binary()),
-                np.array(digests, dtype=np.uint64),
+                pa.array(digests, type=pa.uint64()),
                 np.full(len(keys), partition, dtype=np.int32),
                 timestamps=int(time.time() * 1000),
                 body_bytes_maximum=1_000_000,

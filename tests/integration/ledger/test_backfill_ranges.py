@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved, Resolver
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from tests.integration.hand_written import HandWrittenPipeline
@@ -40,7 +41,8 @@ def ask(kafka_config: Mapping[str, str], source: str, tmp_path: Path) -> Callabl
     def resolved(**given: Any) -> Resolved:
         request = BackfillRequest.parse(**{"state": "empty", "output": "topic=t", **given})
         clusters, sources = SourceClusters(kafka_config, {}), [SourceTopics.of(source)]
-        return Resolver(kafka_config, f"p-{source}", clusters, sources, Savepoints(tmp_path)).resolve(request)
+        with LedgerReader(kafka_config, f"p-{source}") as reader:
+            return Resolver(reader, clusters, sources, Savepoints(tmp_path)).resolve(request)
 
     return resolved
 

@@ -203,6 +203,7 @@ async def _more(count: Callable[[], int]) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_slow_throttles_and_loses_answers_starts_no_driver_twice(
     checkpoint: str, tmp_path: Path, store: Faults, request: pytest.FixtureRequest
 ) -> None:

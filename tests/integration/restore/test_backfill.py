@@ -131,6 +131,7 @@ def audited(case: Case) -> Report:
     return audit(case.config, case.name, AuditOptions(patience_seconds=10))
 
 
+@pytest.mark.slow
 def test_a_range_of_commits_gives_another_topic_what_was_delivered_and_gives_it_once(
     windowed: Case, make_topic: Callable[..., str]
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_range_before_every_savepoint_is_run_from_the_beginning(
     assert rows(windowed, other) == delivered(windowed, 2, 4)
 
 
+@pytest.mark.slow
 def test_a_range_that_is_compared_writes_nothing_and_finds_what_differs(windowed: Case) -> None:
     case = windowed
     last = case.tail().place.commit

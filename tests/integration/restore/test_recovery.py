@@ -80,6 +80,7 @@ def test_a_start_goes_on_from_the_newest_whole_batch_then_from_a_savepoint(case:
     assert checkpoint_of(case).path != lost.path
 
 
+@pytest.mark.slow
 def test_a_retained_checkpoint_is_restored_by_its_path_wherever_it_lies(
     case: Case, run_on: RunOn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_retained_checkpoint_is_restored_by_its_path_wherever_it_lies(
     check_content(case)
 
 
+@pytest.mark.slow
 def test_state_that_is_lost_stops_the_start_unless_it_is_allowed_to_begin_anew(case: Case, run_on: RunOn) -> None:
     run_on()
     shutil.rmtree(checkpoint_of(case).path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from upath import UPath
 
-from tests import object_stores
+from tests import memory_store, object_stores
 from tests.hadoop_cluster import HadoopCluster
 
 
@@ -34,7 +34,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "local":
         return tmp_path
     if request.param == "memory":
-        return UPath(f"memory://{uuid.uuid4()}")  # type: ignore[return-value]
+        return memory_store.folder()
     if request.param == "hdfs":
         hadoop: HadoopCluster = request.getfixturevalue("hadoop")
         return UPath(f"{hadoop.hdfs}/{uuid.uuid4()}")  # type: ignore[return-value]

@@ -69,7 +69,7 @@ def test_a_lease_is_renewed_released_and_taken_as_on_any_other_file_system(folde
     path = folder / "lease.json"
     assert leases.read(path) is None
     old = leases.acquire(path, "shop", "old")
-    assert leases.life(leases.read(path)) is Life.ALIVE
+    assert leases.look(path)[1] is Life.ALIVE
     new = leases.acquire(path, "shop", "new", run=2)
     assert leases.renew(path, old) is None
     assert leases.renew(path, replace(old, run=1)) is None

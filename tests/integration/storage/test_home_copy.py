@@ -156,6 +156,7 @@ def without_paths(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {name: content for name, content in files.items() if not name.startswith("lineages") or METADATA not in name}
 
 
+@pytest.mark.slow
 def test_a_home_goes_to_a_bucket_and_back_and_its_pipeline_goes_on(
     pipeline: Pipeline, tmp_path: Path, bucket: str
 ) -> None:

@@ -54,9 +54,8 @@ def race(spark: SparkSession, place: Any, races: int) -> dict[str, Any]:
 
 def main(location: str, races: int) -> None:
     place = place_of(location)
-    spark = local_session("races", place)
-    print(json.dumps(race(spark, place, races)))
-    spark.stop()
+    with local_session("races", place) as spark:
+        print(json.dumps(race(spark, place, races)))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
 from airflow_provider_exactlyonce.storage.opening import store_of
 from tests import class_archives
-from tests.shared_jvm import SharedJvm
+from tests.shared_jvm import DriverProcess, SharedJvm
 from tests.waiting import HANG_SECONDS, eventually
 
 JOBS = Path(__file__).parent / "jobs"
@@ -49,7 +49,7 @@ class Driver:
     :ivar owns_jvm: whether its JVM lives and ends with it
     """
 
-    process: subprocess.Popen[bytes]
+    process: DriverProcess
     log: Path
     owns_jvm: bool
 

@@ -14,6 +14,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from airflow_provider_exactlyonce.streaming import KafkaSource
@@ -24,6 +26,8 @@ EXACT: Final = (
     "inner STRUCT<a: INT, b: STRING>"
 )
 WITH_FLOATS: Final = f"{EXACT}, ratio DOUBLE"
+#: Of types that are decoded in blocks.
+FLAT: Final = "id BIGINT NOT NULL, name STRING, price DECIMAL(12,2), ok BOOLEAN, small TINYINT"
 COLUMNS: Final = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -44,6 +48,7 @@ FITTING: Final[Mapping[str, tuple[str, ...]]] = {
     "tags": ('["a", "}"]', "[]", '["]"]', "null"),
     "inner": ('{"a": 1, "b": "}"}', "{}", '{"b": "{"}', "null"),
     "ratio": ("1", "1.5", "-2e-3", '"NaN"', '"Infinity"', "null"),
+    "small": ("0", "-128", "127", "null"),
     "unnamed": ('{"x": {"y": ["}"]}}', "[[1], {}]", '"Infinity"', "1e3", '"INFO"'),
 }
 ANY: Final = (
@@ -273,8 +278,9 @@ def fits(value: Any, kind: str) -> bool | None:
 
 def number_fits(value: int | Decimal, kind: str) -> bool | None:
     match kind:
-        case "bigint":
-            return isinstance(value, int) and -(2**63) <= value < 2**63
+        case "bigint" | "tinyint":
+            largest = 2 ** (63 if kind == "bigint" else 7)
+            return isinstance(value, int) and -largest <= value < largest
         case "decimal(12,2)":
             exact = Fraction(value)
             if (exact * 10**18).denominator > 1:
@@ -335,7 +341,40 @@ def check(spark: Any, ddl: str, count: int) -> None:
     )
 
 
-@pytest.mark.parametrize("ddl", [EXACT, WITH_FLOATS], ids=["exact", "with_floats"])
+def check_blocks(spark: Any, count: int) -> None:
+    """Compare what blocks decode, each record for itself and all together, with what Spark's parser makes of it."""
+    from pyspark.sql.types import StructType
+
+    from airflow_provider_exactlyonce.streaming.job.json_blocks import JsonBlocks
+    from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
+
+    values = list(records_of(count))
+    rows = [(None, value, "in", 0, at, None) for at, value in enumerate(values)]
+    schema: Any = StructType.fromDDL(FLAT)
+    parsed = JsonValues(schema, offset_column="offset")
+    records = spark.createDataFrame(rows, COLUMNS)
+    fitting = parsed.parsed(records).where(parsed.fits()).select(*parsed.columns()).collect()
+    read = {row["offset"]: tuple(row)[:-1] for row in fitting}
+
+    blocks = JsonBlocks.of(schema)
+    assert blocks is not None
+    alone = {}
+    for at, value in enumerate(values):
+        fits, decoded = blocks.decode(pa.array([value], pa.binary()))
+        if fits[0]:
+            alone[at] = tuple(column[0].as_py() for column in decoded)
+    different = [(values[at], read.get(at), given) for at, given in alone.items() if read.get(at) != given]
+    assert not different
+    assert len(alone) > 0.4 * len(read), "the others are not in one line, or have NaN in a text"
+
+    for size in (1, 10, 500, count):
+        together, decoded = blocks.decode(pa.array(values, pa.binary())[count - size :])
+        columns = [column.to_pylist() for column in decoded]
+        found = {count - size + at: tuple(column[at] for column in columns) for at in np.flatnonzero(together).tolist()}
+        assert found.items() <= alone.items()
+
+
+@pytest.mark.parametrize("ddl", [EXACT, WITH_FLOATS, FLAT], ids=["exact", "with_floats", "flat"])
 def test_generated_records_get_the_verdicts_that_they_had(spark: Any, ddl: str) -> None:
     check(spark, ddl, count=2_000)
 
@@ -343,3 +382,12 @@ def test_generated_records_get_the_verdicts_that_they_had(spark: Any, ddl: str) 
 @pytest.mark.slow
 def test_many_generated_records_get_the_verdicts_that_they_had(spark: Any) -> None:
     check(spark, WITH_FLOATS, count=100_000)
+
+
+def test_what_blocks_decode_is_what_spark_reads(spark: Any) -> None:
+    check_blocks(spark, count=2_000)
+
+
+@pytest.mark.slow
+def test_what_blocks_decode_of_many_records_is_what_spark_reads(spark: Any) -> None:
+    check_blocks(spark, count=100_000)

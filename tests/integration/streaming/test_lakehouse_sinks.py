@@ -28,15 +28,6 @@ def pipeline(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> La
     return LakePipeline(world, request.param, tmp_path / "lake")
 
 
-@pytest.mark.parametrize("pipeline", [ICEBERG], indirect=True)
-def test_a_batch_whose_version_was_written_before_its_driver_died_is_there_once(pipeline: LakePipeline) -> None:
-    pipeline.world.send(2 * BATCH)
-    driver = pipeline.start("after-sink-commit:batch=1")
-    assert driver.wait() == -signal.SIGKILL, driver.output()[-3000:]
-    pipeline.finish()
-    pipeline.check()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "steps",

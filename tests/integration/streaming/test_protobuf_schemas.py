@@ -102,10 +102,10 @@ TOP = 'syntax = "proto3"; import "deep/deep.proto"; message Top { deep.Deep d = 
 
 @pytest.mark.parametrize("base64s", range(4))
 def test_a_schema_may_import_others_and_each_may_be_text_or_base64(base64s: int) -> None:
-    imports = {
-        "deep/est.proto": serialized(DEEPEST, "any.proto") if base64s & 1 else DEEPEST,
-        "deep/deep.proto": DEEP,
-    }
+    imports = (
+        ("deep/est.proto", serialized(DEEPEST, "any.proto") if base64s & 1 else DEEPEST),
+        ("deep/deep.proto", DEEP),
+    )
     top = TOP
     if base64s & 2:
         file = FileDescriptorProto()
@@ -118,7 +118,7 @@ def test_a_schema_may_import_others_and_each_may_be_text_or_base64(base64s: int)
 
 def test_an_imports_name_leads_out_of_no_folder() -> None:
     with pytest.raises(RefusedError, match="which is no name of a schema"):
-        compiled('syntax = "proto3"; message A {}', {"../../outside.proto": DEEPEST})
+        compiled('syntax = "proto3"; message A {}', (("../../outside.proto", DEEPEST),))
 
 
 def test_schemas_with_messages_of_one_name_stand_side_by_side() -> None:

@@ -99,7 +99,7 @@ class Protobuf:
         self._client = client
         self._old = self._class(protobuf_schemas.compiled(OLD_PROTO), "Order")
         self._serializer = ProtobufSerializer(self._old, client, {"use.deprecated.format": False})
-        self._new = self._class(protobuf_schemas.compiled(NEW_PROTO, {"tags.proto": TAGS_PROTO}), "Order")
+        self._new = self._class(protobuf_schemas.compiled(NEW_PROTO, (("tags.proto", TAGS_PROTO),)), "Order")
 
     @staticmethod
     def _class(file: Any, name: str) -> Any:

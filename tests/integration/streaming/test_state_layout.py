@@ -85,7 +85,7 @@ CASES = [
     pytest.param(Case(HASHMAP), id="hashmap", marks=SLOW),
     pytest.param(Case(CHANGELOG), id="changelog", marks=SLOW),
     pytest.param(Case(ROCKSDB, joined), id="join", marks=SLOW),
-    pytest.param(Case(ROCKSDB, transformed), id="transformWithState"),
+    pytest.param(Case(ROCKSDB, transformed), id="transformWithState", marks=SLOW),
     pytest.param(Case(ROCKSDB, total), id="without-keys", marks=SLOW),
     pytest.param(Case(HASHMAP, limited), id="limit", marks=SLOW),
     pytest.param(Case(ROCKSDB), id="rocksdb", marks=SLOW),

@@ -89,6 +89,7 @@ def plain(rows: Sequence[Row], *columns: str) -> list[tuple[Any, ...]]:
     return sorted((tuple(row[name] for name in columns) for row in rows), key=str)
 
 
+@pytest.mark.slow
 def test_every_variable_and_every_timer_is_shown_as_of_any_batch(spark: SparkSession, timed: Home) -> None:
     harness = KeyedHarness(Timed(), "k", watermark_delay=DELAY)
     for batch, rows in enumerate(BATCHES[: LAST + 1]):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.checkpoint.home_copy import CopyPlan, copy_home
+from airflow_provider_exactlyonce.checkpoint.home_copy import copy_home, in_order
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home
@@ -64,16 +64,16 @@ LEFT_OUT = (
 
 
 def test_what_belongs_to_a_home_is_copied_and_what_makes_it_count_comes_last() -> None:
-    plan = CopyPlan.of(sorted([*KEPT, *LAST, *LEFT_OUT]))
-    assert plan.files == KEPT
-    assert plan.last == LAST
+    first, last = in_order(sorted([*KEPT, *LAST, *LEFT_OUT]))
+    assert (*first,) == KEPT
+    assert (*last,) == LAST
 
 
 def test_what_a_release_has_written_belongs_to_a_home_but_for_what_is_of_one_place() -> None:
     release = Path(__file__).parents[2] / "releases/0.1.0/home"
     paths = [str(file.relative_to(release)) for file in release.rglob("*") if file.is_file()]
-    plan = CopyPlan.of(sorted(paths))
-    left_out = {path for path in paths if path not in (*plan.files, *plan.last)}
+    first, last = in_order(sorted(paths))
+    left_out = {path for path in paths if path not in (*first, *last)}
     commands = {path for path in paths if path.startswith("control/commands/")}
     assert commands
     assert left_out == {"home.json", "current", "control/lease.json", "control/intent.json", *commands}

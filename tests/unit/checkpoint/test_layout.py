@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError, parse_offsets, whole
 
 #: As Spark 4.2 writes it.
 TEXT = (
@@ -71,8 +71,8 @@ def test_initial_offsets_are_read_over_sparks_leading_zero_byte(tmp_path: Path) 
     assert Checkpoint(tmp_path).kafka_starts(0) == {"a": {0: 5}, "b": {0: 6}}
 
 
-@pytest.mark.parametrize(("text", "whole"), [('v1\n{"nextBatchWatermarkMs":0}', True), ("v1\n{", False), ("", False)])
-def test_a_torn_commit_is_noticed(tmp_path: Path, text: str, whole: bool) -> None:
+@pytest.mark.parametrize(("text", "good"), [('v1\n{"nextBatchWatermarkMs":0}', True), ("v1\n{", False), ("", False)])
+def test_a_torn_commit_is_noticed(tmp_path: Path, text: str, good: bool) -> None:
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits/0").write_text(text)
-    assert Checkpoint(tmp_path).commit_is_whole(0) is whole
+    assert (whole(Checkpoint(tmp_path).commit, 0) is not None) is good

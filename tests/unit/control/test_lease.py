@@ -12,26 +12,32 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests.clocks import StandingClock
 
 
+def seen(path: Path, held: lease.Lease) -> Life:
+    json_store.write(path, asdict(held))
+    return lease.look(path)[1]
+
+
 def test_no_lease_is_none(tmp_path: Path) -> None:
-    assert lease.life(lease.read(tmp_path / "lease.json")) is Life.NONE
+    assert lease.look(tmp_path / "lease.json") == (None, Life.NONE)
 
 
 def test_this_process_is_alive_until_it_falls_silent(tmp_path: Path) -> None:
-    held = lease.acquire(tmp_path / "l", "p", "token")
-    assert lease.read(tmp_path / "l") == held
-    assert lease.life(held) is Life.ALIVE
-    assert lease.life(held, now=held.heartbeat + lease.STALE_SECONDS + 1) is Life.STALE
+    path = tmp_path / "l"
+    held = lease.acquire(path, "p", "token")
+    assert lease.look(path) == (held, Life.ALIVE)
+    assert seen(path, replace(held, heartbeat=held.heartbeat - lease.STALE_SECONDS - 1)) is Life.STALE
 
 
 def test_a_recycled_pid_is_not_taken_for_the_holder(tmp_path: Path) -> None:
     held = lease.acquire(tmp_path / "l", "p", "t")
-    assert lease.life(replace(held, process_started=held.process_started + 1)) is Life.DEAD
+    assert seen(tmp_path / "l", replace(held, process_started=held.process_started + 1)) is Life.DEAD
 
 
 def test_a_holder_on_another_host_is_judged_by_its_heartbeat_only(tmp_path: Path) -> None:
-    held = replace(lease.acquire(tmp_path / "l", "p", "t"), machine="elsewhere", pid=2**22 + 1)
-    assert lease.life(held) is Life.ALIVE
-    assert lease.life(held, now=held.heartbeat + lease.STALE_SECONDS + 1) is Life.STALE
+    path = tmp_path / "l"
+    held = replace(lease.acquire(path, "p", "t"), machine="elsewhere", pid=2**22 + 1)
+    assert seen(path, held) is Life.ALIVE
+    assert seen(path, replace(held, heartbeat=held.heartbeat - lease.STALE_SECONDS - 1)) is Life.STALE
 
 
 def test_a_lease_that_was_taken_over_is_neither_renewed_nor_released_by_the_old_holder(tmp_path: Path) -> None:
@@ -99,7 +105,7 @@ def test_a_higher_run_takes_its_lease_back_from_a_lower_one_that_was_frozen_whil
 
 def test_the_same_pid_in_another_namespace_is_not_looked_up(tmp_path: Path) -> None:
     held = lease.acquire(tmp_path / "l", "p", "t")
-    assert lease.life(replace(held, machine=f"{held.host} boot pid:[1]", process_started=1)) is Life.ALIVE
+    assert not lease.is_dead(replace(held, machine=f"{held.host} boot pid:[1]", process_started=1))
 
 
 def test_a_lease_that_a_newer_release_has_taken_under_another_schema_is_left_alone(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def encode(
     return encode_bodies(
         column([row.key for row in written], binary, padding),
         column([row.value for row in written], binary, padding),
-        np.arange(len(written), dtype=np.int64),
+        pa.array(range(len(written)), pa.int64()),
         np.array([row.partition for row in written], dtype=np.int32),
         timestamps=np.array([row.timestamp for row in written], dtype=np.int64),
         headers=column(lists, HEADERS_TYPE, padding),

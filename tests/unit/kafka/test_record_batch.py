@@ -42,7 +42,7 @@ def encode(
     return encode_bodies(
         pa.array([row[0] for row in rows], arrow_type),
         pa.array([row[1] for row in rows], arrow_type),
-        np.array([row[2] for row in rows], dtype=np.uint64),
+        pa.array([row[2] for row in rows], pa.uint64()),
         np.array([row[3] for row in rows], dtype=np.int32),
         timestamps=NOW,
         body_bytes_maximum=body_bytes_maximum,
@@ -176,7 +176,7 @@ def test_a_body_of_more_than_a_million_records_has_wider_offset_deltas() -> None
     (body,) = encode_bodies(
         empty,
         empty,
-        np.ones(count, dtype=np.int64),
+        pa.array(np.ones(count, dtype=np.int64)),
         np.zeros(count, dtype=np.int32),
         timestamps=NOW,
         body_bytes_maximum=1 << 30,
@@ -232,7 +232,7 @@ def test_bytes_under_a_null_are_not_sent() -> None:
     bodies = encode_bodies(
         column,
         column,
-        np.zeros(3, dtype=np.int64),
+        pa.array([0] * 3),
         np.zeros(3, dtype=np.int32),
         timestamps=NOW,
         body_bytes_maximum=1_000,
@@ -272,7 +272,7 @@ def test_the_first_of_the_rows_that_cannot_fit_is_told() -> None:
 
 
 def test_rows_that_no_client_could_send_are_refused_by_name() -> None:
-    keys, digests = pa.array([b"a", b"b", b"c"], pa.binary()), np.zeros(3, dtype=np.int64)
+    keys, digests = pa.array([b"a", b"b", b"c"], pa.binary()), pa.array([0] * 3)
     partitions = np.array([4, 5, 6], dtype=np.int32)
     times = np.array([NOW, -1, -2], dtype=np.int64)
     with pytest.raises(RefusedRecord, match=r"row 1 .partition 5, key b'b'. has the timestamp -1 ms"):
@@ -289,10 +289,9 @@ def test_a_header_under_a_null_list_is_neither_sent_nor_checked() -> None:
     validity = pa.py_buffer(np.packbits([0, 1], bitorder="little"))
     offsets = pa.py_buffer(np.array([0, 1, 2], dtype=np.int32))
     headers = pa.ListArray.from_buffers(HEADERS_TYPE, 2, [validity, offsets], children=[entries])
-    keys, zeros = pa.array([b"a", b"b"], pa.binary()), np.zeros(2, dtype=np.int32)
-    (body,) = encode_bodies(
-        keys, keys, zeros.astype(np.int64), zeros, timestamps=NOW, headers=headers, body_bytes_maximum=1_000
-    )
+    keys, digests = pa.array([b"a", b"b"], pa.binary()), pa.array([0, 0])
+    partitions = np.zeros(2, dtype=np.int32)
+    (body,) = encode_bodies(keys, keys, digests, partitions, timestamps=NOW, headers=headers, body_bytes_maximum=1_000)
     batch = DefaultRecordBatch(b"".join(stamp(body, producer_id=1, epoch=0, base_sequence=0)))
     assert [record.headers for record in batch] == [[], [("h", None)]]
 
@@ -313,16 +312,16 @@ def test_only_bodies_that_get_smaller_are_compressed(codec: str) -> None:
 
 def test_arguments_that_do_not_belong_together_are_refused() -> None:
     column, zero = pa.array([b"a"], pa.binary()), np.zeros(1, dtype=np.int32)
-    digest = np.zeros(1, dtype=np.int64)
+    digest = pa.array([0])
     limits: dict[str, Any] = {"timestamps": NOW, "body_bytes_maximum": 1_000}
     with pytest.raises(ValueError, match="1 keys, 1 values, 2 digests and 1 partitions"):
-        encode_bodies(column, column, np.zeros(2, dtype=np.int64), zero, **limits)
+        encode_bodies(column, column, pa.array([0, 0]), zero, **limits)
     with pytest.raises(ValueError, match="row 0 has partition -1"):
         encode_bodies(column, column, digest, zero - 1, **limits)
     with pytest.raises(ValueError, match="found 1 null"):
         encode_bodies(column, column, pa.array([None], pa.int64()), zero, **limits)
-    with pytest.raises(TypeError, match="found float64"):
-        encode_bodies(column, column, np.zeros(1), zero, **limits)
+    with pytest.raises(TypeError, match="found double"):
+        encode_bodies(column, column, pa.array([0.0]), zero, **limits)
     with pytest.raises(ValueError, match="body_bytes_maximum must be 62 to 2147483647, found 61"):
         encode_bodies(column, column, digest, zero, timestamps=NOW, body_bytes_maximum=61)
     with pytest.raises(TypeError, match="found string"):

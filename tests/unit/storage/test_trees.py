@@ -1,26 +1,20 @@
 from __future__ import annotations
 
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from upath import UPath
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.trees import content_of, content_of_bytes, copy_file, files_below
-
-
-def in_memory() -> Path:
-    place: Any = UPath(f"memory://{uuid.uuid4()}")
-    return place  # type: ignore[no-any-return]
+from tests import memory_store
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
 def test_all_files_are_listed_hidden_and_empty_ones_too(tmp_path: Path, kind: str) -> None:
-    folder = tmp_path / "home" if kind == "local" else in_memory()
+    folder = tmp_path / "home" if kind == "local" else memory_store.folder()
     assert files_below(folder) == []
     for name in ("b", "a/2", "a/.2.crc", "a/c/1", ".exactlyonce-1/probe", "a/.exactlyonce-lock-2/file"):
         store_of(folder).replace(folder / name, b"" if name == "b" else b"x")
@@ -45,7 +39,7 @@ def test_a_directory_that_can_not_be_read_is_not_taken_for_an_empty_one(
 
 
 def test_a_file_is_copied_to_another_file_system_once(tmp_path: Path) -> None:
-    source, target = tmp_path / "a", in_memory() / "a"
+    source, target = tmp_path / "a", memory_store.folder() / "a"
     with pytest.raises(FileNotFoundError, match="is gone"):
         copy_file(source, target)
     source.write_bytes(b"bytes")

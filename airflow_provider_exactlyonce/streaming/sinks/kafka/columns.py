@@ -108,7 +108,7 @@ def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
     named = [F.col(f"`{name}`") for name in types]
     content = F.struct(*named)
     if isinstance(sink.value_format, RegistryFormat):
-        value = subjects.settled(sink.value_format, sink.topic, frame.select(*named))(content)
+        value = subjects.encoded(sink.value_format, sink.topic, frame.select(*named), content)
     else:
         value = F.to_json(content, {"ignoreNullFields": "false"})
     if sink.key is None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
+from psycopg import sql
 from psycopg.pq import TransactionStatus
 from typing_extensions import override
 
@@ -307,7 +308,9 @@ class PostgresCommitter(SinkCommitter):
     def _rows_by_commit(self) -> dict[int, int] | None:
         if self._counted is None:
             return None
-        return dict(self._session().execute(Move.rows_by(self._table, self._counted)).fetchall())
+        text = sql.SQL("SELECT {0}, count(*) FROM {1} WHERE {0} IS NOT NULL GROUP BY {0}")
+        statement = text.format(sql.Identifier(self._counted), self._table.quoted)
+        return dict(self._session().execute(statement).fetchall())
 
     def _drop_stages(self) -> None:
         with translated_errors("removing staging tables", str(self._table)):

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from airflow_provider_exactlyonce.exceptions import RecordRefusedError
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 
 _OPTIONS: Final = csv.WriteOptions(include_header=False, quoting_style="needed")
 
@@ -28,7 +27,7 @@ def encode(writer: int, rows: pa.RecordBatch, json_columns: Collection[str]) -> 
 
     :param writer: a number that each row begins with
     :param json_columns: the columns whose values become JSON, when they are nested; other arrays become arrays
-    :raises RecordRefusedError: for a value that has no JSON, marked
+    :raises RecordRefusedError: for a value that has no JSON
     """
     columns = [pa.repeat(pa.scalar(writer, pa.int32()), rows.num_rows)]
     columns += [_column(rows[name], name in json_columns) for name in rows.schema.names]
@@ -68,7 +67,7 @@ def _hexadecimal(values: pa.Array) -> pa.Array:
 def to_json(value: Any) -> str:
     """Return JSON in which decimals keep their digits, times are ISO 8601 and bytes are base64.
 
-    :raises RecordRefusedError: for what JSON lacks, not-a-number and infinities, marked
+    :raises RecordRefusedError: for what JSON lacks, not-a-number and infinities
     """
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(str(name))}:{to_json(of)}" for name, of in value.items()) + "}"
@@ -83,9 +82,7 @@ def to_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise RecordRefusedError(
-            mark(RecordRefusedError, f"{value} has no JSON, for a column json or jsonb")
-        ) from error
+        raise RecordRefusedError(f"{value} has no JSON, for a column json or jsonb") from error
 
 
 def _array(values: list[Any]) -> str:

@@ -50,8 +50,7 @@ class PostgresSink(PostgresDeclaration):
         parameters = postgres_connection.parameters_of(self.conn_id)
         with postgres_connection.connect(parameters, "exactlyonce check") as connection:
             table = postgres_table.find(connection, self.table, self.rights)
-        apart = [name for name in (self.deleted,) if name is not None]
-        table.check_columns(columns, apart)
+        table.check_columns(columns, self.deleted)
         if self.commit_column is not None:
             table.check_commit_column(self.commit_column)
         if self.mode == "upsert":

@@ -59,17 +59,21 @@ def make_tables(connection: psycopg.Connection[Any]) -> None:
 
     :raises RefusedError: when a right is missing
     """
-    exists = "SELECT bool_and(to_regclass(name) IS NOT NULL) FROM unnest(%s::text[]) name"
-    names = [f"{SCHEMA}.{name}" for name in ("claims", "commits", "places")]
     with _rights_named(connection):
-        there = connection.execute(exists, [names]).fetchone()
-        if not (there and there[0]):
+        if not _has(connection, "claims", "commits", "places"):
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [SCHEMA])  # two may be the first
                 for statement in _TABLES:
                     connection.execute(statement)
         if lacking := connection.execute(_LACKING).fetchall():
             raise psycopg.errors.InsufficientPrivilege(f"lacking are {', '.join(right for (right,) in lacking)}")
+
+
+def _has(connection: psycopg.Connection[Any], *tables: str) -> bool:
+    """Tell whether all of these tables of ours are there."""
+    exists = "SELECT bool_and(to_regclass(name) IS NOT NULL) FROM unnest(%s::text[]) name"
+    row = connection.execute(exists, [[f"{SCHEMA}.{name}" for name in tables]]).fetchone()
+    return bool(row and row[0])
 
 
 @contextmanager
@@ -93,8 +97,7 @@ def newest(connection: psycopg.Connection[Any], key: Key) -> SinkEntry | None:
     """
     ordered = f"SELECT entry::text FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s) ORDER BY number DESC LIMIT 1"
     with _rights_named(connection):
-        there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{SCHEMA}.commits"]).fetchone()
-        if not there or not there[0]:
+        if not _has(connection, "commits"):
             return None
         row = connection.execute(ordered, key).fetchone()
     return None if row is None else SinkEntry.from_json(row[0])
@@ -132,8 +135,7 @@ def check_commit_column(connection: psycopg.Connection[Any], key: Key, table: Ta
 
     :raises RefusedError: naming that sink
     """
-    there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{SCHEMA}.places"]).fetchone()
-    if not there or not there[0]:
+    if not _has(connection, "places"):
         return
     owner = connection.execute(f"SELECT pipeline, sink {_PLACE}", _place(connection, table, column)).fetchone()
     if owner is not None and owner != key:

@@ -34,7 +34,7 @@ class Move:
 
     def count(self) -> sql.Composed:
         """Return the statement that counts the staged rows."""
-        return sql.SQL("SELECT count(*) FROM {} WHERE {} = ANY(%(writers)s)").format(self._place, self._writer)
+        return sql.SQL("SELECT count(*) FROM ({}) AS staged").format(self._staged)
 
     def ambiguous(self) -> sql.Composed:
         """Return the statement that finds a key with two last rows."""
@@ -44,8 +44,7 @@ class Move:
 
     def insert(self) -> sql.Composed:
         """Return the statement that inserts all rows."""
-        source = sql.SQL("SELECT * FROM {} WHERE {} = ANY(%(writers)s)").format(self._place, self._writer)
-        return self._into(source)
+        return self._into(self._staged)
 
     def upsert(self) -> sql.Composed:
         """Return the statement that inserts or updates the last row of each key, and deletes those that say so."""
@@ -59,36 +58,25 @@ class Move:
 
     def delete(self) -> sql.Composed:
         """Return the statement that deletes the rows of the staged keys."""
-        text = "DELETE FROM {} AS target USING {} AS staged WHERE staged.{} = ANY(%(writers)s) AND {}"
-        return sql.SQL(text).format(self.table.quoted, self._place, self._writer, self._same_key("staged"))
-
-    @staticmethod
-    def rows_by(table: Table, column: str) -> sql.Composed:
-        """Return the statement that counts the target's rows by commit."""
-        name = sql.Identifier(column)
-        text = "SELECT {0}, count(*) FROM {1} WHERE {0} IS NOT NULL GROUP BY {0}"
-        return sql.SQL(text).format(name, table.quoted)
+        text = "DELETE FROM {} AS target USING ({}) AS staged WHERE {}"
+        return sql.SQL(text).format(self.table.quoted, self._staged, self._same_key("staged"))
 
     @property
-    def _place(self) -> sql.Identifier:
-        return sql.Identifier(SCHEMA, self.stage)
-
-    @property
-    def _writer(self) -> sql.Identifier:
-        return sql.Identifier(WRITER_COLUMN)
+    def _staged(self) -> sql.Composed:
+        text = "SELECT * FROM {} WHERE {} = ANY(%(writers)s)"
+        return sql.SQL(text).format(sql.Identifier(SCHEMA, self.stage), sql.Identifier(WRITER_COLUMN))
 
     def _names(self, columns: Sequence[str]) -> sql.Composed:
         return sql.SQL(", ").join(map(sql.Identifier, columns))
 
     def _last(self) -> sql.Composed:
-        rows = sql.SQL("SELECT * FROM {} WHERE {} = ANY(%(writers)s)").format(self._place, self._writer)
         if self.order is None:
-            return rows
+            return self._staged
         text = (
             "SELECT * FROM (SELECT *, rank() OVER (PARTITION BY {} ORDER BY {} DESC NULLS LAST) AS exactlyonce_rank "
             "FROM ({}) AS staged) AS ranked WHERE exactlyonce_rank = 1"
         )
-        return sql.SQL(text).format(self._names(self.key), sql.Identifier(self.order), rows)
+        return sql.SQL(text).format(self._names(self.key), sql.Identifier(self.order), self._staged)
 
     def _into(self, source: sql.Composed) -> sql.Composed:
         targets, values = [*self.columns], self._names(self.columns)

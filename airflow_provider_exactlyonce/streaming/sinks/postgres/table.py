@@ -134,14 +134,14 @@ class Table:
         """Its name for a statement."""
         return sql.Identifier(self.schema, self.name)
 
-    def check_columns(self, columns: StructType, apart: Iterable[str]) -> None:
+    def check_columns(self, columns: StructType, apart: str | None) -> None:
         """Check that it takes a stream's columns.
 
-        :param apart: names of those that are not stored
+        :param apart: the name of one that is not stored, None for no such
         :raises RefusedError: naming the column
         """
         for field in columns.fields:
-            if field.name in apart:
+            if field.name == apart:
                 continue
             check_has(self, self.columns, field.name, field.dataType.simpleString())
             column = self.columns[field.name]

@@ -14,10 +14,10 @@ from psycopg import sql
 
 from airflow_provider_exactlyonce.exceptions import RecordRefusedError
 from airflow_provider_exactlyonce.streaming.sinks.postgres import csv_rows
-from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import Parameters, connect, meaning
+from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import Parameters, connect, translated_errors
 from airflow_provider_exactlyonce.streaming.sinks.postgres.staging import SCHEMA, WRITER_COLUMN
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import marking
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,8 @@ class PostgresWriter(SinkWriter):
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
-        try:
+        with marking(RecordRefusedError), translated_errors(self._what, self._opened.table):
             yield
-        except psycopg.Error as error:
-            translated = meaning(error, self._what, self._opened.table)
-            if isinstance(translated, RecordRefusedError):
-                raise RecordRefusedError(mark(RecordRefusedError, str(translated))) from error
-            raise translated from error
 
 
 class _AbandonedError(Exception):

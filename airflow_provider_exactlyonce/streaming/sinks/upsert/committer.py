@@ -16,31 +16,27 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     SinkAttempt,
     SinkCommitter,
-    SinkContext,
     SinkEntry,
     SinkWriter,
 )
 from airflow_provider_exactlyonce.streaming.sinks.upsert import places
 from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
-from airflow_provider_exactlyonce.streaming.sinks.upsert.places import NAME
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+from airflow_provider_exactlyonce.streaming.sinks.upsert.places import METADATA, NAME
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import marking
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_provider_exactlyonce.streaming.sinks.upsert.declaration import UpsertDeclaration
-
-_METADATA: Final = sa.MetaData()
 CLAIMS: Final = sa.Table(
     "exactlyonce_claims",
-    _METADATA,
+    METADATA,
     sa.Column("pipeline", NAME, primary_key=True),
     sa.Column("sink", NAME, primary_key=True),
     sa.Column("run", sa.BigInteger, nullable=False),
 )
 COMMITS: Final = sa.Table(
     "exactlyonce_commits",
-    _METADATA,
+    METADATA,
     sa.Column("pipeline", NAME, primary_key=True),
     sa.Column("sink", NAME, primary_key=True),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
@@ -108,39 +104,39 @@ class UpsertWriter(SinkWriter):
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
-        try:
-            with upsert_table.translated_errors(f"commit {self._attempt.commit}", self._opened.table):
-                yield
-        except RecordRefusedError as error:
-            raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error
+        what = f"commit {self._attempt.commit}"
+        with marking(RecordRefusedError), upsert_table.translated_errors(what, self._opened.table):
+            yield
 
 
 class UpsertCommitter(SinkCommitter):
     """Opens a connection for each step: nothing is held between them.
 
+    :param sink: the sink's name
+    :param opened: opens the tasks' writers; driver and tasks write to the same table
     :raises RefusedError: when the table is missing
     :raises BatchFailedError: when the database does not answer
     """
 
-    def __init__(self, sink: UpsertDeclaration, context: SinkContext) -> None:
-        self._sink: Final = sink
-        self._key: Final = {"pipeline": context.pipeline, "sink": sink.name}
+    def __init__(self, pipeline: str, sink: str, opened: OpenUpsertWriter) -> None:
+        self._opened: Final = opened
+        self._key: Final = {"pipeline": pipeline, "sink": sink}
         self._run = 0
-        with upsert_table.connect(sink.url) as connection:
-            table = upsert_table.find(connection, sink.table)
-            if sink.commit_column is not None:
-                places.check(connection, self._key, table, sink.commit_column)
+        with upsert_table.connect(opened.url) as connection:
+            table = upsert_table.find(connection, opened.table)
+            if opened.commit_column is not None:
+                places.check(connection, self._key, table, opened.commit_column)
 
     @property
     @override
     def place(self) -> object:
         with self._connected("asking where it writes") as connection:
-            return places.identity(connection, upsert_table.find(connection, self._sink.table))
+            return places.identity(connection, upsert_table.find(connection, self._opened.table))
 
     @property
     @override
     def dataset(self) -> tuple[str, str]:
-        return upsert_table.dataset(self._sink.url, self._sink.table)
+        return upsert_table.dataset(self._opened.url, self._opened.table)
 
     @override
     def tail(self) -> SinkEntry | None:
@@ -151,12 +147,11 @@ class UpsertCommitter(SinkCommitter):
     def claim(self, run: int) -> SinkEntry | None:
         self._run = run
         with self._connected(f"claiming it for run {run}") as connection:
-            _METADATA.create_all(connection)
-            places.PLACES.create(connection, checkfirst=True)
+            METADATA.create_all(connection)
             connection.commit()
             self._lock(connection)
-            table = upsert_table.find(connection, self._sink.table)
-            places.take(connection, self._key, table, self._sink.commit_column)
+            table = upsert_table.find(connection, self._opened.table)
+            places.take(connection, self._key, table, self._opened.commit_column)
             connection.execute(CLAIMS.update().filter_by(**self._key), {"run": run})
             newest = self._newest(connection)
             connection.commit()
@@ -164,8 +159,7 @@ class UpsertCommitter(SinkCommitter):
 
     @override
     def open_writer(self) -> OpenWriter:
-        sink = self._sink
-        return OpenUpsertWriter(sink.url, sink.table, sink.key, sink.commit_column)
+        return self._opened
 
     @override
     def begin(self, attempt: SinkAttempt) -> None:
@@ -187,7 +181,7 @@ class UpsertCommitter(SinkCommitter):
         except Exception as error:
             if not is_sent:
                 raise
-            raise CommitUnknownError(f"commit {entry.commit} of sink {self._sink.name}: {error}") from error
+            raise CommitUnknownError(f"commit {entry.commit} of sink {self._key['sink']}: {error}") from error
 
     @override
     def abort(self) -> None:
@@ -212,7 +206,7 @@ class UpsertCommitter(SinkCommitter):
             self._newest(connection)  # which is not another sink's
             rows = connection.execute(sa.select(COMMITS.c.entry).filter_by(**self._key)).scalars()
             entries = {entry.commit: entry for entry in map(SinkEntry.from_json, rows)}
-        return compare(entries, commits, f"{COMMITS.name} of sink {self._sink.name}")
+        return compare(entries, commits, f"{COMMITS.name} of sink {self._key['sink']}")
 
     @override
     def close(self) -> None:
@@ -221,8 +215,8 @@ class UpsertCommitter(SinkCommitter):
     @contextmanager
     def _connected(self, what: str) -> Iterator[sa.Connection]:
         with (
-            upsert_table.translated_errors(what, self._sink.table),
-            upsert_table.connect(self._sink.url) as connection,
+            upsert_table.translated_errors(what, self._opened.table),
+            upsert_table.connect(self._opened.url) as connection,
         ):
             yield connection
 
@@ -237,7 +231,7 @@ class UpsertCommitter(SinkCommitter):
         if run > self._run:
             raise FencedError(
                 f"run {self._run} of {self._key['pipeline']} is superseded by run {run}, which has claimed sink "
-                f"{self._sink.name}"
+                f"{self._key['sink']}"
             )
 
     def _newest(self, connection: sa.Connection) -> SinkEntry | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import sqlalchemy as sa
@@ -22,10 +23,12 @@ NAME: Final = (
     .with_variant(_EXACT_IN_MYSQL, "mysql", "mariadb")
     .with_variant(mssql.VARCHAR(255, collation="Latin1_General_100_BIN2"), "mssql")
 )
+#: The sink's own tables.
+METADATA: Final = sa.MetaData()
 #: Whose commits a commit_column has.
 PLACES: Final = sa.Table(
     "exactlyonce_places",
-    sa.MetaData(),
+    METADATA,
     sa.Column("place", NAME, primary_key=True),
     sa.Column("commit_column", NAME, primary_key=True),
     sa.Column("pipeline", NAME, nullable=False),
@@ -55,14 +58,10 @@ def identity(connection: sa.Connection, table: sa.Table) -> tuple[object, ...]:
     url, dialect = connection.engine.url, connection.dialect.name
     name = connection.dialect.identifier_preparer.format_table(table)
     if dialect == "postgresql":
-        try:
-            with connection.begin_nested():
-                identifiers = connection.execute(
-                    sa.text(places.POSTGRESQL.format(table=":table")), {"table": name}
-                ).one()
-            return "postgresql", *identifiers
-        except sa.exc.ProgrammingError:  # the right to ask for the cluster's identifier was revoked
-            return "postgresql", url.host, url.port, url.database, _text(connection, table)
+        asked = sa.text(places.POSTGRESQL.format(table=":table"))
+        # Else the right to ask for the cluster's identifier was revoked.
+        with suppress(sa.exc.ProgrammingError), connection.begin_nested():
+            return "postgresql", *connection.execute(asked, {"table": name}).one()
     if dialect in ("mysql", "mariadb"):
         asked = sa.text("SELECT @@hostname, @@port, @@datadir")
         return "mysql", *connection.execute(asked).one(), _text(connection, table)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkCommitter, SinkContext
-from airflow_provider_exactlyonce.streaming.sinks.upsert.declaration import UpsertDeclaration
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    IDEMPOTENT,
+    IDEMPOTENT_UNFENCED,
+    Sink,
+    SinkCommitter,
+    SinkContext,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class UpsertSink(UpsertDeclaration):
+@dataclass(frozen=True, kw_only=True)
+class UpsertSink(Sink):
     """Writes each row over the one with its key: effectively once with a ``commit_column``, at least once without.
 
     Tasks write straight into the table. A batch that is attempted again writes the same rows over themselves, so that
@@ -32,6 +41,32 @@ class UpsertSink(UpsertDeclaration):
     :raises RefusedError: when there is no key
     """
 
+    url: str = field(repr=False)
+    table: str
+    key: Sequence[str]
+    commit_column: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.key,) if isinstance(self.key, str) else tuple(self.key))
+        if not self.key:
+            raise RefusedError(f"UpsertSink(name={self.name!r}) needs a key: rows are replaced by it")
+
+    @property
+    @override
+    def guarantee(self) -> str:
+        return IDEMPOTENT_UNFENCED if self.commit_column is None else IDEMPOTENT
+
+    @property
+    @override
+    def facts(self) -> Mapping[str, tuple[str, ...]]:
+        commit = {} if self.commit_column is None else {"commit_column": (self.commit_column,)}
+        return {"kind": ("upsert",), "table": (self.table,), "key": tuple(self.key), **commit}
+
+    @property
+    @override
+    def exclusive_place(self) -> object:
+        return "upsert", self.url, self.table
+
     @override
     def check_columns(self, columns: StructType) -> None:
         from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
@@ -42,6 +77,7 @@ class UpsertSink(UpsertDeclaration):
 
     @override
     def open(self, context: SinkContext) -> SinkCommitter:
-        from airflow_provider_exactlyonce.streaming.sinks.upsert.committer import UpsertCommitter
+        from airflow_provider_exactlyonce.streaming.sinks.upsert.committer import OpenUpsertWriter, UpsertCommitter
 
-        return UpsertCommitter(self, context)
+        opened = OpenUpsertWriter(self.url, self.table, self.key, self.commit_column)
+        return UpsertCommitter(context.pipeline, self.name, opened)

@@ -105,7 +105,11 @@ def check_columns(
         if name not in columns.names:
             raise RefusedError(f"the key has the column {name}, and the rows have {', '.join(columns.names)}")
     for field in columns.fields:
-        check_has(table, table.columns.keys(), field.name, field.dataType.simpleString())
+        kind = field.dataType.simpleString()
+        check_has(table, table.columns.keys(), field.name, kind)
+        nested = field.dataType.typeName() in ("array", "map", "struct")
+        if nested and not isinstance(table.columns[field.name].type, sa.JSON):
+            raise RefusedError(f"column {field.name} of table {table} must be of type JSON for {kind}")
     if commit_column:
         check_has(table, table.columns.keys(), commit_column)
     if commit_column in columns.names:
@@ -116,12 +120,6 @@ def check_columns(
         if not (column.nullable or column.server_default is not None or column.autoincrement is True)
     ]
     check_complete(table, required, (*columns.names, *([commit_column] if commit_column else [])))
-    for field in columns.fields:
-        nested = field.dataType.typeName() in ("array", "map", "struct")
-        if nested and not isinstance(table.columns[field.name].type, sa.JSON):
-            raise RefusedError(
-                f"column {field.name} of table {table} must be of type JSON for {field.dataType.simpleString()}"
-            )
     inspector = sa.inspect(connection)
     unique: list[Any] = [
         inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"],

@@ -11,16 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pyarrow as pa
 
 from airflow_provider_exactlyonce import codec, failpoints
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, invariant
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import COMMIT, FileLog, LogRecord
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import Storage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 log = logging.getLogger(__name__)
 

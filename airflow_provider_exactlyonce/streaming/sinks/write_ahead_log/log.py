@@ -15,15 +15,14 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
+
+import pyarrow as pa
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import Storage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: Of records that 0.1.0 can read: claims, so that a process of it that is superseded says so.
 _SCHEMA: Final = 1
@@ -131,7 +130,6 @@ class FileLog:
 
     def rows(self, record: LogRecord) -> Iterator[pa.RecordBatch]:
         """Yield a commit's rows, in the order in which the tasks wrote them."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         for written in record.files:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import CommitUnknownError, RefusedError
@@ -37,7 +38,6 @@ from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import (
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import open_storage
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 _SECONDS_PER_HOUR: Final = 3600
@@ -209,15 +209,12 @@ class WriteAheadLogCommitter(StagedCommitter):
         # What was delivered leaves the log by its age.
         oldest = records[0].entry.commit if records and records[0].position > 1 and records[0].entry else 0
         for expected in commits:
-            if expected.commit < oldest:
-                continue
-            if expected.commit not in records_by_commit:
-                if expected.commit > oldest:
-                    yield f"commit {expected.commit}: the log has no record of it"
-                continue
-            yield from self._differences(records_by_commit[expected.commit], expected)
-            if expected.commit == note.commit and target.can_be_asked and not target.has(expected):
-                yield f"commit {expected.commit}: it was delivered, and the target does not have it"
+            if expected.commit in records_by_commit:
+                yield from self._differences(records_by_commit[expected.commit], expected)
+                if expected.commit == note.commit and target.can_be_asked and not target.has(expected):
+                    yield f"commit {expected.commit}: it was delivered, and the target does not have it"
+            elif expected.commit > oldest:
+                yield f"commit {expected.commit}: the log has no record of it"
 
     @override
     def close(self) -> None:
@@ -235,8 +232,6 @@ class WriteAheadLogCommitter(StagedCommitter):
 
 def _stream(rows: Iterator[pa.RecordBatch]) -> bytes:
     """Return the rows as a stream of Arrow, none when there are none."""
-    import pyarrow as pa
-
     buffer, writer = pa.BufferOutputStream(), None
     for batch in rows:
         if writer is None:

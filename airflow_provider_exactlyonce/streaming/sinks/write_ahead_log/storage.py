@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import uuid
 from abc import ABC, abstractmethod
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.files import flush
+from airflow_provider_exactlyonce.files import flush, is_without_links
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 #: Object stores that refuse the second of two conditional writes, and whose fsspec package asks for it (``create``).
 CONDITIONAL_WRITES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"})
 _LOCAL_URL: Final = "file://"
-_NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def open_storage(path: str, options: Mapping[str, Any]) -> Storage:
@@ -206,7 +204,7 @@ def _link(beside: Path, target: Path) -> None:
     try:
         os.link(beside, target)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if not is_without_links(error):
             raise
         raise RefusedError(
             f"{target}: the file system has no hard links ({error}), and nothing else creates a whole file so that one "

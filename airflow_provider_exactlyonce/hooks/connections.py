@@ -1,10 +1,15 @@
-"""The one place that turns Airflow connections to stores of tables into what delta-rs and pyiceberg are told."""
+"""The one place that turns the Airflow connections of a job's sinks, tables and formats into what its driver is told.
+
+Each answer is JSON, for the driver's environment.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+
+from airflow.sdk import Connection
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
@@ -20,29 +25,64 @@ _AWS: Final = {
 _ROLES: Final = ("role_arn", "assume_role_method", "profile_name")
 
 
-def driver_config(conn_ids: Sequence[str]) -> str:
-    """Return what connections say of object stores and catalogs, for a driver's environment, as JSON.
+def postgres(conn_ids: Sequence[str]) -> str:
+    """Return libpq's parameters by connection.
+
+    :param conn_ids: connections of type ``postgres``; the extra is libpq's parameters, as the provider's hook takes it
+    :raises AirflowNotFoundException: when there is no such connection
+    """
+    return _by_connection(conn_ids, _of_postgres)
+
+
+def stores(conn_ids: Sequence[str]) -> str:
+    """Return what delta-rs and pyiceberg are told of object stores and catalogs, by connection.
 
     :param conn_ids: connections of type ``aws`` or ``iceberg``; of any other type the extra is taken as it is
     :raises AirflowNotFoundException: when there is no such connection
     :raises RefusedError: when it asks for what delta-rs can't do
     """
-    from airflow.sdk import Connection
+    return _by_connection(conn_ids, lambda it: _READ[it.conn_type](it) if it.conn_type in _READ else it.extra_dejson)
 
+
+def schema_registry(conn_id: str) -> str:
+    """Return the configuration of a schema registry's client.
+
+    :param conn_id: connection of type ``http``; its host may be the whole URL, its schema is ``http`` or ``https``, and
+        its extra has further words of confluent-kafka's configuration, as ``ssl.ca.location``
+    :raises AirflowNotFoundException: when there is no such connection
+    """
+    connection = Connection.get(conn_id)
+    host = connection.host or ""
+    url = host if "://" in host else f"{connection.schema or 'http'}://{host}"
+    if connection.port:
+        scheme, separator, rest = url.partition("://")
+        place, slash, path = rest.partition("/")
+        url = f"{scheme}{separator}{place}:{connection.port}{slash}{path}"
+    user = {"basic.auth.user.info": f"{connection.login}:{connection.password or ''}"} if connection.login else {}
+    return json.dumps({"url": url, **user, **connection.extra_dejson})
+
+
+def _by_connection(conn_ids: Sequence[str], read: Callable[[Any], Mapping[str, Any]]) -> str:
     connections = {}
     for conn_id in conn_ids:
-        connection = Connection.get(conn_id)
-        extra = connection.extra_dejson
-        given = _READ.get(connection.conn_type, _as_it_is)(connection, extra)
+        given = read(Connection.get(conn_id))
         connections[conn_id] = {name: _text(value) for name, value in given.items() if value not in (None, "")}
     return json.dumps(connections)
 
 
-def _as_it_is(_: Any, extra: Mapping[str, Any]) -> Mapping[str, Any]:
-    return extra
+def _of_postgres(connection: Any) -> dict[str, Any]:
+    return {
+        "host": connection.host,
+        "port": connection.port,
+        "dbname": connection.schema,
+        "user": connection.login,
+        "password": connection.password,
+        **{name: value for name, value in connection.extra_dejson.items() if isinstance(value, str | int)},
+    }
 
 
-def _of_aws(connection: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _of_aws(connection: Any) -> dict[str, Any]:
+    extra = connection.extra_dejson
     for name in _ROLES:
         if extra.get(name):
             raise RefusedError(
@@ -59,9 +99,9 @@ def _of_aws(connection: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _of_iceberg(connection: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _of_iceberg(connection: Any) -> dict[str, Any]:
     """Return the properties of a catalog, as the hook of Airflow's provider for Iceberg reads its connections."""
-    properties = {"type": "rest", **extra}
+    properties = {"type": "rest", **connection.extra_dejson}
     if connection.host:
         properties["uri"] = connection.host.rstrip("/")
     if properties["type"] != "rest":

@@ -1,23 +1,34 @@
-"""fsspec's file system in this process's memory: for tests of what has to run on any store."""
+"""fsspec's file system in this process's memory as a home's store: for tests of what has to run on any."""
 
 from __future__ import annotations
 
+import os
 import threading
+import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import override
+from upath import UPath
 
-from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
+from airflow_provider_exactlyonce.storage import opening
+from airflow_provider_exactlyonce.storage.remote import RemoteStore, identity_of, path_of
 from airflow_provider_exactlyonce.storage.store import Facts, HeldError, Stored, version_of
 
 #: The file system is the process's, and does nothing in one step.
 _STEP: Final = threading.Lock()
 _HELD: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
 _NOTES: Final[dict[str, str]] = {}
+
+
+def folder() -> Path:
+    """Give an empty folder, whose store the package finds."""
+    place: Any = UPath(f"memory://{uuid.uuid4()}")
+    opening._STORES[identity_of(place.fs), os.getpid()] = MemoryStore(place.fs)
+    return place  # type: ignore[no-any-return]
 
 
 class MemoryStore(RemoteStore):
@@ -44,19 +55,6 @@ class MemoryStore(RemoteStore):
     def replace(self, place: Path, content: bytes, *, durable: bool = True) -> str:
         with _STEP:
             return self._put(place, content)
-
-    @override
-    def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
-        with self.holding(place), _STEP:
-            self._check_unchanged(place, version)
-            return self._put(place, content)
-
-    @override
-    def delete_if(self, place: Path, version: str) -> None:
-        with self.holding(place), _STEP:
-            if self.read(place) is not None:
-                self._check_unchanged(place, version)
-                self.delete(place)
 
     @override
     @contextmanager

@@ -1,0 +1,163 @@
+"""JSON records decoded many at a time in workers: those that certainly fit, the others are for Spark's own parser.
+
+Arrow's parser is stricter than Spark's. What it accepts, Spark's reads as the same values, with few exceptions: those
+are not given to it. So a record's verdict and values are the same, whichever of the two has read it. Of a hundred
+thousand generated records a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as arrow_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pyspark.sql.types import DataType, StructType
+
+#: Spark's parser refuses deeper nesting and longer numbers, Arrow's does not; neither has room in fewer bytes.
+_SHORT_BYTES: Final = 1_000
+_LONGEST_BYTES: Final = 50_000  # of names, for Spark's parser
+_DEEPEST: Final = 900
+#: Arrow's parser ends a line at the first, and reads the others as numbers.
+_NOT_ASKED: Final = (b"\n", b"NaN", b"Inf")
+#: Once so many blocks were refused, a batch has too much that does not fit: the rest of it is for Spark.
+_REFUSALS: Final = 32
+_LEAST_BLOCK: Final = 16
+
+
+def _kind(kind: DataType) -> pa.DataType | None:
+    from pyspark.sql import types
+
+    if isinstance(kind, types.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    same: Mapping[DataType, pa.DataType] = {
+        types.StringType(): pa.string(),
+        types.BooleanType(): pa.bool_(),
+        types.ByteType(): pa.int8(),
+        types.ShortType(): pa.int16(),
+        types.IntegerType(): pa.int32(),
+        types.LongType(): pa.int64(),
+    }
+    return same.get(kind)
+
+
+@dataclass(frozen=True)
+class JsonBlocks:
+    """Decodes values; pickled to the tasks.
+
+    :param fields: what a value may have
+    :param required: the names of those that it must have
+    """
+
+    fields: pa.Schema
+    required: Set[str]
+
+    @classmethod
+    def of(cls, schema: StructType) -> Self | None:
+        """Return what decodes a stream's values, None if a field has a type that the two parsers read differently.
+
+        :param schema: of the stream; a field that is not nullable is required
+        """
+        kinds = {field.name: _kind(field.dataType) for field in schema.fields}
+        if None in kinds.values() or len(kinds) < len(schema.fields):
+            return None
+        return cls(pa.schema(list(kinds.items())), {field.name for field in schema.fields if not field.nullable})
+
+    def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches without their values where these are decoded, with what was; called in a task.
+
+        The columns ``value`` and those behind it are followed by whether a record certainly fits, and the fields.
+        """
+        for batch in batches:
+            values, *others = batch.columns
+            fits, decoded = self.decode(values)
+            certain = pa.array(fits)
+            left = pa.nulls(len(values), values.type) if fits.all() else pc.if_else(certain, None, values)
+            columns = [left, *others, certain, *decoded]
+            yield pa.RecordBatch.from_arrays(columns, [f"_{number}" for number in range(len(columns))])
+
+    def decode(self, values: pa.Array) -> tuple[NDArray[np.bool_], list[pa.Array]]:
+        """Return which values certainly fit, and their fields, which are null for the others.
+
+        :param values: binary
+        """
+        chosen = np.flatnonzero(_may_be_read(values))
+        blocks: list[tuple[NDArray[np.int64], pa.RecordBatch]] = []
+        waiting, refused = [chosen] if len(chosen) else [], 0
+        while waiting:
+            places = waiting.pop()
+            block = self._read(values if len(places) == len(values) else values.take(pa.array(places)))
+            if block is not None:
+                blocks.append((places, block))
+            elif len(places) > _LEAST_BLOCK and refused < _REFUSALS:
+                refused += 1
+                waiting += np.array_split(places, 2)
+        return self._gathered(len(values), blocks)
+
+    def _read(self, values: pa.Array) -> pa.RecordBatch | None:
+        """Return the fields of objects, None if one of them does not fit."""
+        # All are objects by their first and last bytes, none of which Arrow ends at a line.
+        lines = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values), b"\n")
+        try:
+            lines.cast(pa.string())  # Arrow's parser takes any bytes between quotes
+            table = arrow_json.read_json(
+                pa.BufferReader(lines[0].as_buffer()),
+                read_options=arrow_json.ReadOptions(use_threads=False, block_size=lines.nbytes + 1),
+                parse_options=arrow_json.ParseOptions(explicit_schema=self.fields, unexpected_field_behavior="ignore"),
+            )
+            table.validate(full=True)  # the parser lets decimals have too many digits before the point
+        except pa.ArrowInvalid:
+            return None
+        [*batches] = table.combine_chunks().to_batches()
+        # One of them had two objects: then there are more than values, since each has one.
+        return batches[0] if len(batches) == 1 and batches[0].num_rows == len(values) else None
+
+    def _gathered(
+        self, count: int, blocks: Sequence[tuple[NDArray[np.int64], pa.RecordBatch]]
+    ) -> tuple[NDArray[np.bool_], list[pa.Array]]:
+        slots = np.full(count, -1, np.int64)
+        ready = 0
+        for places, _ in blocks:
+            slots[places] = np.arange(ready, ready + len(places))
+            ready += len(places)
+        fits = np.greater_equal(slots, 0)
+        decoded = pa.Table.from_batches([block for _, block in blocks], self.fields)
+        if len(blocks) > 1 or ready < count:
+            decoded = decoded.take(pa.array(np.maximum(slots, 0), mask=~fits))
+        for name in self.required:
+            if decoded[name].null_count:
+                fits &= decoded[name].is_valid().to_numpy()
+        return fits, [column.combine_chunks() for column in decoded.columns]
+
+
+def _may_be_read(values: pa.Array) -> NDArray[np.bool_]:
+    """Say which values Arrow's parser may be asked about."""
+    asked = pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
+    everything = _bytes_of(values)
+    for text in _NOT_ASKED:
+        if text in everything:  # which is rare, and quick to tell of all at once
+            asked = pc.and_not(asked, pc.match_substring(values, text))
+    lengths = pc.binary_length(values)
+    longest = pc.max(lengths).as_py() or 0
+    if longest >= _SHORT_BYTES:
+        nested = pc.add(pc.count_substring(values, "{"), pc.count_substring(values, "["))
+        numbers = pc.match_substring_regex(values, f"[-+.eE0-9]{{{_SHORT_BYTES}}}")
+        bounded = pc.and_(pc.less(nested, _DEEPEST), pc.and_not(pc.less(lengths, _LONGEST_BYTES), numbers))
+        asked = pc.and_(asked, pc.or_(pc.less(lengths, _SHORT_BYTES), bounded))
+    may: NDArray[np.bool_] = pc.fill_null(asked, False).to_numpy(zero_copy_only=False)
+    return may
+
+
+def _bytes_of(values: pa.Array) -> bytes:
+    """Return the bytes of all values as they lie in memory."""
+    _, offsets, content = values.buffers()
+    if not len(values) or content is None:
+        return b""
+    first, last = np.frombuffer(offsets, np.int32)[[values.offset, values.offset + len(values)]].tolist()
+    return bytes(content.slice(first, last - first))

@@ -1,0 +1,89 @@
+"""What is decoded many at a time, and what is left to Spark's parser."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types
+
+from airflow_provider_exactlyonce.streaming.job.json_blocks import JsonBlocks
+
+SCHEMA = (
+    types.StructType()
+    .add("id", types.LongType(), nullable=False)
+    .add("name", types.StringType())
+    .add("price", types.DecimalType(12, 2))
+)
+
+
+def decoded(*values: bytes | None) -> list[tuple[object, ...] | None]:
+    """Return the fields of each value that is decoded, None for one that is left to Spark."""
+    blocks = JsonBlocks.of(SCHEMA)
+    assert blocks is not None
+    fits, columns = blocks.decode(pa.array(values, pa.binary()))
+    return [tuple(column[at].as_py() for column in columns) if fit else None for at, fit in enumerate(fits)]
+
+
+def record(number: int, more: str = "") -> bytes:
+    return f'{{"id": {number}, "name": "ü", "price": {number}.50{more}}}'.encode()
+
+
+def test_values_of_the_schema_are_decoded_and_unknown_fields_passed_over() -> None:
+    assert decoded(record(7, ', "more": [{"a": 1}]'), b'{"id":8}') == [(7, "ü", Decimal("7.50")), (8, None, None)]
+    assert decoded() == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"5",
+        b"{}",
+        b'{"id": null}',
+        b'{"id": 1.0}',
+        b'{"id": "1"}',
+        b'{"id": 1, "id": 2}',
+        b'{"id": 1}{"id": 2}',
+        b'{"id": 1} {"id": 2}',
+        b'{"id": 1,\n"name": "a"}',
+        b'{"id": 1, "name": 5}',
+        b'{"id": 1, "name": "\xff"}',
+        b'{"id": 1, "more": "\xff"}',
+        b'{"id": 1, "more": NaN}',
+        b'{"id": 1, "more": -Infinity}',
+        b'{"id": 1, "price": 1.005}',
+        b'{"id": 1, "price": 10000000000}',
+        b'{"id": 1, "more": ' + b"[" * 1_000 + b"]" * 1_000 + b"}",
+        b'{"id": 1, "more": ' + b"1" * 1_001 + b"}",
+        b'{"id": 1, "' + b"n" * 50_001 + b'": 1}',
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_the_two_parsers_may_read_differently_is_left_to_spark(value: bytes | None) -> None:
+    assert decoded(value) == [None]
+    around = [record(number) for number in range(40)]
+    found = decoded(*around, value, *around)
+    assert found[40] is None
+    assert found[:20] == found[41:61] == [(number, "ü", Decimal(f"{number}.50")) for number in range(20)]
+
+
+def test_two_objects_in_one_value_are_not_taken_for_those_of_two() -> None:
+    assert decoded(b'{"id": 1}{"id": 2}', b"", record(3)) == [None, None, None]
+
+
+def test_a_long_value_is_decoded_if_it_is_neither_deep_nor_has_a_long_number() -> None:
+    text = "x" * 2_000
+    assert decoded(record(1, f', "more": "{text}"')) == [(1, "ü", Decimal("1.50"))]
+
+
+def test_a_batch_of_which_little_fits_is_left_to_spark() -> None:
+    values = [record(number) if number % 2 else b'{"id": "x"}' for number in range(4_000)]
+    assert decoded(*values).count(None) > 2_000
+
+
+@pytest.mark.parametrize("kind", [types.DoubleType(), types.TimestampType(), types.BinaryType(), types.StructType()])
+def test_a_schema_with_a_type_that_the_two_parsers_read_differently_is_not_decoded(kind: types.DataType) -> None:
+    assert JsonBlocks.of(types.StructType().add("id", types.LongType()).add("other", kind)) is None

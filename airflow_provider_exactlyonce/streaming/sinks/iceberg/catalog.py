@@ -32,7 +32,6 @@ from pyiceberg.table.update.snapshot import _MergeAppendFiles, _OverwriteFiles
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import is_live
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 
 if TYPE_CHECKING:
@@ -227,6 +226,11 @@ class IcebergTable:
     def _opened(self) -> Table:
         invariant(self._table is not None, "a table is opened before it is asked")
         return self._table  # type: ignore[return-value]
+
+
+def is_live(manifest: ManifestFile) -> bool:
+    """Tell whether a manifest names files that the table has, and not only some that were taken out."""
+    return manifest.has_added_files() or manifest.has_existing_files()
 
 
 def _with_same_rows(update: TableUpdate) -> TableUpdate:

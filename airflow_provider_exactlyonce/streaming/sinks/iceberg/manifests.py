@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.manifest import ManifestContent
+
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable, is_live
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-
-    from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+    from pyiceberg.manifest import DataFile, ManifestFile
 
 
 def current_files(table: IcebergTable) -> Iterator[DataFile]:
@@ -23,11 +23,6 @@ def current_files(table: IcebergTable) -> Iterator[DataFile]:
 def has_row_deletes(table: IcebergTable) -> bool:
     """Tell whether that snapshot has rows that are deleted beside their files, as merge on read does it."""
     return any(map(is_live, _manifests(table, ManifestContent.DELETES)))
-
-
-def is_live(manifest: ManifestFile) -> bool:
-    """Tell whether a manifest names files that the table has, and not only some that were taken out."""
-    return manifest.has_added_files() or manifest.has_existing_files()
 
 
 def _manifests(table: IcebergTable, content: ManifestContent) -> list[ManifestFile]:

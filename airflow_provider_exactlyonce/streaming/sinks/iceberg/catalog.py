@@ -169,7 +169,7 @@ class IcebergTable:
         :param changes_rows: whether the table has other rows then; if not, who reads its changes passes over it
         """
         draft = _Draft(self._opened)
-        # Not each overwrite takes something out, and one that does not is an append to readers of changes.
+        # An upsert that replaces nothing is an append, also to readers of changes.
         kind, operation = (_Overwrite, Operation.OVERWRITE) if removed else (_MergeAppendFiles, Operation.APPEND)
         snapshot = kind(operation, draft, self.io, snapshot_properties=dict(summary))
         for file in removed:

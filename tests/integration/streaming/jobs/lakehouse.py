@@ -1,6 +1,7 @@
 """Events to Kafka and to a table of a lake, which every column type's way through Spark passes."""
 
 import os
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -14,10 +15,15 @@ CATALOG = {
     "uri": f"sqlite:///{FOLDER}/catalog.db",
     "warehouse": f"file://{FOLDER}/warehouse",
 }
-ICEBERG = {"table": "lake.shop.events", "name": "lake", "catalog_properties": CATALOG, "compact_every": COMPACT_EVERY}
-DELTA = {"name": "lake", "path": FOLDER, "compact_every": COMPACT_EVERY}
+ICEBERG: dict[str, Any] = {
+    "table": "lake.shop.events",
+    "name": "lake",
+    "catalog_properties": CATALOG,
+    "compact_every": COMPACT_EVERY,
+}
+DELTA: dict[str, Any] = {"name": "lake", "path": FOLDER, "compact_every": COMPACT_EVERY}
 # The latest of each key; some events delete theirs.
-LATEST = {"mode": "upsert", "key": "k", "order": "id", "deleted": "gone"}
+LATEST: dict[str, Any] = {"mode": "upsert", "key": "k", "order": "id", "deleted": "gone"}
 LATEST_COLUMNS = ("k", "id", "v", "pmod(id, 5) = 0 AS gone")
 SHARES = {
     "delta": Share(DeltaSink(**DELTA, partition_by=["shop"]), select=ALL_COLUMNS),

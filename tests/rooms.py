@@ -22,12 +22,13 @@ ROOMS: dict[str, set[str]] = {
     "policies": set(),
     "storage": set(),
     "control": {"policies", "storage"},
-    "ledger": {"kafka"},
+    "tables": {"kafka"},
+    "ledger": {"kafka", "tables"},
     "links": {"control"},
-    "audit": {"kafka", "ledger"},
+    "audit": {"kafka", "ledger", "tables"},
     "transactions": {"kafka", "control", "ledger"},
-    "checkpoint": {"storage", "control", "ledger", "streaming.file_systems"},
-    "backfill": {"kafka", "storage", "control", "ledger", "checkpoint"},
+    "checkpoint": {"storage", "control", "ledger", "tables", "streaming.file_systems"},
+    "backfill": {"kafka", "storage", "control", "ledger", "tables", "checkpoint"},
     "streaming.settings": {"kafka"},
     "streaming.file_systems": {"devkit", "storage", "streaming.settings"},
     "streaming.sequencer": {"kafka", "streaming.settings"},
@@ -44,15 +45,18 @@ ROOMS: dict[str, set[str]] = {
     "streaming.sinks.files": {
         *("streaming.sinks", "streaming.sinks.lakehouse", "streaming.sinks.delta", "streaming.sinks.write_ahead_log"),
     },
-    "streaming.analysis": {"ledger", "checkpoint", "streaming.registry", "streaming.sinks.kafka", "streaming.spark"},
+    "streaming.analysis": {
+        *("ledger", "tables", "checkpoint", "streaming.registry", "streaming.sinks.kafka", "streaming.spark"),
+    },
     "streaming.keyed": {"state", "streaming.spark"},
     "streaming.job": {
-        *("kafka", "state", "ledger", "checkpoint"),
+        *("kafka", "state", "ledger", "tables", "checkpoint"),
         *("streaming.settings", "streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
         "streaming.registry",
     },
     "streaming.commit": {
-        *("kafka", "control", "ledger", "checkpoint", "backfill", "streaming.settings", "streaming.sequencer"),
+        *("kafka", "control", "ledger", "tables", "checkpoint", "backfill", "streaming.settings"),
+        "streaming.sequencer",
         *("streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
     },
     "streaming.replay": {
@@ -60,12 +64,19 @@ ROOMS: dict[str, set[str]] = {
         *("streaming.sinks", "streaming.spark", "streaming.commit"),
     },
     "streaming.driver": {
-        *("devkit", "kafka", "policies", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),
-        *("streaming.sequencer", "streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
+        *("devkit", "kafka", "policies", "control", "ledger", "tables", "checkpoint", "backfill"),
+        *(
+            "streaming.settings",
+            "streaming.sequencer",
+            "streaming.sinks",
+            "streaming.sinks.kafka",
+            "streaming.spark",
+            "streaming.analysis",
+        ),
         *("storage", "streaming.file_systems", "streaming.job", "streaming.commit", "streaming.replay"),
     },
     "streaming.declaration": {
-        *("ledger", "streaming.sinks", "streaming.sinks.kafka", "streaming.analysis"),
+        *("ledger", "tables", "streaming.sinks", "streaming.sinks.kafka", "streaming.analysis"),
         *("streaming.job", "streaming.driver"),
     },
     "streaming": {
@@ -88,8 +99,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "doctor": {"kafka", "control", "ledger", "audit", "transactions", "checkpoint", "streaming.commit"},
     "upgrade": {
-        *("storage", "kafka", "control", "ledger", "checkpoint", "streaming.file_systems", "streaming.sinks.kafka"),
-        *("streaming.spark", "streaming.job", "streaming.commit", "streaming.replay"),
+        *("storage", "kafka", "control", "ledger", "tables", "checkpoint", "streaming.file_systems"),
+        *("streaming.sinks.kafka", "streaming.spark", "streaming.job", "streaming.commit", "streaming.replay"),
     },
     "hooks": {"devkit", "storage", "control", "ledger", "checkpoint", "streaming.settings", "streaming.file_systems"},
     "triggers": {"policies", "control", "ledger", "transactions", "hooks"},

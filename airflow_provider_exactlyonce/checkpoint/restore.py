@@ -28,7 +28,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
-from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters, from_environment
+from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters
 from airflow_provider_exactlyonce.storage.opening import place_of
 
 #: The clusters of a pipeline's sources, as its newest claim has them.
@@ -90,7 +90,7 @@ def restore(
     pipeline: str,
     config: Mapping[str, Any],
     request: RestoreRequest,
-    find: FindConnection = from_environment,
+    find: FindConnection | None = None,
 ) -> Restored:
     """Make the lineage; the pipeline's next start runs it. May be repeated after it was killed.
 
@@ -123,7 +123,7 @@ def check_restore(
     pipeline: str,
     config: Mapping[str, Any],
     request: RestoreRequest,
-    find: FindConnection = from_environment,
+    find: FindConnection | None = None,
 ) -> None:
     """Check that a pipeline could be restored now; it may run meanwhile.
 

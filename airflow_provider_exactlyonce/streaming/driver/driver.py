@@ -46,6 +46,7 @@ from airflow_provider_exactlyonce.streaming.commit.start_checks import (
     check_topic_ids,
     first_repeated,
     reconcile,
+    settle_first_positions,
 )
 from airflow_provider_exactlyonce.streaming.driver import rehearsal
 from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle, listen
@@ -221,6 +222,7 @@ class Driver:
         with suppress(AlreadyRunningError):  # after a freeze another one may stand by already
             self._standing_by.close()
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
+        settle_first_positions(checkpoint, sources_of(result), self._pipeline.table_begins(self._lifecycle.begins))
         try:
             needs_replay = reconcile(checkpoint, run.lineage, run.tail)
         except RefusedError:

@@ -65,7 +65,7 @@ def plan(
         )
     known = before or planned
     conf = known.conf if known is not None else fixed_settings(spark) if spark is not None else {}
-    lines = [json.dumps(source.share(ends), separators=(",", ":")) for source in sources]
+    lines = [json.dumps(source.share(ends)) for source in sources]  # as a table's source writes it
     header = {
         "batchWatermarkMs": _watermark(checkpoint, number, owed),
         "batchTimestampMs": int(time.time() * 1000) if owed.batch_timestamp is None else owed.batch_timestamp,

@@ -51,10 +51,14 @@ class DeltaStore(TableStore):
     @property
     def _system(self) -> Any:
         if self._opened is None:
+            from deltalake.exceptions import TableNotFoundError
             from deltalake.fs import DeltaStorageHandler
             from pyarrow.fs import PyFileSystem
 
-            self._opened = PyFileSystem(DeltaStorageHandler(self._place, self._options))
+            try:
+                self._opened = PyFileSystem(DeltaStorageHandler(self._place, self._options))
+            except TableNotFoundError as error:  # its directory is not there
+                raise FileNotFoundError(str(error)) from error
         return self._opened
 
     @override
@@ -65,7 +69,10 @@ class DeltaStore(TableStore):
     def is_there(self, path: str) -> bool:
         from pyarrow.fs import FileType
 
-        return bool(self._system.get_file_info(path).type != FileType.NotFound)
+        try:
+            return bool(self._system.get_file_info(path).type != FileType.NotFound)
+        except FileNotFoundError:
+            return False
 
     def names(self, folder: str) -> list[str]:
         """Return the names of files in a folder."""

@@ -93,10 +93,11 @@ class IcebergTableLog(TableLog):
 
     @override
     def begin(self) -> Position:
-        history = self._history(self._opened())
-        if not history or history[0].parent_snapshot_id is None:
+        table = self._opened()
+        history = self._history(table)
+        if _is_whole(table, history):
             return Position(0)
-        return Position(_number(history[0]))
+        return Position((_number(history[0]) if history else table.metadata.last_sequence_number) + 1)
 
     @override
     def end(self) -> Position:
@@ -107,28 +108,27 @@ class IcebergTableLog(TableLog):
     def versions(self, start: Position) -> Iterator[TableVersion]:
         table = self._opened()
         history = self._history(table)
-        self._check_goes_on(history, start)
+        self._check_goes_on(table, history, start)
         schema_id = None
         for snapshot in history:
             if _number(snapshot) >= start.version:
                 yield self._version(table, snapshot, schema_id)
             schema_id = snapshot.schema_id
 
-    def _check_goes_on(self, history: Sequence[Snapshot], start: Position) -> None:
+    def _check_goes_on(self, table: Table, history: Sequence[Snapshot], start: Position) -> None:
         """Check that the last snapshot that was read is one of main's, so that those after it follow it.
 
         :raises DataLostError: when it is not, or nobody knows
         """
         last = start.version if start.file else start.version - 1
-        if last <= 0:
-            if history and history[0].parent_snapshot_id is not None:
-                raise DataLostError(
-                    f"table {self.name} has its snapshots from {_number(history[0])} on, and what was added before is "
-                    "not known any more: keep its snapshots longer, or begin a new pipeline with a starting_version "
-                    "that is there"
-                )
-        elif last not in map(_number, history):
-            there = f"{_number(history[0])} to {_number(history[-1])}" if history else "none"
+        there = f"{_number(history[0])} to {_number(history[-1])}" if history else "none"
+        if last <= 0 and not _is_whole(table, history):
+            raise DataLostError(
+                f"table {self.name} has the snapshots {there} on its main branch, and what was added before is not "
+                "known any more: keep its snapshots longer, or begin a new pipeline with a starting_version that is "
+                "there"
+            )
+        if last > 0 and last not in map(_number, history):
             raise DataLostError(
                 f"table {self.name} was read up to snapshot {last}, which is not among those of its main branch any "
                 f"more; they are {there}. It has expired, or the table was rolled back, so what follows it can't be "
@@ -249,6 +249,11 @@ class IcebergTableLog(TableLog):
             raise
         except Exception as error:  # each catalog has errors of its own
             raise BatchFailedError(f"table {self.name} can't be read: {type(error).__name__}: {error}") from error
+
+
+def _is_whole(table: Table, history: Sequence[Snapshot]) -> bool:
+    """Tell whether main has all of its snapshots; some writers forget whose child the oldest was."""
+    return _number(history[0]) == 1 if history else table.metadata.last_sequence_number == 0
 
 
 def _number(snapshot: Snapshot) -> int:

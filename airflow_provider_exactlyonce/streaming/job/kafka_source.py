@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
-from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source
+from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source, columns_of
 from airflow_provider_exactlyonce.streaming.registry.registry_format import RegistryFormat
 
 if TYPE_CHECKING:
@@ -360,15 +360,7 @@ class KafkaSource(Source):
         return EncodedValues(reader, self._struct(), self.offset_column, self.topic_column)
 
     def _struct(self) -> StructType:
-        from pyspark.sql.types import StructType
-
-        try:
-            schema = StructType.fromDDL(str(self.schema))
-        except Exception as error:
-            raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} is not DDL: {error}") from error
-        if not isinstance(schema, StructType):
-            raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} names no fields")
-        return schema
+        return columns_of(str(self.schema), f"KafkaSource({self.topic!r})")
 
 
 def _of(options: Mapping[str, str], name: str) -> str | None:

@@ -7,16 +7,36 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 #: {topic: {partition: offset}} where a checkpoint begins, by what it knows.
 Begins = Mapping[str, Mapping[int, int]]
 NOWHERE: Final[Begins] = MappingProxyType({})
+
+
+def columns_of(schema: str, where: str) -> StructType:
+    """Return the columns that a source declares; needs a session of Spark's.
+
+    :param schema: in Spark's DDL
+    :param where: the source, for messages
+    :raises RefusedError: when it is none
+    """
+    from pyspark.sql.types import StructType
+
+    try:
+        columns = StructType.fromDDL(schema)
+    except Exception as error:
+        raise RefusedError(f"schema of {where}: {schema!r} is not DDL: {error}") from error
+    if not isinstance(columns, StructType):
+        raise RefusedError(f"schema of {where}: {schema!r} names no fields")
+    return columns
 
 
 class Source(ABC):

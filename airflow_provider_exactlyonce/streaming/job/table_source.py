@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
 from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
-from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source
+from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source, columns_of
 from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, PARTITION, Position, name_of
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class TableSource(Source):
 
         reading = TableReading(
             name=self.name,
-            schema=self.schema,
+            columns=columns_of(self.schema, self._shown),
             start=Position.of({**self.first_offsets, **begins}[self.name][PARTITION]),
             files=self.max_files_per_trigger,
             skips=self.on_rewrite == SKIP,

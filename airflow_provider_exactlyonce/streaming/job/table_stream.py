@@ -50,7 +50,7 @@ class TableReading:
     """How a table is read.
 
     :param name: the table's, as ledgers have it
-    :param schema: the columns that are read, in DDL
+    :param columns: that are read
     :param start: where a new query begins
     :param files: at most so many a batch, None for all
     :param skips: versions that take rows out are passed over
@@ -58,7 +58,7 @@ class TableReading:
     """
 
     name: str
-    schema: str
+    columns: StructType
     start: Position
     files: int | None
     skips: bool
@@ -85,7 +85,7 @@ def stream(spark: SparkSession, reading: TableReading) -> DataFrame:
 
     :raises RefusedError: when the table is not there, or its columns are not those that are read
     """
-    columns = _struct(reading)
+    columns = reading.columns
     log = open_log(reading.name, reading.options)
     if log.identity() is None:
         raise RefusedError(f"table {reading.name} does not exist: create it first, or name it as it is")
@@ -111,22 +111,11 @@ def stream(spark: SparkSession, reading: TableReading) -> DataFrame:
     return spark.readStream.format(format_name).load()
 
 
-def _struct(reading: TableReading) -> StructType:
-    try:
-        columns = StructType.fromDDL(reading.schema)
-    except Exception as error:
-        raise RefusedError(f"schema of table {reading.name}: {reading.schema!r} is not DDL: {error}") from error
-    if not isinstance(columns, StructType):
-        raise RefusedError(f"schema of table {reading.name}: {reading.schema!r} names no fields")
-    return columns
-
-
 class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Says what a batch reads, in Spark's process for that, and reads it, in tasks."""
 
     def __init__(self, reading: TableReading) -> None:
         self._reading: Final = reading
-        self._columns: Final = _struct(reading)
         self._opened: TableLog | None = None
         self._until: Position | None = None
         self._quiet: tuple[Position, float] | None = None
@@ -179,7 +168,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             check_appends(name, version)
         if version.columns is None or (version.rewrite is not None and self._reading.skips):
             return
-        if (misfit := table_rows.misfit(self._columns, version.columns, needs_all=False)) is not None:
+        if (misfit := table_rows.misfit(self._reading.columns, version.columns, needs_all=False)) is not None:
             raise TableChangedError(f"version {version.version} of table {name} changes its columns: {misfit}")
 
     def _checked(self, version: TableVersion) -> TableVersion:
@@ -189,7 +178,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TablePartition)
-        name, columns = self._reading.name, self._columns
+        name, columns = self._reading.name, self._reading.columns
         try:
             for part in partition.parts:
                 yield from table_rows.rows(name, part, partition.store, columns, partition.field_ids)

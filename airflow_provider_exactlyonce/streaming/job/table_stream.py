@@ -6,6 +6,7 @@ is written as Spark's Kafka source writes one: a topic, the table, with one part
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ def stream(spark: SparkSession, reading: TableReading) -> DataFrame:
         raise RefusedError(f"table {reading.name} does not exist: create it first, or name it as it is")
     if (misfit := table_rows.misfit(columns, log.columns(), needs_all=True)) is not None:
         raise RefusedError(f"the source's schema does not fit table {reading.name}: {misfit}. Declare what it has")
-    format_name = f"exactlyonce-{reading.name}"
+    format_name = f"exactlyonce_table_{hashlib.sha256(reading.name.encode()).hexdigest()[:12]}"
 
     class TableDataSource(DataSource):  # travels to Spark's processes with what it closes over
         @classmethod

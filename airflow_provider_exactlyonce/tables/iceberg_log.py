@@ -97,7 +97,7 @@ class IcebergTableLog(TableLog):
         history = self._history(table)
         if _is_whole(table, history):
             return Position(0)
-        return Position((_number(history[0]) if history else table.metadata.last_sequence_number) + 1)
+        return Position(_number(history[0]) + 1 if history else table.metadata.next_sequence_number())
 
     @override
     def end(self) -> Position:
@@ -253,7 +253,7 @@ class IcebergTableLog(TableLog):
 
 def _is_whole(table: Table, history: Sequence[Snapshot]) -> bool:
     """Tell whether main has all of its snapshots; some writers forget whose child the oldest was."""
-    return _number(history[0]) == 1 if history else table.metadata.last_sequence_number == 0
+    return _number(history[0]) == 1 if history else table.metadata.next_sequence_number() == 1
 
 
 def _number(snapshot: Snapshot) -> int:

@@ -153,16 +153,17 @@ def batch_end(versions: Iterable[TableVersion], start: Position, files: int | No
 
 
 def files_between(versions: Iterable[TableVersion], start: Position, end: Position) -> Iterator[TableFile]:
-    """Yield the files of a range, in their order.
+    """Yield the files of a range, in their order; no version behind it is looked at.
 
     :param versions: from the start on
     """
-    for version in versions:
-        if Position(version.version) >= end:
-            return
+    reading = iter(versions)
+    while start < end and (version := next(reading, None)) is not None:
         first = start.file if version.version == start.version else 0
         last = end.file if version.version == end.version else FILES_PER_VERSION
-        yield from version.files[first:last]
+        if Position(version.version) < end:
+            yield from version.files[first:last]
+        start = Position(version.version + 1)
 
 
 def check_size(name: str, version: int, files: int) -> None:

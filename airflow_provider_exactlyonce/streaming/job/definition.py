@@ -18,11 +18,10 @@ from airflow_provider_exactlyonce.streaming.analysis.late_rows import COUNT_LATE
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import undeclared_streams
 from airflow_provider_exactlyonce.streaming.job.checkpoint_config import CheckpointConfig, CheckpointingMode
 from airflow_provider_exactlyonce.streaming.job.job_file import JobSource
-from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source
+from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source, table_begins
 from airflow_provider_exactlyonce.streaming.job.state_backend import StateBackend
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.sink_routes import SinkRoutes
-from airflow_provider_exactlyonce.tables.positions import is_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,14 +80,6 @@ class PipelineDefinition:
         """{topics of a source, as text: its connection} of sources that are not read from the pipeline's cluster."""
         sources = self.sources.values()
         return {str(source.topics): source.connection for source in sources if source.connection is not None}
-
-    def table_begins(self, begins: Begins) -> dict[str, Mapping[int, int]]:
-        """Return {table: {partition: position}} where a stream of its tables begins.
-
-        :param begins: where a checkpoint begins, by the topics that it knows
-        """
-        firsts = [source.first_offsets for source in self.sources.values()]
-        return {name: begins.get(name, first) for of in firsts for name, first in of.items() if is_table(name)}
 
     def topics_read(self, clusters: SourceClusters) -> list[str]:
         """Return the topics that it reads.
@@ -172,7 +163,7 @@ class PipelineDefinition:
         :raises RefusedError: when it does not
         """
         self.routes.check(result)
-        if self.table_begins({}) and (streams := undeclared_streams(result)):
+        if table_begins(self.sources.values()) and (streams := undeclared_streams(result)):
             raise RefusedError(
                 f"the function of pipeline {self.name}, which reads a table, reads a stream of {streams[0].source} by "
                 "itself: declare all of its sources"

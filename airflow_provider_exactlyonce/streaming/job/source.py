@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.tables.positions import is_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,6 +38,15 @@ def columns_of(schema: str, where: str) -> StructType:
     if not isinstance(columns, StructType):
         raise RefusedError(f"schema of {where}: {schema!r} names no fields")
     return columns
+
+
+def table_begins(sources: Iterable[Source], begins: Begins = NOWHERE) -> dict[str, Mapping[int, int]]:
+    """Return {table: {partition: position}} where a stream begins in its tables.
+
+    :param begins: where a checkpoint begins, by the topics that it knows
+    """
+    firsts = (source.first_offsets for source in sources)
+    return {name: begins.get(name, first) for of in firsts for name, first in of.items() if is_table(name)}
 
 
 class Source(ABC):

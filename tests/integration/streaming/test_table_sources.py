@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.doctor.examine import examine
+from airflow_provider_exactlyonce.doctor.findings import Severity
+from airflow_provider_exactlyonce.ledger import gate
+from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from tests.integration.streaming.harness import World
-from tests.integration.streaming.read_tables import DELTA, ICEBERG, KINDS, ReadDelta, ReadIceberg, TablePipeline
+from tests.integration.streaming.read_tables import (
+    DELTA,
+    KINDS,
+    ReadDelta,
+    ReadIceberg,
+    ReadTable,
+    TablePipeline,
+)
 
 REFUSED, BAD_DATA, DATA_LOST = 64, 67, 72
 
 
 @pytest.fixture(params=KINDS)
-def pipeline(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> TablePipeline:
-    """Give a pipeline that reads a table, of which it has read nothing."""
-    table = ReadDelta if request.param == DELTA else ReadIceberg
-    return TablePipeline(world, table(tmp_path / "lake"))
+def pipeline(
+    request: pytest.FixtureRequest, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> TablePipeline:
+    """Give a pipeline that reads a table, of which it has read nothing; commands know the table's connection, too."""
+    table: ReadTable = ReadDelta(tmp_path / "lake") if request.param == DELTA else ReadIceberg(tmp_path / "lake")
+    for name, value in table.environment.items():
+        monkeypatch.setenv(name, value)
+    return TablePipeline(world, table)
 
 
 def at_home(pipeline: TablePipeline) -> list[str]:
@@ -182,9 +199,6 @@ def test_a_table_that_was_made_anew_is_refused(pipeline: TablePipeline) -> None:
 @pytest.mark.slow
 @only_delta
 def test_rows_that_do_not_fit_and_columns_that_are_others_are_refused(pipeline: TablePipeline) -> None:
-    import pyarrow as pa
-    from deltalake import write_deltalake
-
     pipeline.table.append()
     pipeline.finish()
     without_key = pa.table({"id": [900], "k": pa.array([None], pa.string()), "part": pa.array([0], pa.int32())})
@@ -201,24 +215,18 @@ def test_rows_that_do_not_fit_and_columns_that_are_others_are_refused(pipeline: 
 
 
 @pytest.mark.slow
-def test_gates_doctor_and_status_tell_of_a_table(
-    pipeline: TablePipeline, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from airflow_provider_exactlyonce.doctor.examine import examine
-    from airflow_provider_exactlyonce.doctor.findings import Severity
-    from airflow_provider_exactlyonce.ledger import gate
-    from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
-
-    for name, value in pipeline.environment.items():
-        monkeypatch.setenv(name, value)
+def test_gates_doctor_and_status_tell_of_a_table(pipeline: TablePipeline, capsys: pytest.CaptureFixture[str]) -> None:
     world, now = pipeline.world, GateTarget(up_to_now=True)
     pipeline.table.append(2)
     pipeline.finish()
     assert gate.check(world.config, world.pipeline, now).open
     pipeline.table.append()
     missing = gate.check(world.config, world.pipeline, now).missing
-    assert pipeline.table.name in missing
+    assert f"{pipeline.table.name}-0: committed up to " in missing
     findings = examine(world.pipeline, world.config, None).findings
     assert [finding for finding in findings if finding.severity is Severity.ERROR] == []
-    assert cli.main(["status", world.pipeline, "--bootstrap-servers", world.config["bootstrap.servers"]]) == 0
-    assert ICEBERG or capsys.readouterr().out
+    capsys.readouterr()
+    assert cli.main(["status", world.pipeline, "--json", *at_home(pipeline)[2:]]) == 0
+    told = json.loads(capsys.readouterr().out)
+    newest = world.ledger()[0][-1]
+    assert told["source"] == {pipeline.table.name: {"0": newest.source[pipeline.table.name][0][1]}}

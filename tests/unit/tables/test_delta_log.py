@@ -55,7 +55,7 @@ def test_each_version_has_the_files_that_it_adds(path: Path) -> None:
     assert [version.version for version in read(path, 2)] == [2]
     assert read(path, 3) == []
     log = log_of(path)
-    assert (log.begin(), log.end(), log.identity()) == (Position(0), Position(3), DeltaTable(path).metadata().id)
+    assert (log.begin(), log.end(), log.identity()) == (Position(0), Position(3), str(DeltaTable(path).metadata().id))
 
 
 def test_what_is_written_later_is_seen_by_the_same_log(path: Path) -> None:
@@ -183,7 +183,7 @@ def test_positions_are_asked_for_as_those_of_topics_are(path: Path) -> None:
     name, offsets = f"delta:{path}", TableOffsets(log_of(path))
     places = [(name, 0)]
     assert offsets.partitions([name]) == places
-    assert offsets.topic_ids([name]) == {name: DeltaTable(path).metadata().id}
+    assert offsets.topic_ids([name]) == {name: str(DeltaTable(path).metadata().id)}
     assert offsets.starts(places) == {(name, 0): 0}
     assert offsets.last_stable(places) == offsets.ends(places) == {(name, 0): 3_000_000}
     assert offsets.last_stable([]) == {}

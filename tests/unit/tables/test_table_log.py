@@ -68,6 +68,17 @@ def test_the_batches_one_after_the_other_have_each_file_once(files: int | None) 
     assert at == Position(6)
 
 
+def test_no_version_behind_a_range_is_looked_at() -> None:
+    def until_the_third() -> Iterator[TableVersion]:
+        yield from VERSIONS[:3]
+        raise AssertionError("one too many")
+
+    paths = [file.path for file in files_between(until_the_third(), Position(0, 1), Position(3))]
+    assert paths == ["0-1", "2-0", "2-1", "2-2"]
+    assert [file.path for file in files_between(until_the_third(), Position(0), Position(2, 1))][-1] == "2-0"
+    assert list(files_between(until_the_third(), Position(1), Position(1))) == []
+
+
 def test_a_version_that_takes_rows_out_ends_the_batch_before_it_and_stops_the_next() -> None:
     versions = [version(0, 1), version(1, 0, "takes 2 files out of it"), version(2, 1)]
 

@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.streaming import (
     pipeline,
 )
 from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
+from airflow_provider_exactlyonce.streaming.job.source import table_begins
 
 SCHEMA = "id BIGINT NOT NULL, text STRING"
 
@@ -44,8 +45,9 @@ def test_a_table_is_one_topic_by_its_kind_and_place() -> None:
 
 def test_it_begins_where_the_checkpoint_says_or_else_where_it_declares() -> None:
     made = declared(source={"a": DeltaSource("/t", SCHEMA, starting_version=3), "b": KafkaSource("in")})
-    assert made.table_begins({}) == {"delta:/t": {0: 3_000_000}}
-    assert made.table_begins({"in": {0: 5}, "delta:/t": {0: 7_000_002}}) == {"delta:/t": {0: 7_000_002}}
+    sources = made.sources.values()
+    assert table_begins(sources) == {"delta:/t": {0: 3_000_000}}
+    assert table_begins(sources, {"in": {0: 5}, "delta:/t": {0: 7_000_002}}) == {"delta:/t": {0: 7_000_002}}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, TableChangedError
-from airflow_provider_exactlyonce.streaming.job import table_stream
 from airflow_provider_exactlyonce.streaming.job.table_stream import (
     TablePartition,
     TableReading,
@@ -42,7 +42,8 @@ def reader_of(path: Path, *, start: int = 0, files: int | None = None, skips: bo
     reading = TableReading(
         name=f"delta:{path}", columns=COLUMNS, start=Position(start), files=files, skips=skips, options={}
     )
-    return pickle.loads(pickle.dumps(TableStreamReader(reading)))  # as it comes to Spark's process
+    reader: TableStreamReader = pickle.loads(pickle.dumps(TableStreamReader(reading)))  # as it comes to its process
+    return reader
 
 
 def at(path: Path, offset: int) -> dict[str, dict[str, int]]:
@@ -103,8 +104,8 @@ def test_nothing_new_is_looked_for_once_a_while(path: Path, monkeypatch: pytest.
     assert reader.latestOffset(end, ALL) == end
     append(path, 9)
     assert reader.latestOffset(end, ALL) == end  # the second is not over
-    now = table_stream.time.monotonic()
-    monkeypatch.setattr(table_stream.time, "monotonic", lambda: now + 1.01)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1.01)
     assert reader.latestOffset(end, ALL) == at(path, 4_000_000)
 
 
@@ -113,6 +114,7 @@ def test_a_rewrite_stops_the_stream_behind_what_came_before_it(path: Path) -> No
     append(path, 9)
     reader = reader_of(path)
     assert reader.latestOffset(at(path, 0), ALL) == at(path, 3_000_000)
+    assert ids(reader, at(path, 0), at(path, 3_000_000)) == [0, 1, 2, 3, 4, 5]
     with pytest.raises(RuntimeError) as stopped:
         reader.latestOffset(at(path, 3_000_000), ALL)
     found = typed_errors.find(str(stopped.value))

@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
 from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
 from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source, columns_of
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import has_secret
 from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, PARTITION, Position, name_of
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ class DeltaSource(TableSource):
 
     def __post_init__(self) -> None:
         path = str(self.path).rstrip("/")
+        if has_secret(path):
+            raise RefusedError("path of a DeltaSource has credentials in it; name a connection: conn_id")
         if not path.startswith("/") and "://" not in path:
             raise RefusedError(f"DeltaSource({path!r}): an absolute path, or a URL such as s3://bucket/table")
         object.__setattr__(self, "path", path)

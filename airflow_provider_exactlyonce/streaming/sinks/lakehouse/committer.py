@@ -35,9 +35,9 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.compaction import Co
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import Declaration, Ledger, Table
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
-from airflow_provider_exactlyonce.streaming.sinks.places import dataset_at
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
+from airflow_provider_exactlyonce.tables.datasets import dataset_at
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -55,6 +55,11 @@ def test_it_begins_where_the_checkpoint_says_or_else_where_it_declares() -> None
     [
         (DeltaSource, {"path": "orders", "schema": SCHEMA}, r"DeltaSource\('orders'\): an absolute path, or a URL"),
         (DeltaSource, {"path": "/a,b", "schema": SCHEMA}, "a comma"),
+        (
+            DeltaSource,
+            {"path": "s3://KEY:hush@lake/t", "schema": SCHEMA},
+            r"^path of a DeltaSource has credentials in it",
+        ),
         (IcebergSource, {"table": "sales.orders", "schema": SCHEMA}, "name catalog, namespace and table"),
         (DeltaSource, {"path": "/t", "schema": "id NUMBER"}, r"schema of DeltaSource\('/t'\) is not DDL"),
         (DeltaSource, {"path": "/t", "schema": None}, r"schema of DeltaSource\('/t'\) is not DDL"),

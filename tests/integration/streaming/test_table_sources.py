@@ -10,14 +10,21 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.doctor.examine import examine
 from airflow_provider_exactlyonce.doctor.findings import Severity
+from airflow_provider_exactlyonce.exceptions import BadRecordError
 from airflow_provider_exactlyonce.ledger import gate
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
+from airflow_provider_exactlyonce.streaming import DeltaSource, KafkaSink
+from airflow_provider_exactlyonce.streaming import pipeline as pipeline_of
+from airflow_provider_exactlyonce.streaming.job.guarantees import examine as examine_guarantee
+from airflow_provider_exactlyonce.testing.job import run_job
 from tests.integration.streaming.harness import World
 from tests.integration.streaming.read_tables import (
     DELTA,
@@ -230,3 +237,17 @@ def test_gates_doctor_and_status_tell_of_a_table(pipeline: TablePipeline, capsys
     told = json.loads(capsys.readouterr().out)
     newest = world.ledger()[0][-1]
     assert told["source"] == {pipeline.table.name: {"0": newest.source[pipeline.table.name][0][1]}}
+
+
+def test_a_table_gives_exactly_once_and_a_test_gives_rows_for_it(spark: SparkSession) -> None:
+    source = DeltaSource("/none/such", "id BIGINT NOT NULL, k STRING")  # neither planning nor a test looks at it
+    counted = pipeline_of(name="p", source=source, sink=KafkaSink("out", key="k"), output_mode="update")(
+        lambda rows: rows.groupBy("k").agg(F.sum("id").alias("total"))
+    )
+    guarantee = examine_guarantee(counted, counted.planned(spark), (), {})
+    assert guarantee.gives == "exactly_once"
+    assert (guarantee.links[0].name, guarantee.links[0].replayable) == ("delta:/none/such", True)
+    first, second = run_job(counted, [[{"id": 1, "k": "a"}, {"id": 2, "k": "a"}], [{"id": 5, "k": "a"}]], spark)
+    assert [batch.values for batch in (first, second)] == [[{"k": "a", "total": 3}], [{"k": "a", "total": 8}]]
+    with pytest.raises(BadRecordError, match="the required field id is missing"):
+        run_job(counted, [[{"k": "a"}]], spark)

@@ -137,7 +137,7 @@ def _is_declared(node: Any) -> bool:
     if str(node.stream().getClass().getName()) == _KAFKA_STREAM:
         return True
     position = json.loads(node.end().json())
-    return isinstance(position, dict) and all(map(is_table, position))
+    return isinstance(position, dict) and any(map(is_table, position))
 
 
 class _Scan:

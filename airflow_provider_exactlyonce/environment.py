@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+
+#: {connection: what delta-rs or pyiceberg are told of the stores and catalogs of tables} as JSON, or @ and a file.
+STORES_VARIABLE: Final = "EXACTLYONCE_STORES"
 
 
 def read(variable: str) -> tuple[str, str]:

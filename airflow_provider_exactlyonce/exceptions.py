@@ -119,6 +119,10 @@ class BadRecordError(DataError):
     """A source record does not fit the declared schema."""
 
 
+class TableChangedError(DataError):
+    """A version of a source table takes rows out, or its columns are not those that are declared."""
+
+
 class StateValueError(DataError):
     """A value does not fit the type that a state, or a function's output, declares."""
 

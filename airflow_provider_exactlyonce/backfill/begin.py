@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.tables.positions import is_table
 
 log = logging.getLogger("exactlyonce")
 
@@ -45,6 +46,11 @@ def begin(
     :raises HomeMovedError: when the pipeline's home was moved
     """
     asked, begun = workspace.asked_of(home), workspace.begun(home)
+    if tables := [str(topics) for topics in sources if is_table(str(topics))]:
+        raise RefusedError(
+            f"pipeline {asked.pipeline} reads table {tables[0]}, and a backfill runs ranges of topics: start a second "
+            "pipeline, with a name and a home of its own, at the table's version with starting_version"
+        )
     moving.check_here(Home(asked.home).path)
     _check_ledger(home, asked, config)
 

@@ -36,7 +36,7 @@ def composed(
     timestamp: int,
     watermark: int,
 ) -> str:
-    """Return an offset log entry of Kafka sources.
+    """Return an offset log entry of declared sources.
 
     :param conf: the lineage's configuration
     :param sources: the topics of each source, in Spark's order
@@ -46,5 +46,5 @@ def composed(
     """
     metadata = {"batchWatermarkMs": watermark, "batchTimestampMs": timestamp, "conf": dict(conf)}
     lines = ["v1", json.dumps(metadata, separators=(",", ":"))]
-    lines += [json.dumps(topics.share(ends), separators=(",", ":")) for topics in sources]
+    lines += [json.dumps(topics.share(ends)) for topics in sources]  # Spark compares a table's as texts
     return "\n".join(lines)

@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, ch
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.tables.positions import is_table
 
 
 def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool = False) -> Lineage:
@@ -123,6 +124,11 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
     for line, position in zip(planned.sources, planned.positions, strict=True):
         if position is not None and not all(isinstance(of, dict) for of in position.values()):
             raise RefusedError(f"a batch of a source that isn't Kafka can't be cut: it ends at {line}")
+        if any(map(is_table, position or {})):
+            raise RefusedError(
+                "a batch of a table can't be cut: give it more time (transaction_timeout_seconds of the sink) or the "
+                "query more cores; later ones are smaller with max_files_per_trigger"
+            )
         ends: dict[str, dict[str, int]] = {}
         for topic, partitions in (position or {}).items():
             ends[topic] = {}

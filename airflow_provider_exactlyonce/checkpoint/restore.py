@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError, required
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
-from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters, from_environment
+from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters
 from airflow_provider_exactlyonce.storage.opening import place_of
 
 
@@ -83,7 +83,7 @@ def restore(
     pipeline: str,
     config: Mapping[str, Any],
     request: RestoreRequest,
-    find: FindConnection = from_environment,
+    find: FindConnection | None = None,
 ) -> Restored:
     """Make the lineage; the pipeline's next start runs it. May be repeated after it was killed.
 
@@ -107,7 +107,7 @@ def check_restore(
     pipeline: str,
     config: Mapping[str, Any],
     request: RestoreRequest,
-    find: FindConnection = from_environment,
+    find: FindConnection | None = None,
 ) -> None:
     """Check that a pipeline could be restored now; it may run meanwhile.
 
@@ -120,7 +120,7 @@ def check_restore(
 
 
 def _examine(
-    home: Home, reader: LedgerReader, config: Mapping[str, Any], request: RestoreRequest, find: FindConnection
+    home: Home, reader: LedgerReader, config: Mapping[str, Any], request: RestoreRequest, find: FindConnection | None
 ) -> tuple[Savepoint, LedgerTail, ClaimRecord, CommitSpan | None]:
     """Return the savepoint, the ledger's end with its newest claim, and what has to be replayed."""
     if home.pipeline() != reader.pipeline:

@@ -117,6 +117,8 @@ def _of_iceberg(connection: Any) -> dict[str, Any]:
 
 
 _READ: Final = {"aws": _of_aws, "iceberg": _of_iceberg}
+#: Types of connections that are to stores and catalogs, and to nothing else.
+TYPES: Final = frozenset(_READ)
 
 
 def _text(value: Any) -> str:

@@ -34,11 +34,18 @@ def client_config(conn_id: str) -> dict[str, Any]:
 def source_config(conn_id: str) -> dict[str, Any]:
     """Return the same of a connection that the sources of a pipeline name, as its ledger has it.
 
+    Of a connection to the store or catalog of a table, what delta-rs or pyiceberg is told.
+
     :raises RefusedError: when there is no such connection
     """
+    from airflow.sdk import Connection
     from airflow.sdk.exceptions import AirflowNotFoundException
 
+    from airflow_provider_exactlyonce.hooks import connections
+
     try:
+        if Connection.get(conn_id).conn_type in connections.TYPES:
+            return dict(json.loads(connections.stores([conn_id]))[conn_id])
         return client_config(conn_id)
     except (AirflowNotFoundException, ValueError) as error:
         raise RefusedError(f"the pipeline's sources are read through the connection {conn_id}: {error}") from error

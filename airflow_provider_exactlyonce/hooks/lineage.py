@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
+from airflow_provider_exactlyonce.tables.datasets import dataset_of
+from airflow_provider_exactlyonce.tables.positions import is_table
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -122,7 +124,8 @@ def _inputs(sources: SourceClusters, last: CommitRecord, commits: Sequence[Commi
     for topic in sorted(last.source):
         offsets: Any = InputDatasetFacet().with_additional_properties(**_facts(topic, read, commits))
         facets = {_OFFSETS_FACET: offsets} if commits else {}
-        datasets.append(InputDataset(namespace=_namespace(sources.of(topic)), name=topic, inputFacets=facets))
+        namespace, name = dataset_of(topic) if is_table(topic) else (_namespace(sources.of(topic)), topic)
+        datasets.append(InputDataset(namespace=namespace, name=name, inputFacets=facets))
     return datasets
 
 
@@ -177,7 +180,7 @@ def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
 
 def _facts(topic: str, ranges: _Ranges, commits: Sequence[CommitRecord]) -> dict[str, Any]:
     partitions = [
-        {"partition": partition, "start": start, "end": end, "rows": rows}
+        {"partition": partition, "start": start, "end": end, **({} if is_table(name) else {"rows": rows})}
         for (name, partition), (start, end, rows) in sorted(ranges.items())
         if name == topic
     ]

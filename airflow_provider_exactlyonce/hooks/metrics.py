@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 #: Every metric: its name, which ends with its unit, and what it measures.
 METRICS: Final[Mapping[str, str]] = {
     "commit_age_seconds": "time since the last commit",
-    "lag_records": "source records (offsets) that are available and not committed",
+    "lag_records": "source records (offsets), and versions of source tables, that are available and not committed",
     "transaction_age_seconds": "time since the batch that is under way was begun; 0 between two",
     "watermark_age_seconds": "how far the output's event time is behind; only with a watermark",
     "savepoint_age_seconds": "time since the newest savepoint; only once there is one",

@@ -13,6 +13,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.topic_identity import KnownTopic, check_sources, known_sources
+from airflow_provider_exactlyonce.tables.positions import distance, is_table, shown
 
 _PAGE_RECORDS: Final = 100
 
@@ -32,6 +33,8 @@ class MissingInput:
     end: int
 
     def __str__(self) -> str:
+        if is_table(self.topic):
+            return f"{shown(self.topic, self.partition, self.start, self.end)}, of commit {self.commit}"
         return f"{self.topic}-{self.partition}, offsets {self.start} to {self.end - 1}, of commit {self.commit}"
 
 
@@ -42,7 +45,7 @@ class CommitSpan:
     :param first: its first commit
     :param last: its last commit
     :ivar rows: rows that it wrote
-    :ivar records: source records that it read
+    :ivar records: source records, and versions of tables, that it read
     :ivar seconds: how long its batches took when they were committed
     :ivar versions: (version, first, last) of each part in turn
     :ivar starts: {place: (offset that it reads from, the commit that reads there first)}
@@ -81,7 +84,7 @@ class CommitSpan:
         """Add what the next commit reads."""
         for place, (start, end) in by_place(source).items():
             if end > start:
-                self.records += end - start
+                self.records += distance(place[0], start, end)
                 self.starts.setdefault(place, (start, commit))
                 self.ends[place] = end
 
@@ -117,6 +120,8 @@ def check_input(clusters: SourceClusters, stretch: CommitSpan) -> None:
             f"source records that commits {stretch.first} to {stretch.last} have to be run again on are gone: first "
             f"{gone}. Restore a newer savepoint, and keep the source's records longer than savepoints"
         )
+    for place, start in stretch.positions.items():
+        clusters.check_files(place[0], start, stretch.ends[place])
 
 
 class RecordedCommits:

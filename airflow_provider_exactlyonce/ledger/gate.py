@@ -41,7 +41,6 @@ from airflow_provider_exactlyonce.ledger.source_clusters import (
     Cluster,
     FindConnection,
     SourceClusters,
-    from_environment,
 )
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.ledger.written import WINDOW, Last, WrittenOffsets
@@ -119,9 +118,7 @@ class Gates:
     :param window: offsets at the end of a ledger that are read for a target that is met, at most
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], *, window: int = WINDOW, find: FindConnection = from_environment
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], *, window: int = WINDOW, find: FindConnection | None = None) -> None:
         self._window: Final = window
         self._find: Final = find
         self._connections: Final = LedgerConnections(config)

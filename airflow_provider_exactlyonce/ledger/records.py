@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.tables import positions
 
 SCHEMA: Final = 2
 
@@ -151,8 +152,9 @@ class CommitRecord:
     :param lineage: Spark's query id
     :param batch: Spark's batch id
     :param version: content hash of the job that ran it
-    :param source: source ranges that went in
-    :param source_topic_ids: {topic: id}, to notice a recreated topic
+    :param source: source ranges that went in; of tables the positions of
+        :mod:`airflow_provider_exactlyonce.tables.positions`
+    :param source_topic_ids: {topic: id}, to notice a recreated topic; of tables their own ids
     :param sink: {topic: {partition: range}} that came out; empty for a batch without rows
     :param offsets: exact text of Spark's ``offsets/<batch>``
     :param watermark: the batch's own event-time watermark, milliseconds since the epoch, 0 for none
@@ -316,7 +318,7 @@ def commit_key(commit: int) -> bytes:
 def shown(source: SourceRanges) -> str:
     """Return source ranges for people, end exclusive."""
     return ", ".join(
-        f"{topic}-{partition} {start}..{end}"
+        positions.shown(topic, partition, start, end)
         for (topic, partition), (start, end) in by_place(source).items()
         if start < end
     )

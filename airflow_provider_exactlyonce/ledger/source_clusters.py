@@ -2,7 +2,8 @@
 
 Ledger, transactions and sinks are on the pipeline's cluster, always. Whatever asks for a source's topics asks here for
 its cluster. The claim of each run has the connections and the clusters' ids, so that what has no job at hand finds
-them, and so that a source is never read on from a cluster whose offsets are others.
+them, and so that a source is never read on from a cluster whose offsets are others. A table is a cluster of its own,
+with one topic: itself.
 """
 
 from __future__ import annotations
@@ -11,21 +12,27 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from airflow_provider_exactlyonce.environment import parameters_of
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.environment import STORES_VARIABLE, parameters_of
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.kafka.config import SOURCES_VARIABLE
-from airflow_provider_exactlyonce.kafka.stable_offsets import PartitionOffsets, RoutedOffsets, StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import PartitionOffsets, RoutedOffsets, StableOffsets, by_place
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.tables.offsets import TableOffsets, open_log
+from airflow_provider_exactlyonce.tables.positions import PARTITION, Position, is_table
 
 if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
     from airflow_provider_exactlyonce.kafka.wire import WireClient
 
 T = TypeVar("T")
 
-#: Gives the client configuration of a connection that a source names, in librdkafka's names.
+#: Gives what a connection that a source names says: a client's configuration in librdkafka's names, or what delta-rs
+#: or pyiceberg are told of a table's store.
 FindConnection = Callable[[str], Mapping[str, Any]]
 
 
@@ -44,6 +51,14 @@ def from_environment(conn_id: str) -> dict[str, str]:
     if not config.get("bootstrap.servers"):
         raise RefusedError(f"connection {conn_id} of {SOURCES_VARIABLE} has no bootstrap.servers")
     return config
+
+
+def store_from_environment(conn_id: str) -> dict[str, str]:
+    """Return what a connection to tables says, from ``EXACTLYONCE_STORES``; nothing where that is not set.
+
+    :raises RefusedError: when it is not there
+    """
+    return parameters_of(STORES_VARIABLE, conn_id, "delta-rs' or pyiceberg's options", "store_conn_ids") or {}
 
 
 class Cluster:
@@ -78,13 +93,17 @@ class Cluster:
         """
         return self._find()
 
-    @cached_property
-    def offsets(self) -> StableOffsets:
+    @property
+    def offsets(self) -> PartitionOffsets:
         """Its offsets.
 
         :raises RefusedError: when it is another cluster than the one that the newest run has read
         :raises ExactlyOnceError: when it can't be reached
         """
+        return self._asked
+
+    @cached_property
+    def _asked(self) -> StableOffsets:
         if self.conn_id is not None and (error := reach.trouble(self.config)) is not None:
             raise type(error)(f"{self}, which sources are read from: {error}")
         offsets = self._offsets or StableOffsets(self.config)
@@ -98,7 +117,7 @@ class Cluster:
     @cached_property
     def id(self) -> str:
         """What tells it from all other clusters."""
-        return self.offsets.cluster_id()
+        return self._asked.cluster_id()
 
     @cached_property
     def client(self) -> WireClient:
@@ -108,10 +127,129 @@ class Cluster:
         """
         return reach.connected(dict(self.config))
 
+    def topics(self) -> list[str]:
+        """Return the names of all its topics that we may see."""
+        return self._asked.topics()
+
+    def checked(self, topics: Iterable[str], *, allow_single_replica: bool) -> dict[str, TopicFacts]:
+        """Check topics that are read from here, as a start does where it is not the pipeline's cluster.
+
+        :raises RefusedError: naming the topic, the setting or the right
+        """
+        from airflow_provider_exactlyonce.kafka import preflight
+
+        preflight.check_source_cluster(self.client)
+        return preflight.check_topics(
+            self.client,
+            sources=topics,
+            user=self.config.get("sasl.username"),
+            allow_single_replica=allow_single_replica,
+            where=str(self),
+        )
+
+    def topic_id(self, topic: str) -> str | None:
+        """Return the id that a topic has now, None when it does not exist."""
+        described = self.client.metadata(topic)
+        return None if described is None else described.topic_id
+
+    def earliest(self, topic: str) -> dict[int, int]:
+        """Return where each partition of a topic begins."""
+        return self.client.earliest_offsets(topic)
+
+    def stable(self, topic: str) -> dict[int, int]:
+        """Return up to where each partition of a topic can be read."""
+        return self.client.stable_offsets(topic)
+
+    def check_topic_ids(self, topic_ids: Mapping[str, str]) -> None:
+        """Check, right before a commit, that topics are still those that the batch began with.
+
+        :raises RefusedError: naming the topic that was recreated
+        :raises BatchFailedError: when there is no answer, or a topic is gone
+        """
+        from airflow_provider_exactlyonce.kafka import preflight
+
+        preflight.check_topic_ids(self.client, topic_ids)
+
     def close(self) -> None:
         """Close the client."""
         if "client" in vars(self):
             self.client.close()
+
+
+class SourceTable(Cluster):
+    """A table that is read as one topic with one partition, whose offsets are positions in its versions.
+
+    :param name: as ledgers have it
+    :param find: gives what is said of its store or catalog
+    :param conn_id: the connection that the source names, None for none
+    :param claimed_id: the id that the table had when the newest run began, None when that is not to be compared
+    """
+
+    def __init__(
+        self,
+        name: str,
+        find: Callable[[], Mapping[str, Any]],
+        conn_id: str | None = None,
+        claimed_id: str | None = None,
+    ) -> None:
+        super().__init__(find, conn_id, claimed_id)
+        self.name: Final = name
+
+    def __str__(self) -> str:
+        return f"table {self.name}"
+
+    @property
+    @override
+    def offsets(self) -> TableOffsets:
+        return self._positions
+
+    @cached_property
+    def _positions(self) -> TableOffsets:
+        return TableOffsets(open_log(self.name, self.config), self._claimed_id)
+
+    @cached_property
+    @override
+    def id(self) -> str:
+        return self._there()
+
+    @override
+    def topics(self) -> list[str]:
+        return [self.name]
+
+    @override
+    def checked(self, topics: Iterable[str], *, allow_single_replica: bool) -> dict[str, TopicFacts]:
+        from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
+
+        return {
+            topic: TopicFacts(name=topic, topic_id=self._there(), partitions=PARTITION + 1, settings={})
+            for topic in topics
+        }
+
+    @override
+    def topic_id(self, topic: str) -> str | None:
+        return self.offsets.identity()
+
+    @override
+    def earliest(self, topic: str) -> dict[int, int]:
+        return {PARTITION: self.offsets.starts([(topic, PARTITION)])[topic, PARTITION]}
+
+    @override
+    def stable(self, topic: str) -> dict[int, int]:
+        return {PARTITION: self.offsets.last_stable([(topic, PARTITION)])[topic, PARTITION]}
+
+    @override
+    def check_topic_ids(self, topic_ids: Mapping[str, str]) -> None:
+        self._there()  # which compares it with what it was
+
+    @override
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def _there(self) -> str:
+        identity = self.offsets.identity()
+        if identity is None:
+            raise RefusedError(f"{self} does not exist: create it first, or name it as it is")
+        return identity
 
 
 class SourceClusters:
@@ -119,9 +257,10 @@ class SourceClusters:
 
     :param config: client configuration of the pipeline's cluster, in librdkafka's names. Or that cluster, whose
         connections are there already
-    :param connections: {topics of a source, as text: its connection}, of the sources that name one
-    :param find: gives the configuration of a connection
-    :param claimed_ids: {connection: the id that its cluster has to have}
+    :param connections: {topics of a source, as text: its connection}, of the sources that name one; of all tables,
+        with an empty text where they name none
+    :param find: gives what a connection says, None for what the environment has of it
+    :param claimed_ids: {connection: the id that its cluster has to have}, and of tables by their names
     :ivar own: the pipeline's cluster
     """
 
@@ -129,19 +268,26 @@ class SourceClusters:
         self,
         config: Mapping[str, Any] | Cluster,
         connections: Mapping[str, str],
-        find: FindConnection = from_environment,
+        find: FindConnection | None = None,
         claimed_ids: Mapping[str, str] | None = None,
     ) -> None:
         self.own: Final = config if isinstance(config, Cluster) else Cluster(lambda: config)
         ids = claimed_ids or {}
-        named = {
-            conn_id: Cluster(partial(find, conn_id), conn_id, ids.get(conn_id)) for conn_id in set(connections.values())
+        named: dict[str, Cluster] = {}
+        for text, conn_id in connections.items():
+            if is_table(text):
+                options = partial(find or store_from_environment, conn_id) if conn_id else dict
+                named[text] = SourceTable(text, options, conn_id or None, ids.get(text))
+            elif conn_id not in named:
+                named[conn_id] = Cluster(partial(find or from_environment, conn_id), conn_id, ids.get(conn_id))
+        self._named: Final = {
+            SourceTopics.parse(text): named[text if is_table(text) else conn_id]
+            for text, conn_id in connections.items()
         }
-        self._named: Final = {SourceTopics.parse(text): named[conn_id] for text, conn_id in connections.items()}
 
     @classmethod
     def claimed(
-        cls, config: Mapping[str, Any] | Cluster, claim: ClaimRecord | None, find: FindConnection = from_environment
+        cls, config: Mapping[str, Any] | Cluster, claim: ClaimRecord | None, find: FindConnection | None = None
     ) -> Self:
         """Return those of the run that made a claim; they are compared with it when they are asked.
 
@@ -149,12 +295,13 @@ class SourceClusters:
         """
         clusters = claim.source_clusters if claim is not None else {}
         connections = {text: conn_id for text, (conn_id, _) in clusters.items()}
-        return cls(config, connections, find, dict(clusters.values()))
+        tables = {text: table_id for text, (_, table_id) in clusters.items() if is_table(text)}
+        return cls(config, connections, find, {**dict(clusters.values()), **tables})
 
     @property
     def recorded(self) -> dict[str, tuple[str, str]]:
         """Those that are not the pipeline's, as a claim has them."""
-        return {str(source): (str(cluster.conn_id), cluster.id) for source, cluster in self._named.items()}
+        return {str(source): (cluster.conn_id or "", cluster.id) for source, cluster in self._named.items()}
 
     @cached_property
     def offsets(self) -> PartitionOffsets:
@@ -167,7 +314,32 @@ class SourceClusters:
 
     def topics(self, source: SourceTopics) -> list[str]:
         """Return the topics that a source reads: those that it names, or those of its cluster that it matches."""
-        return source.among(self._named.get(source, self.own).offsets.topics() if source.pattern else ())
+        return source.among(self._named.get(source, self.own).topics() if source.pattern else ())
+
+    def records_at_most(self, ranges: SourceRanges) -> int | None:
+        """Return how many records can be in source ranges, None where nobody knows."""
+        total = 0
+        for (topic, _), (start, end) in by_place(ranges).items():
+            cluster = self.of(topic)
+            records = cluster.offsets.rows(start, end) if isinstance(cluster, SourceTable) else end - start
+            if records is None:
+                return None
+            total += records
+        return total
+
+    def check_files(self, topic: str, start: int, end: int) -> None:
+        """Check that the files of a table between two positions are there; of topics the offsets tell.
+
+        :raises RefusedError: naming the first that is gone
+        """
+        cluster = self.of(topic)
+        gone = cluster.offsets.first_gone(start, end) if isinstance(cluster, SourceTable) else None
+        if gone is not None:
+            raise RefusedError(
+                f"file {gone} of {cluster}, which has to be read again, is gone: it was compacted and vacuumed, or "
+                f"deleted. It is between {Position.of(start)} and {Position.of(end)}. Put it back, or restore a newer "
+                "savepoint, and keep the table's old files longer than savepoints"
+            )
 
     def by_cluster(self, by_topic: Mapping[str, T]) -> dict[Cluster, dict[str, T]]:
         """Return what is known of topics by their clusters; the pipeline's is among them in any case, and first."""
@@ -200,7 +372,8 @@ class SourceClusters:
         for source in declared:
             now = self._named.get(source, self.own)
             for topic in (str(source),) if source in claimed else source.names or source.share(read or {}):
-                own = None if read is not None and topic not in read else (None, tail.cluster_id)  # None for a new one
+                is_new = is_table(topic) or (read is not None and topic not in read)
+                own = None if is_new else (None, tail.cluster_id)
                 before = claimed.get(source) or next((of for topics, of in claimed.items() if topic in topics), own)
                 if before is not None and before[1] != now.id:
                     was = "this cluster" if before[0] is None else f"the cluster of connection {before[0]}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.tables.positions import is_table
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ def check_sources(topic_ids: Mapping[str, str], known: Mapping[str, KnownTopic])
     :raises RefusedError: naming the first that was recreated
     """
     for name, topic_id, before in _recreated(topic_ids, known):
+        what = "table" if is_table(name) else "topic"
         raise RefusedError(
-            f"source topic {name} was recreated: commit {before.commit} read it with id {before.topic_id}, and its id "
+            f"source {what} {name} was recreated: commit {before.commit} read it with id {before.topic_id}, and its id "
             f"is {topic_id} now. What it held and no commit has read is gone, and the checkpoint's offsets mean "
             "nothing in it: start a new pipeline, with a name and a home of its own"
         )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
     from airflow_provider_exactlyonce.streaming.job.state_backend import StateBackend
+    from airflow_provider_exactlyonce.streaming.job.table_source import DeltaSource, IcebergSource
     from airflow_provider_exactlyonce.streaming.keyed.connected_stream import ConnectedStream, connect
     from airflow_provider_exactlyonce.streaming.keyed.keyed_stream import KeyedStream, key_by, spread
     from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
@@ -38,9 +39,11 @@ __all__ = [
     "CheckpointingMode",
     "ConnectedStream",
     "DeltaSink",
+    "DeltaSource",
     "FileSink",
     "FileTable",
     "IcebergSink",
+    "IcebergSource",
     "KafkaSink",
     "KafkaSource",
     "KeyedStream",
@@ -69,9 +72,11 @@ _HOMES: Final = {
     "CheckpointingMode": "job.checkpoint_config",
     "ConnectedStream": "keyed.connected_stream",
     "DeltaSink": "sinks.delta.sink",
+    "DeltaSource": "job.table_source",
     "FileSink": "sinks.files.sink",
     "FileTable": "sinks.files.file_table",
     "IcebergSink": "sinks.iceberg.sink",
+    "IcebergSource": "job.table_source",
     "KafkaSink": "sinks.kafka.sink",
     "KafkaSource": "job.kafka_source",
     "KeyedStream": "keyed.keyed_stream",

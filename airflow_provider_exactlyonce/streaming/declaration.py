@@ -19,12 +19,13 @@ from airflow_provider_exactlyonce.streaming.job.definition import (
     ONE_SOURCE,
     PipelineDefinition,
 )
-from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
+from airflow_provider_exactlyonce.streaming.job.source import Source
 from airflow_provider_exactlyonce.streaming.job.state_backend import StateBackend
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.places import one_place
 from airflow_provider_exactlyonce.streaming.sinks.sink_routes import SinkRoutes
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
+from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, is_table, name_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,7 +53,7 @@ class Pipeline(PipelineDefinition):
 def pipeline(
     *,
     name: str,
-    source: KafkaSource | Mapping[str, KafkaSource],
+    source: Source | Mapping[str, Source],
     sink: AnySink | Sequence[AnySink],
     output_mode: str = "append",
     max_batch_attempts: int | None = None,
@@ -91,9 +92,11 @@ def pipeline(
         raise RefusedError(f"output_mode={output_mode!r} of pipeline {name}: one of {', '.join(OUTPUT_MODES)}")
     if max_batch_attempts is not None and max_batch_attempts < 1:
         raise RefusedError(f"max_batch_attempts={max_batch_attempts} of pipeline {name}: at least 1")
-    sources = {ONE_SOURCE: source} if isinstance(source, KafkaSource) else dict(source)
+    sources = {ONE_SOURCE: source} if isinstance(source, Source) else dict(source)
     if not sources and not allow_weaker:
-        raise RefusedError(f"pipeline {name} has no source: declare a KafkaSource; others give less, see allow_weaker")
+        raise RefusedError(
+            f"pipeline {name} has no source: declare one, as KafkaSource; others give less, see allow_weaker"
+        )
     attempts = checkpoint.max_batch_attempts(max_batch_attempts, MAX_BATCH_ATTEMPTS)
     promised = checkpoint.guarantee(guarantee)
     routes = _routes(name, [sink] if isinstance(sink, KafkaSink | Sink | Share) else sink)
@@ -106,9 +109,10 @@ def pipeline(
     _check_shares(name, list(sources.values()))
     _check_offsets_group(name, kafka, sources.values())
     written = [*(kafka.topics if kafka else ()), *([policy.topic] if policy.topic is not None else ())]
-    here = [source.topics for source in sources.values() if source.conn_id is None]
+    here = [source.topics for source in sources.values() if source.connection is None]
     read = {topic for topic in (*written, ledger_topic(name)) if any(topic in source for source in here)}
     feedback.check_topics(name, written, read, allowed=allow_feedback)
+    _check_tables(name, routes, sources.values(), allowed=allow_feedback)
     seconds = checkpoint.transaction_timeout_seconds(
         kafka.transaction_timeout_seconds if kafka else KafkaSink.transaction_timeout_seconds,
         KafkaSink.transaction_timeout_seconds,
@@ -136,13 +140,28 @@ def pipeline(
     return declare
 
 
-def _check_shares(pipeline: str, sources: Sequence[KafkaSource]) -> None:
+def _check_tables(pipeline: str, routes: SinkRoutes, sources: Iterable[Source], *, allowed: bool) -> None:
+    """Check that no sink writes to a table that is read."""
+    read = {name for source in sources for name in source.topics.names if is_table(name)}
+    for share in routes.others:
+        facts = share.sink.facts
+        places = [*facts.get("path", ()), *facts.get("table", ())]
+        for place in places if facts.get("kind", ("",))[0] in (DELTA, ICEBERG) else ():
+            if name_of(facts["kind"][0], place.rstrip("/")) in read and not allowed:
+                raise RefusedError(
+                    f"pipeline {pipeline} would write to table {place}, and reads it: what it writes would be its next "
+                    "input, for ever. Name another table; if it is meant, say so: @pipeline(allow_feedback=True)"
+                )
+
+
+def _check_shares(pipeline: str, sources: Sequence[Source]) -> None:
     """Check that a topic of a source that reads several is in no other: the ledger has one range of each topic."""
     for one, other in combinations(sources, 2):
         first, second = one.topics, other.topics
         twice = [topic for topic in (*first.names, *second.names) if topic in first and topic in second]
-        if twice and (len(first.names), len(second.names)) != (1, 1):
-            raise RefusedError(f"two sources of pipeline {pipeline} read topic {twice[0]}: let one of them read it")
+        if twice and ((len(first.names), len(second.names)) != (1, 1) or is_table(twice[0])):
+            what = "table" if is_table(twice[0]) else "topic"
+            raise RefusedError(f"two sources of pipeline {pipeline} read {what} {twice[0]}: let one of them read it")
         if one.conn_id != other.conn_id and (twice or first == second):
             raise RefusedError(
                 f"two sources of pipeline {pipeline} read topic {first} of two clusters, and the ledger has one range "
@@ -150,15 +169,20 @@ def _check_shares(pipeline: str, sources: Sequence[KafkaSource]) -> None:
             )
 
 
-def _check_offsets_group(pipeline: str, sink: KafkaSink | None, sources: Iterable[KafkaSource]) -> None:
+def _check_offsets_group(pipeline: str, sink: KafkaSink | None, sources: Iterable[Source]) -> None:
     """Check that offsets go to the cluster whose offsets they are."""
-    elsewhere = [source for source in sources if source.conn_id is not None]
+    elsewhere = [source for source in sources if source.connection is not None]
     if sink is not None and sink.offsets_group is not None and elsewhere:
         raise RefusedError(
             f"offsets_group={sink.offsets_group!r} of pipeline {pipeline}: the group is on the sink's cluster, in the "
-            f"batch's transaction, and topic {elsewhere[0].topics} is on another one, of connection "
-            f"{elsewhere[0].conn_id}. Leave it out; the ledger has the offsets"
+            f"batch's transaction, and {_where(elsewhere[0])}. Leave it out; the ledger has the offsets"
         )
+
+
+def _where(source: Source) -> str:
+    if is_table(str(source.topics)):
+        return f"{source.topics} is a table"
+    return f"topic {source.topics} is on another one, of connection {source.conn_id}"
 
 
 def _routes(pipeline: str, sinks: Sequence[AnySink]) -> SinkRoutes:

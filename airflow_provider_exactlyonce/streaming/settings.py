@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from airflow_provider_exactlyonce import environment
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka import config
 
@@ -15,7 +16,7 @@ from airflow_provider_exactlyonce.kafka import config
 KAFKA_VARIABLE: Final = config.VARIABLE  # client configuration: as JSON, or the brokers
 SOURCES_VARIABLE: Final = config.SOURCES_VARIABLE  # the same of sources' own clusters, by connection
 POSTGRES_VARIABLE: Final = "EXACTLYONCE_POSTGRES"  # {connection: libpq's parameters} as JSON, or @ and a file with it
-STORES_VARIABLE: Final = "EXACTLYONCE_STORES"  # the same with delta-rs' storage options
+STORES_VARIABLE: Final = environment.STORES_VARIABLE  # the same with delta-rs' storage options
 REGISTRY_VARIABLE: Final = "EXACTLYONCE_SCHEMA_REGISTRY"  # its client's configuration: as JSON, or the URL
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"  # start token
 

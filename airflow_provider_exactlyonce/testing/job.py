@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError
 from airflow_provider_exactlyonce.streaming.analysis import determinism
 from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
-from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
+from airflow_provider_exactlyonce.streaming.job.source import Source
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
 from airflow_provider_exactlyonce.testing import records
 from airflow_provider_exactlyonce.testing.records import Given
@@ -162,7 +162,7 @@ class _Query:
         if not ended:
             raise ExactlyOnceError(f"{self._pipeline.name} has not ended within {self._timeout_seconds:g} s")
 
-    def _stream(self, folder: Path, name: str, source: KafkaSource) -> DataFrame:
+    def _stream(self, folder: Path, name: str, source: Source) -> DataFrame:
         """Write a source's files, one a batch, and return its stream."""
         folder.mkdir()
         offset, began = 0, time.time() - _FILE_AGES_SECONDS * len(self._given)
@@ -216,7 +216,8 @@ class _Query:
             if source.schema is None:
                 continue
             path = str(folder / f"source-{position}" / _file(number))
-            misfits += _outputs(source.misfits(self._spark.read.parquet(path)), sink.bad_topic)
+            misfit = source.misfits(self._spark.read.parquet(path))
+            misfits += _outputs(misfit, sink.bad_topic) if misfit is not None else []
         return misfits
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, from_environment
+from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection
 from airflow_provider_exactlyonce.storage.opening import location_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class UpgradeEnvironment:
     driver_arguments: Sequence[str] = ()
     conf: Mapping[str, str] = field(default_factory=dict)
     tell: Callable[[str], None] = lambda _: None
-    find: FindConnection = from_environment
+    find: FindConnection | None = None
 
 
 def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, savepoint: Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters, from_environment
+from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters
+from airflow_provider_exactlyonce.tables.positions import distance
 
 #: A transaction of the pipeline that is open for longer speaks against it, though it commits now and then.
 _OPEN_SECONDS: Final = 60.0
@@ -28,7 +29,7 @@ class StabilityReport:
     """What is seen of a driver that should become stable.
 
     :param commits: how many it has made
-    :param lag: source records that are not committed
+    :param lag: source records, and versions of source tables, that are not committed
     :param stable: what makes it stable, None while it isn't
     :param unstable: what makes it unstable, None while nothing does
     """
@@ -39,7 +40,7 @@ class StabilityReport:
     unstable: str | None = None
 
 
-def look(home: Home, plan: Plan, config: Mapping[str, Any], find: FindConnection = from_environment) -> StabilityReport:
+def look(home: Home, plan: Plan, config: Mapping[str, Any], find: FindConnection | None = None) -> StabilityReport:
     """Look at the driver that a plan has started.
 
     :param config: client configuration in librdkafka's names
@@ -76,8 +77,8 @@ def how_it_ended(home: Home, plan: Plan) -> str:
     return f"{cause}\n{tail}" if (tail := exit_classification.log_tail(log)) else cause
 
 
-def _lag(pipeline: str, config: Mapping[str, Any], find: FindConnection) -> int:
-    """Return how many source records that can be read the last commit has not."""
+def _lag(pipeline: str, config: Mapping[str, Any], find: FindConnection | None) -> int:
+    """Return how many source records, and versions of tables, that can be read the last commit has not."""
     from confluent_kafka import KafkaException
 
     try:
@@ -90,7 +91,7 @@ def _lag(pipeline: str, config: Mapping[str, Any], find: FindConnection) -> int:
     except KafkaException as error:
         raise ExactlyOnceError(f"how far {pipeline} is can't be seen: {error.args[0]}") from error
     read = tail.commit.ends
-    return sum(max(0, end - read.get(place, 0)) for place, end in ends.items())
+    return sum(distance(place[0], read.get(place, 0), end) for place, end in ends.items())
 
 
 def _open_seconds(pipeline: str, config: Mapping[str, Any]) -> float:

@@ -45,6 +45,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Sources and sinks": (
         "docs/kafka-source",
+        "docs/table-source",
         "docs/kafka-sink",
         "docs/schema-registry",
         "docs/postgres-sink",

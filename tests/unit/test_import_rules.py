@@ -20,6 +20,7 @@ RUNTIME_HALF = (
     "streaming",
     "kafka",
     "ledger",
+    "tables",
     "control",
     "checkpoint",
     "devkit",

@@ -10,7 +10,7 @@ from airflow_provider_exactlyonce.doctor.facts import Facts, TopicsFacts
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
-from airflow_provider_exactlyonce.ledger.source_clusters import Cluster
+from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceTable
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
 
@@ -48,6 +48,9 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
     elsewhere: dict[str, str] = {}
     for cluster, read in clusters.by_cluster(dict.fromkeys(sources)).items():
         uses: dict[str, dict[str, Any]] = {name: {"sources": [name]} for name in read}
+        if isinstance(cluster, SourceTable):
+            elsewhere |= _look_at_table(topics_facts, cluster)
+            continue
         if cluster is not clusters.own:
             elsewhere |= _look_elsewhere(topics_facts, cluster, uses)
             continue
@@ -64,6 +67,8 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
     topics_facts.earliest = offsets.starts(offsets.partitions(there))
     topics_facts.ends = offsets.ends(topics_facts.earliest)
     for cluster, read in clusters.by_cluster(dict.fromkeys(there)).items():
+        if isinstance(cluster, SourceTable):
+            continue  # which nothing but its owner's own jobs makes smaller
         settings = topics.describe(cluster.config, list(read))
         bounded = {name for name, of in settings.items() if of.retention_bytes >= 0}
         asked = client if cluster is clusters.own else cluster.client
@@ -72,6 +77,18 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
         topics_facts.sizes = {**topics_facts.sizes, **sizes}
     topics_facts.written = _written(facts, topics_facts)
     return topics_facts
+
+
+def _look_at_table(topics_facts: TopicsFacts, table: SourceTable) -> dict[str, str]:
+    try:
+        identity = table.topic_id(table.name)
+    except ExactlyOnceError as error:
+        topics_facts.problems[table.name] = ("topic-unavailable", str(error))
+        return {}
+    if identity is None:
+        topics_facts.problems[table.name] = ("topic-missing", f"{table} does not exist")
+        return {}
+    return {table.name: identity}
 
 
 def _look_elsewhere(
@@ -157,6 +174,8 @@ def _written(facts: Facts, topics_facts: TopicsFacts) -> dict[tuple[Place, int],
         starts.append(facts.tail.commit.ends)
     written: dict[tuple[Place, int], int] = {}
     for cluster, read in facts.clusters.by_cluster(dict.fromkeys(topic for topic, _ in ends)).items():
+        if isinstance(cluster, SourceTable):
+            continue
         with RangeReader(cluster.config, "doctor") as reader:
             for wanted in starts:
                 spans = {

@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import LateRows
 from airflow_provider_exactlyonce.streaming.registry.encoded_values import DECODING
 from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, simple_name, tree
+from airflow_provider_exactlyonce.tables.positions import is_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +56,7 @@ _BETWEEN: Final = frozenset(
 class BatchCounts:
     """What one attempt of a batch has read and left out.
 
-    :param records: source records that were read from Kafka, bad ones included; each once, whatever reads it again.
+    :param records: source records that were read, bad ones included; each once, whatever reads it again.
         None where streams share a topic and read others, too: then it is not known which records are the same
     :param late: of every operator that has left out rows behind its watermark
     :param undecoded: records that the decoding of sources has left out, None where nothing is decoded in workers
@@ -94,7 +95,7 @@ class ExecutedBatch:
                 if metrics.contains(_STATE):
                     self._operators.append(_Operator(spark, node))
                 self._operators[-1].count_by(metrics.apply(_LATE))  # of session windows, what restores state counts
-            elif simple_name(node) == _SCAN and str(node.stream().getClass().getName()) == _KAFKA_STREAM:
+            elif simple_name(node) == _SCAN and _is_declared(node):
                 self._scans.append(_Scan(node))
             elif simple_name(node) == _MAP and str(node.func().name()) == DECODING:
                 self._decoded.append(_Decoded(node))
@@ -131,8 +132,16 @@ class ExecutedBatch:
         return operator.late_frame()
 
 
+def _is_declared(node: Any) -> bool:
+    """Tell whether it reads a part of what a pipeline's sources are made of: topics of Kafka, or a table."""
+    if str(node.stream().getClass().getName()) == _KAFKA_STREAM:
+        return True
+    position = json.loads(node.end().json())
+    return isinstance(position, dict) and any(map(is_table, position))
+
+
 class _Scan:
-    """Reads a part of a Kafka stream."""
+    """Reads a part of a Kafka stream, or of a table."""
 
     def __init__(self, node: Any) -> None:
         self.topics: Final = frozenset(json.loads(node.end().json()))

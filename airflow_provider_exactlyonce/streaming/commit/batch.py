@@ -61,13 +61,13 @@ def _source_ranges(
     source: dict[str, dict[int, tuple[int, int]]] = {}
     topic_ids: dict[str, str] = {}
     for topic, ends in offsets.kafka_ends().items():
-        client = clusters.of(topic).client
-        described = client.metadata(topic)
-        if described is None:
-            raise ExactlyOnceError(f"source topic {topic} does not exist any more on {clusters.of(topic)}")
-        topic_ids[topic] = described.topic_id
+        cluster = clusters.of(topic)
+        topic_id = cluster.topic_id(topic)
+        if topic_id is None:
+            raise ExactlyOnceError(f"source topic {topic} does not exist any more on {cluster}")
+        topic_ids[topic] = topic_id
         known = starts.get(topic, {})
         if ends.keys() - known.keys():  # partitions that were added since are read from their beginning
-            known = {**client.earliest_offsets(topic), **known}
+            known = {**cluster.earliest(topic), **known}
         source[topic] = {partition: (known[partition], end) for partition, end in sorted(ends.items())}
     return source, topic_ids

@@ -233,7 +233,7 @@ class BatchTransaction(TransactionalSink):
         by_cluster = sources.by_cluster(attempt.batch.source_topic_ids)
         own = by_cluster.pop(sources.own)
         for cluster, topic_ids in by_cluster.items():
-            preflight.check_topic_ids(cluster.client, topic_ids)
+            cluster.check_topic_ids(topic_ids)
         partitions = preflight.check_topic_ids(self._run.client, {**own, **known})
         targets = {topic: replace(target, partitions=partitions[topic]) for topic, target in targets.items()}
         attempt.targets = targets

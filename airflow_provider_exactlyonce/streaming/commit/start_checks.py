@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets, whole
+from airflow_provider_exactlyonce.checkpoint.recovery import write_start
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import PartitionOffsets, by_place
 from airflow_provider_exactlyonce.ledger import topic_identity
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.tables.positions import Position, is_table
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +76,38 @@ def check_first_offsets(
     starts, ends = cluster.starts(named), cluster.last_stable(named)
     for (topic, partition), offset in sorted(named.items()):
         start, end = starts[topic, partition], ends[topic, partition]
+        if is_table(topic) and not start <= offset <= end:
+            raise RefusedError(
+                f"starting_version of the source: table {topic} can be read from {Position.of(start)} on, and its next "
+                f"one is {Position.of(end)}; the pipeline can't begin at {Position.of(offset)}"
+            )
         if not start <= offset <= end:
             raise RefusedError(
                 f"starting_offsets of the source: partition {partition} of topic {topic} has the offsets {start} to "
                 f"{end} (behind it transactions may be undecided), and the pipeline can't begin at {offset}"
             )
+
+
+def settle_first_positions(
+    checkpoint: Checkpoint, declared: Sequence[SourceTopics], begins: Mapping[str, Mapping[int, int]]
+) -> None:
+    """Write where the tables of a new checkpoint begin, as Spark's Kafka source does for its topics.
+
+    :param declared: the topics of each source, in Spark's order
+    :param begins: {table: {partition: position}} where the query's stream begins
+    :raises ExactlyOnceError: when another start has meanwhile begun elsewhere
+    """
+    known = checkpoint.kafka_starts(0)
+    for number, topics in enumerate(declared):
+        for table, position in topics.share(begins).items():
+            if known.get(table, position) != position:
+                raise ExactlyOnceError(
+                    f"{checkpoint.path} begins at {known[table]} in table {table}, and this run was planned to begin "
+                    f"at {position}: another run has begun meanwhile. Start the pipeline again"
+                )
+            if table not in known and checkpoint.newest_commit() is None:
+                text = json.dumps({table: {str(partition): start for partition, start in position.items()}})
+                write_start(checkpoint.path / "sources" / str(number), text)
 
 
 def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> bool:

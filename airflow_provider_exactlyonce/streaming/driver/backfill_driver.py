@@ -61,6 +61,7 @@ from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
 from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle, listen
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
+from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
 from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches, BackfillOptions
 from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
@@ -153,7 +154,7 @@ class BackfillDriver:
         limits = [
             (source.topics, source.max_offsets_per_trigger)
             for source in self._pipeline.sources.values()
-            if source.max_offsets_per_trigger
+            if isinstance(source, KafkaSource) and source.max_offsets_per_trigger
         ]
         terms = PlanInputs(state=request.state, kind=request.kind, version=begun.version, limits=limits)
         with LedgerReader(self._options.config, self._asked.pipeline) as reader:

@@ -46,6 +46,7 @@ from airflow_provider_exactlyonce.streaming.commit.start_checks import (
     check_topic_ids,
     first_repeated,
     reconcile,
+    settle_first_positions,
 )
 from airflow_provider_exactlyonce.streaming.driver import rehearsal
 from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle, listen
@@ -54,6 +55,7 @@ from airflow_provider_exactlyonce.streaming.driver.savepoint_service import Save
 from airflow_provider_exactlyonce.streaming.job import guarantees
 from airflow_provider_exactlyonce.streaming.job.checkpoint_config import CheckpointingMode, OnCancellation
 from airflow_provider_exactlyonce.streaming.job.guarantees import DeliveryGuarantee
+from airflow_provider_exactlyonce.streaming.job.source import table_begins
 from airflow_provider_exactlyonce.streaming.replay import owed_batch
 from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay, check_replay, open_replay
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
@@ -221,6 +223,8 @@ class Driver:
         with suppress(AlreadyRunningError):  # after a freeze another one may stand by already
             self._standing_by.close()
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
+        begins = table_begins(self._pipeline.sources.values(), self._lifecycle.begins)
+        settle_first_positions(checkpoint, sources_of(result), begins)
         try:
             needs_replay = reconcile(checkpoint, run.lineage, run.tail)
         except RefusedError:

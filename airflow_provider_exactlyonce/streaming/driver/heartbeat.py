@@ -82,6 +82,6 @@ class Heartbeat:
             {
                 (topic, partition): offset
                 for topic in self._topics()
-                for partition, offset in self._run.sources.of(topic).client.stable_offsets(topic).items()
+                for partition, offset in self._run.sources.of(topic).stable(topic).items()
             }
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, KafkaOffsets
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError, StopRequestedError
 from airflow_provider_exactlyonce.kafka import preflight
@@ -54,6 +54,7 @@ class DriverLifecycle:
     :ivar stop: why it should stop
     :ivar savepoints: served until the end, once the driver has set it
     :ivar closing: what is closed last
+    :ivar begins: where the checkpoint begins of which the stream was planned
     """
 
     def __init__(self, pipeline: PipelineDefinition, options: DriverOptions, name: str) -> None:
@@ -61,6 +62,7 @@ class DriverLifecycle:
         self.stop: Final = StopReasons(options, self.report)
         self.savepoints: SavepointService | None = None
         self.closing: Final = ExitStack()
+        self.begins: KafkaOffsets = {}
         self._pipeline: Final = pipeline
         self._options: Final = options
         self._name: Final = name
@@ -129,14 +131,7 @@ class DriverLifecycle:
         topics: dict[str, TopicFacts] = {}
         for cluster, read in run.sources.by_cluster(dict.fromkeys(self.topics_read(run))).items():
             if cluster is not run.sources.own:
-                preflight.check_source_cluster(cluster.client)
-                topics |= preflight.check_topics(
-                    cluster.client,
-                    sources=read,
-                    user=cluster.config.get("sasl.username"),
-                    allow_single_replica=self._options.allow_single_replica,
-                    where=str(cluster),
-                )
+                topics |= cluster.checked(read, allow_single_replica=self._options.allow_single_replica)
         return topics
 
     def topics_read(self, run: Run) -> list[str]:
@@ -163,8 +158,11 @@ class DriverLifecycle:
 
         :raises RefusedError: when the job's function can't make it, with the line
         """
+        lineage = self._options.home.current()
+        if lineage is not None:
+            self.begins = Checkpoint(self._options.home.checkpoint(lineage.id)).kafka_starts(0)
         try:
-            return self._pipeline.result(spark, self._options.config)
+            return self._pipeline.result(spark, self._options.config, self.begins)
         except ExactlyOnceError:
             raise
         except Exception as error:

@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import shown
+from airflow_provider_exactlyonce.tables.positions import distance
 
 log = logging.getLogger("exactlyonce")
 
@@ -139,11 +140,11 @@ class DriverReport:
             status.write(self._home.final_status_path(self.status.token), self.status)
 
     def _lag(self) -> int | None:
-        """Return how many source records are available and not committed, None while nothing is known."""
+        """Return how many source records, and versions of tables, are left, None while nothing is known."""
         ends = {place: end for place, (_, end) in by_place(self._read).items()}
         if not (ends and self._available):
             return None
-        return sum(max(0, self._available.get(place, end) - end) for place, end in ends.items())
+        return sum(distance(place[0], end, self._available.get(place, end)) for place, end in ends.items())
 
 
 def _given(record: CommitRecord) -> str:

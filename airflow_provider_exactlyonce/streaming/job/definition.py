@@ -15,9 +15,10 @@ from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import COUNT_LATE_ROWS, LateRowsPolicy, check_can_be_told
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import undeclared_streams
 from airflow_provider_exactlyonce.streaming.job.checkpoint_config import CheckpointConfig, CheckpointingMode
 from airflow_provider_exactlyonce.streaming.job.job_file import JobSource
-from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
+from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source, table_begins
 from airflow_provider_exactlyonce.streaming.job.state_backend import StateBackend
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.sink_routes import SinkRoutes
@@ -53,7 +54,7 @@ class PipelineDefinition:
     """
 
     name: str
-    sources: Mapping[str, KafkaSource]
+    sources: Mapping[str, Source]
     routes: SinkRoutes
     output_mode: str
     function: Callable[..., DataFrame]
@@ -76,9 +77,9 @@ class PipelineDefinition:
 
     @property
     def source_connections(self) -> dict[str, str]:
-        """{topics of a source, as text: its connection} of the sources that are read from clusters of their own."""
+        """{topics of a source, as text: its connection} of sources that are not read from the pipeline's cluster."""
         sources = self.sources.values()
-        return {str(source.topics): source.conn_id for source in sources if source.conn_id is not None}
+        return {str(source.topics): source.connection for source in sources if source.connection is not None}
 
     def topics_read(self, clusters: SourceClusters) -> list[str]:
         """Return the topics that it reads.
@@ -124,11 +125,14 @@ class PipelineDefinition:
         """Apply the function, to batch frames in a test as to streams."""
         return self.function(*args, **kwargs)
 
-    def result(self, spark: SparkSession, config: Mapping[str, str]) -> DataFrame:
-        """Return the stream that goes to the sink."""
+    def result(self, spark: SparkSession, config: Mapping[str, str], begins: Begins = NOWHERE) -> DataFrame:
+        """Return the stream that goes to the sink.
+
+        :param begins: where the checkpoint begins, by the topics that it knows
+        """
         diverts = self.sink is not None and self.sink.diverts
         frames = {
-            name: source.read(spark, config, leave_out_bad=diverts, may_lose=True)
+            name: source.read(spark, config, begins=begins, leave_out_bad=diverts, may_lose=True)
             for name, source in self.sources.items()
         }
         return self.applied(frames)
@@ -159,6 +163,11 @@ class PipelineDefinition:
         :raises RefusedError: when it does not
         """
         self.routes.check(result)
+        if table_begins(self.sources.values()) and (streams := undeclared_streams(result)):
+            raise RefusedError(
+                f"the function of pipeline {self.name}, which reads a table, reads a stream of {streams[0].source} by "
+                "itself: declare all of its sources"
+            )
         if self.late_rows.topic is not None:
             check_can_be_told(result)
 

@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.analysis import feedback
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import Stream, undeclared_streams
 from airflow_provider_exactlyonce.streaming.job.checkpoint_config import CheckpointingMode
+from airflow_provider_exactlyonce.streaming.job.kafka_source import REPLAYABLE
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     IDEMPOTENT,
     IDEMPOTENT_UNFENCED,
@@ -222,7 +223,7 @@ def examine(
     streams = undeclared_streams(result)
     feedback.check_streams(pipeline.name, pipeline.sink_topics, streams, allowed=pipeline.allow_feedback)
     links = [
-        *(_kafka(f"kafka {source.topics}", may_lose=source.may_lose) for source in pipeline.sources.values()),
+        *(_declared(*source.link, may_lose=source.may_lose) for source in pipeline.sources.values()),
         *(_undeclared(stream) for stream in streams),
         _engine(pipeline, unsure, asked),
         *_sinks(pipeline),
@@ -244,18 +245,15 @@ def _left(*, loses: bool, doubles: bool) -> str:
     return (CheckpointingMode.AT_LEAST_ONCE if doubles else CheckpointingMode.EXACTLY_ONCE).value
 
 
-def _kafka(name: str, *, may_lose: bool) -> Link:
-    reason = (
-        "failOnDataLoss=false: what retention removed before it was read is skipped unnoticed"
-        if may_lose
-        else "its offsets are in the checkpoint and in the ledger"
-    )
+def _declared(name: str, reason: str, *, may_lose: bool) -> Link:
+    if may_lose:
+        reason = "failOnDataLoss=false: what retention removed before it was read is skipped unnoticed"
     return Link(link="source", name=name, reason=reason, replayable=True, checkpointed=True, loses=may_lose)
 
 
 def _undeclared(stream: Stream) -> Link:
     if stream.is_kafka:
-        return _kafka("kafka, read by the function", may_lose=stream.may_lose)
+        return _declared("kafka, read by the function", REPLAYABLE, may_lose=stream.may_lose)
     if stream.source in _READ_AGAIN:
         reason = "only Spark's checkpoint has its position, the ledger has none: a restored checkpoint repeats rows"
         return Link(link="source", name=stream.source, reason=reason, replayable=True, checkpointed=True, doubles=True)
@@ -265,7 +263,7 @@ def _undeclared(stream: Stream) -> Link:
 
 def _engine(pipeline: PipelineDefinition, unsure: Sequence[str], asked: Mapping[str, str]) -> Link:
     name = "Spark micro-batches"
-    options = [option for source in pipeline.sources.values() for option in source.options.items()]
+    options = [option for source in pipeline.sources.values() for option in source.spark_settings.items()]
     for setting, value in (*asked.items(), *options):
         reason = _NO_BATCHES.get(setting.rpartition(".")[2].lower())
         if reason is not None and value.lower() != "false":

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from typing_extensions import override
+
 from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
@@ -16,6 +18,7 @@ from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
+from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source, columns_of
 from airflow_provider_exactlyonce.streaming.registry.registry_format import RegistryFormat
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_exactlyonce.streaming.registry.encoded_values import EncodedValues
 
+#: Why what was read of topics can be read again.
+REPLAYABLE: Final = "its offsets are in the checkpoint and in the ledger"
 _STARTS: Final = ("earliest", "latest")
 #: {topic: {partition: offset}}
 _Offsets = Mapping[str, Mapping[int, int]]
@@ -59,7 +64,7 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class KafkaSource:
+class KafkaSource(Source):
     """Reads one or several topics, committed records only.
 
     With ``schema`` each value is a JSON object, or what ``value_format`` says, and the stream has the schema's columns.
@@ -129,13 +134,28 @@ class KafkaSource:
                 )
 
     @property
+    @override
     def topics(self) -> SourceTopics:
-        """The topics that it reads."""
         return SourceTopics.of(self.topic)
 
     @property
+    @override
+    def connection(self) -> str | None:
+        return self.conn_id
+
+    @property
+    @override
+    def link(self) -> tuple[str, str]:
+        return f"kafka {self.topics}", REPLAYABLE
+
+    @property
+    @override
+    def spark_settings(self) -> Mapping[str, str]:
+        return self.options
+
+    @property
+    @override
     def first_offsets(self) -> _Offsets:
-        """The offsets at which a new pipeline begins, {topic: {partition: offset}}; empty when it names none."""
         return self.starting_offsets if isinstance(self.starting_offsets, Mapping) else {}  # type: ignore[return-value]
 
     def _start(self) -> str | _Offsets:
@@ -175,12 +195,20 @@ class KafkaSource:
     def _refused(self, name: str, accepted: str) -> RefusedError:
         return RefusedError(f"{name}={getattr(self, name)!r} of KafkaSource({self.topic!r}): {accepted}")
 
+    @override
     def read(
-        self, spark: SparkSession, config: Mapping[str, str], *, leave_out_bad: bool = False, may_lose: bool = False
+        self,
+        spark: SparkSession,
+        config: Mapping[str, str],
+        *,
+        begins: Begins = NOWHERE,
+        leave_out_bad: bool = False,
+        may_lose: bool = False,
     ) -> DataFrame:
         """Return the stream.
 
         :param config: client configuration of the pipeline's cluster, in librdkafka's names
+        :param begins: Spark finds them in the checkpoint by itself
         :param leave_out_bad: leave out records that do not fit, as :meth:`bad_records` gives them to the sink
         :param may_lose: ``failOnDataLoss=false`` is for others to judge
         :raises SettingRefusedError: when an option would break the guarantee
@@ -198,21 +226,18 @@ class KafkaSource:
         return self.stream_of(records, leave_out_bad=leave_out_bad)
 
     @property
+    @override
     def columns(self) -> str:
         """The columns of Spark's Kafka source as it is used here, in DDL."""
         headers = (_of(self.options, "includeHeaders") or "").lower() == "true"
         return _KAFKA_COLUMNS + (f", headers {_HEADERS}" if headers else "")
 
+    @override
     def stream_of(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
-        """Return the stream that Kafka records make, as the pipeline's function gets it.
-
-        :param records: a frame of :attr:`columns`
-        :param leave_out_bad: leave out records that do not fit, instead of raising
-        """
         return mark(self.fitted(records, leave_out_bad=leave_out_bad), self.topics)
 
+    @override
     def stand_in(self, spark: SparkSession) -> DataFrame:
-        """Return a stream of the same columns for planning only: without Spark's connector, a broker, or records."""
         schema = self.schema or self.columns
         if self.offset_column is not None:
             schema += f", `{self.offset_column}` BIGINT"
@@ -222,6 +247,7 @@ class KafkaSource:
         stream = spark.readStream.format("parquet").schema(schema).load("/exactlyonce/planning/only/*")
         return mark(stream, self.topics)
 
+    @override
     def bad_records(self, spark: SparkSession, config: Mapping[str, str], ranges: SourceRanges) -> DataFrame | None:
         """Read a batch's ranges again and return the records that do not fit, None when every record fits.
 
@@ -250,6 +276,7 @@ class KafkaSource:
         options = _merged(options, again)
         return self.misfits(spark.read.format("kafka").options(**options).load())
 
+    @override
     def misfits(self, records: DataFrame) -> DataFrame:
         """Return the records that do not fit the schema, as :meth:`bad_records` does.
 
@@ -269,8 +296,8 @@ class KafkaSource:
         return bad.select("key", "value", followed_by(origin_headers(origin, reason)).alias("headers"))
 
     @property
+    @override
     def may_lose(self) -> bool:
-        """Whether it goes on after records that it had not read yet are gone."""
         return (_of(self.options, _FAIL_ON_LOSS) or "").lower() == "false"
 
     def spark_options(self, config: Mapping[str, str], *, may_lose: bool = False) -> dict[str, str]:
@@ -333,15 +360,7 @@ class KafkaSource:
         return EncodedValues(reader, self._struct(), self.offset_column, self.topic_column)
 
     def _struct(self) -> StructType:
-        from pyspark.sql.types import StructType
-
-        try:
-            schema = StructType.fromDDL(str(self.schema))
-        except Exception as error:
-            raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} is not DDL: {error}") from error
-        if not isinstance(schema, StructType):
-            raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} names no fields")
-        return schema
+        return columns_of(str(self.schema), f"KafkaSource({self.topic!r})")
 
 
 def _of(options: Mapping[str, str], name: str) -> str | None:

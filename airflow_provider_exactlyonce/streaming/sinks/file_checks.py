@@ -50,10 +50,15 @@ def check_place(kind: str, name: str, path: str) -> None:
     :raises RefusedError: naming the parameter, its value and what is accepted
     """
     check_name(kind, name)
-    if _SECRET_IN_URL.search(path):
+    if has_secret(path):
         raise RefusedError(f"{kind}(name={name!r}): path has credentials in it; give them in storage_options")
     if not path.startswith("/") and "://" not in path:
         raise RefusedError(f"{kind}(path={path!r}) is neither an absolute path nor a URL")
+
+
+def has_secret(path: str) -> bool:
+    """Tell whether a URL has credentials in it, which would be shown wherever it is."""
+    return _SECRET_IN_URL.search(path) is not None
 
 
 def check_name(kind: str, name: str) -> None:

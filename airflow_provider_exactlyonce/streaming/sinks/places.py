@@ -13,19 +13,6 @@ SELECT (SELECT system_identifier FROM pg_control_system())::text,
 """
 
 
-def dataset_at(location: str) -> tuple[str, str]:
-    """Return a dataset's namespace and name as OpenLineage has them of a directory.
-
-    :param location: an absolute path, or a URL
-    """
-    scheme, is_url, place = location.removeprefix("file:").partition("://")
-    if not is_url:
-        return "file", "/" + scheme.lstrip("/")
-    store, _, key = place.partition("/")
-    user, _, host = store.rpartition("@")  # in Azure's URLs the container is there
-    return f"{'s3' if scheme == 's3a' else scheme}://{host if ':' in user else store}", key.rstrip("/")
-
-
 def taken(table: str, column: str, owner: tuple[str, str], release: str) -> str:
     """Return the text of a refusal: another sink notes its commits there.
 

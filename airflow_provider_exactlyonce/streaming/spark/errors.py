@@ -14,6 +14,7 @@ from airflow_provider_exactlyonce.exceptions import (
     IncompatibleVersionError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.streaming.spark import typed_errors
 
 #: Conditions of Spark and of its Kafka connector; a streaming query's error repeats the one that ended it.
 _KNOWN: Final[tuple[tuple[re.Pattern[str], type[ExactlyOnceError], str], ...]] = (
@@ -46,6 +47,8 @@ def meaning_of(error: Exception) -> ExactlyOnceError | None:
     from pyspark.errors import AnalysisException
 
     text = str(error)
+    if (marked := typed_errors.find(text)) is not None:  # raised where a source plans a batch
+        return marked
     for pattern, kind, advice in _KNOWN:
         if pattern.search(text):
             return kind(f"{advice}. Spark says: {text.partition(_STACK_TRACE)[0]}")

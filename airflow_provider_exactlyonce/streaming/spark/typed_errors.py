@@ -9,11 +9,13 @@ from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import (
     BadRecordError,
+    DataLostError,
     ExactlyOnceError,
     RecordRefusedError,
     RecordTooLargeError,
     RefusedError,
     StateValueError,
+    TableChangedError,
 )
 
 OPEN: Final = "[exactlyonce:"
@@ -21,7 +23,10 @@ CLOSE: Final = "[/exactlyonce]"
 _PATTERN: Final = re.compile(r"\[exactlyonce:(\w+)\](.*?)\[/exactlyonce\]", re.DOTALL)
 _KINDS: Final[dict[str, type[ExactlyOnceError]]] = {
     kind.__name__: kind
-    for kind in (BadRecordError, RecordRefusedError, RecordTooLargeError, RefusedError, StateValueError)
+    for kind in (
+        *(BadRecordError, DataLostError, RecordRefusedError, RecordTooLargeError),
+        *(RefusedError, StateValueError, TableChangedError),
+    )
 }
 
 

@@ -55,6 +55,13 @@ def found_in(*records: tuple[int, Record], oldest: int = 1) -> list[Violation]:
     return findings.kept
 
 
+def test_positions_of_a_table_do_not_count_its_rows() -> None:
+    table: dict[str, Any] = {"source": {"delta:/t": {0: (0, 1_000_000)}}, "source_topic_ids": {"delta:/t": "i"}}
+    assert found_in((0, claim_of(1)), (2, commit_of(1, records=5_000_000, **table))) == []
+    (found,) = found_in((0, claim_of(1)), (2, commit_of(1, records=-1, **table)))
+    assert "it says -1 records were read" in str(found)
+
+
 def test_a_clean_ledger_passes() -> None:
     assert found_in((0, claim_of(1)), *((2 * n, commit_of(n)) for n in (1, 2, 3))) == []
 

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.backfill import workspace
+from airflow_provider_exactlyonce.backfill.begin import begin
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.backfill.results import BackfillWritten
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from tests.unit.backfill.test_plan import at, commit
 from tests.waiting import HANG_SECONDS
 
@@ -103,6 +106,12 @@ def test_a_ledger_that_has_lost_what_was_written_is_refused_for_every_request(
     workspace.check_ledger(made(home, "1..3"), ledger(4))
     with pytest.raises(RefusedError, match="what was written would be written again"):
         workspace.check_ledger(made(home, "1..3"), tail)
+
+
+def test_a_backfill_of_a_table_is_refused_before_anything_is_asked(home: Home) -> None:
+    sources = [SourceTopics.of("in"), SourceTopics(names=("delta:/t",))]
+    with pytest.raises(RefusedError, match=r"pipeline p reads table delta:/t, .*starting_version"):
+        begin(made(home, "1..2"), {}, "v", SourceClusters({}, {"delta:/t": ""}), sources)
 
 
 def test_a_directory_that_was_lost_gets_the_identity_that_the_ledger_knows(home: Home) -> None:

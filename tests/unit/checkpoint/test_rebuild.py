@@ -57,6 +57,11 @@ def test_a_batch_of_files_can_not_be_cut() -> None:
         cut({}, {"logOffset": 3})
 
 
+def test_a_batch_of_a_table_can_not_be_cut() -> None:
+    with pytest.raises(RefusedError, match=r"a batch of a table can't be cut.*max_files_per_trigger"):
+        cut({"delta:/t": {0: 0}}, {"delta:/t": {"0": 3_000_000}})
+
+
 @given(st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1))
 def test_a_cut_batch_is_smaller_not_empty_and_never_begins_earlier(ranges: dict[int, tuple[int, int]]) -> None:
     starts = {"in": {partition: start for partition, (start, _) in ranges.items()}}

@@ -56,6 +56,13 @@ def test_a_driver_reads_the_connections_of_sources_by_their_names(monkeypatch: p
         source_config("kafka_gone")
 
 
+def test_a_connection_to_a_tables_store_says_what_delta_rs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = {"conn_type": "aws", "login": "key", "password": "hush", "extra": {"region_name": "eu-west-1"}}
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(connection))
+    told = {"aws_access_key_id": "key", "aws_secret_access_key": "hush", "aws_region": "eu-west-1"}
+    assert source_config("lake") == told
+
+
 def test_a_callback_can_not_be_handed_to_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__APACHE_KAFKA__CALLBACK_ALLOWLIST", "json.dumps")
     connect(monkeypatch, {"bootstrap.servers": "broker:9092", "oauth_cb": "json.dumps"})

@@ -40,9 +40,9 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColum
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upsert_writer import OpenTableWriter, OpenUpsertWriter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertedRows, UpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
-from airflow_provider_exactlyonce.streaming.sinks.places import dataset_at
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkCommitter, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
+from airflow_provider_exactlyonce.tables.datasets import dataset_at
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -7,12 +7,20 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Lineage
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
-from airflow_provider_exactlyonce.streaming.commit.start_checks import check_sources_go_on, reconcile
+from airflow_provider_exactlyonce.streaming.commit.start_checks import (
+    check_first_offsets,
+    check_sources_go_on,
+    reconcile,
+    settle_first_positions,
+)
+from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
+from airflow_provider_exactlyonce.tables.offsets import TableOffsets
 from tests.ledger_records import claim_record, commit_record
+from tests.unit.tables.delta_tables import append
 
 RUN = claim_record(3, lineage="L", home="H", home_path="/homes/p")
 
@@ -169,3 +177,33 @@ def test_the_first_batch_of_a_pipeline_may_be_lost_too(tmp_path: Path) -> None:
 def test_a_pipeline_without_commits_starts_from_an_empty_checkpoint(tmp_path: Path) -> None:
     reconcile(Checkpoint(tmp_path), LINEAGE, replace(TAIL, commit=None))
     assert not any(tmp_path.iterdir())
+
+
+def test_a_new_checkpoint_says_where_its_tables_begin_and_keeps_saying_it(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    declared = [SourceTopics.of("in"), SourceTopics(names=("delta:/t",))]
+    settle_first_positions(checkpoint, declared, {"delta:/t": {0: 3_000_000}})
+    assert [file.relative_to(tmp_path).as_posix() for file in tmp_path.glob("sources/*/0")] == ["sources/1/0"]
+    assert checkpoint.kafka_starts(0) == {"delta:/t": {0: 3_000_000}}
+    settle_first_positions(checkpoint, declared, {"delta:/t": {0: 3_000_000}})
+    with pytest.raises(ExactlyOnceError, match="another run has begun meanwhile"):
+        settle_first_positions(checkpoint, declared, {"delta:/t": {0: 0}})
+
+
+def test_a_checkpoint_with_batches_is_left_as_it_is(tmp_path: Path) -> None:
+    checkpoint = checkpoint_at(tmp_path, offsets=1, commits=1)
+    settle_first_positions(checkpoint, [SourceTopics(names=("delta:/t",))], {"delta:/t": {0: 0}})
+    assert not (tmp_path / "sources").exists()
+
+
+def test_a_pipeline_begins_at_a_version_that_the_table_has(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    append(table, 1)
+    append(table, 2)
+    name, offsets = f"delta:{table}", TableOffsets(DeltaTableLog(str(table), {}))
+    for version in (0, 1, 2):
+        check_first_offsets(offsets, {name: {0: version * 1_000_000}}, [name])
+    with pytest.raises(
+        RefusedError, match=r"from version 0 on, and its next one is version 2.* can't begin at version 3"
+    ):
+        check_first_offsets(offsets, {name: {0: 3_000_000}}, [name])

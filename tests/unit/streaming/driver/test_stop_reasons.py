@@ -22,6 +22,13 @@ def stop_of(path: Path, until: str = "forever") -> StopReasons:
     return StopReasons(options, DriverReport(options.home, options.token, "p"))
 
 
+def test_what_is_left_is_counted_in_records_of_topics_and_versions_of_tables(tmp_path: Path) -> None:
+    report = DriverReport(Home(tmp_path), "t", "p")
+    report.read({"in": {0: (0, 5), 1: (0, 9)}, "delta:/t": {0: (0, 2_000_001)}})
+    report.available({("in", 0): 8, ("in", 1): 9, ("delta:/t", 0): 5_000_000})
+    assert report.status.lag == 3 + 3
+
+
 @pytest.mark.parametrize(
     ("until", "watermark", "ends"), [("available", 5, True), ("available", 9, False), ("forever", 5, False)]
 )

@@ -1,0 +1,173 @@
+"""The rows of a table's files, as Spark takes them; nothing is converted that would not stay what it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from airflow_provider_exactlyonce.exceptions import BadRecordError, DataLostError, TableChangedError
+from airflow_provider_exactlyonce.tables.table_log import TableFile, TableStore
+
+_BATCH_ROWS: Final = 10_000
+_FIELD_ID: Final = b"PARQUET:field_id"
+_INT96: Final = "INT96"  # Spark's and Hive's form of an instant
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A part of a file's row groups: number ``part`` of ``parts``."""
+
+    file: TableFile
+    part: int
+    parts: int
+
+
+def misfit(columns: StructType, table: str, *, needs_all: bool) -> str | None:
+    """Return why columns can't be read from a table, None when they can.
+
+    :param columns: that are read
+    :param table: the table's columns, as Spark writes a schema
+    :param needs_all: the table has to have all of them; else those that it lacks are null
+    """
+    there: dict[str, Any] = {each["name"]: each["type"] for each in json.loads(table)["fields"]}
+    for column in columns:
+        if column.name not in there:
+            if needs_all or not column.nullable:
+                return f"it has no column {column.name!r}, its columns are {', '.join(there)}"
+            continue
+        kind, wanted = _plain(there[column.name]), _plain(json.loads(column.dataType.json()))
+        if kind != wanted:
+            return f"its column {column.name!r} is {_text(kind)}, and {_text(wanted)} is declared"
+    return None
+
+
+def rows(
+    table: str, part: FilePart, store: TableStore, columns: StructType, field_ids: Mapping[str, int]
+) -> Iterator[pa.RecordBatch]:
+    """Yield a part's rows.
+
+    :param table: its name, for messages
+    :param columns: that are read
+    :param field_ids: of columns, where files have them
+    :raises DataLostError: when the file is gone, or is another one
+    :raises TableChangedError: when a column has another type
+    :raises BadRecordError: when a required column has nulls
+    """
+    file, schema = part.file, to_arrow_schema(columns, timezone="UTC")
+    where = f"file {file.path} of table {table}"
+    try:
+        opened = store.open(file.path)
+    except FileNotFoundError as error:
+        raise DataLostError(
+            f"{where} is gone: it was compacted and vacuumed before it was read, or deleted. Put it back, or begin a "
+            "new pipeline behind it; keep the table's old files longer than a pipeline may stand still"
+        ) from error
+    with opened, pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as parquet:
+        if file.rows is not None and parquet.metadata.num_rows != file.rows:
+            raise DataLostError(f"{where} has {parquet.metadata.num_rows:,} rows, and the table says {file.rows:,}")
+        groups = parquet.metadata.num_row_groups
+        own = list(range(groups * part.part // part.parts, groups * (part.part + 1) // part.parts))
+        names = _names(parquet, schema, field_ids, where)
+        int96 = {column.path for column in map(parquet.schema.column, range(len(parquet.schema))) if _is_int96(column)}
+        for batch in parquet.iter_batches(
+            batch_size=_BATCH_ROWS, row_groups=own, columns=sorted({name for name in names.values() if name})
+        ):
+            arrays = []
+            for wanted in schema:
+                name = names[wanted.name]
+                if name is not None:
+                    values = _as_read(batch.column(name), wanted, where, is_instant=name in int96)
+                else:
+                    text = file.partition.get(wanted.name)
+                    values = _repeated(text, wanted, batch.num_rows, where)
+                if not wanted.nullable and values.null_count:
+                    raise BadRecordError(f"{where}: the required column {wanted.name!r} has nulls")
+                arrays.append(values)
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _names(
+    parquet: pq.ParquetFile, schema: pa.Schema, field_ids: Mapping[str, int], where: str
+) -> dict[str, str | None]:
+    """Return which of the file's columns is which, None for one that it lacks."""
+    there = parquet.schema_arrow
+    if not field_ids:
+        return {name: name if name in there.names else None for name in schema.names}
+    by_id = {int((each.metadata or {}).get(_FIELD_ID, -1)): each.name for each in there}
+    if set(by_id) == {-1}:
+        raise TableChangedError(f"{where} has no ids of its columns, as files that others have added: it can't be read")
+    return {name: by_id.get(field_ids.get(name, -2)) for name in schema.names}
+
+
+def _is_int96(column: Any) -> bool:
+    return bool(column.physical_type == _INT96)
+
+
+def _as_read(values: pa.Array, wanted: pa.Field, where: str, *, is_instant: bool) -> pa.Array:
+    """Return values in Spark's type for them, if that is what they are."""
+    if values.type == wanted.type:
+        return values
+    kind = pa.timestamp("us", "UTC") if is_instant else values.type
+    if _normal(kind) != _normal(wanted.type):
+        raise TableChangedError(f"{where}: column {wanted.name!r} is {values.type}, and {wanted.type} is declared")
+    try:
+        return values.cast(wanted.type)
+    except pa.ArrowInvalid as error:
+        raise BadRecordError(f"{where}: column {wanted.name!r} does not fit {wanted.type}: {error}") from error
+
+
+def _repeated(text: str | None, wanted: pa.Field, count: int, where: str) -> pa.Array:
+    """Return the value that all rows of a file have in a column of the partition, or nulls."""
+    if text is None:
+        return pa.nulls(count, wanted.type)
+    if pa.types.is_timestamp(wanted.type) and wanted.type.tz is not None and not text.endswith("Z"):
+        raise TableChangedError(
+            f"{where} is of partition {wanted.name}={text!r}, a time without a zone, which writers mean otherwise: "
+            "leave the column out"
+        )
+    try:
+        value = pa.scalar(text).cast(wanted.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise TableChangedError(f"{where} is of partition {wanted.name}={text!r}, no {wanted.type}: {error}") from error
+    return pa.array([value.as_py()] * count, wanted.type)
+
+
+def _normal(kind: pa.DataType) -> Any:
+    """Return a type without what makes no difference to its values."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _normal(kind.value_type)
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    if types.is_large_binary(kind) or types.is_binary_view(kind) or types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if types.is_timestamp(kind):
+        return "instant" if kind.tz is not None else "local time"
+    if types.is_map(kind):
+        return "map", _normal(kind.key_type), _normal(kind.item_type)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return "list", _normal(kind.value_type)
+    if types.is_struct(kind):
+        return "struct", *((each.name, _normal(each.type)) for each in kind)
+    return kind
+
+
+def _plain(kind: Any) -> Any:
+    """Return a type as Spark writes it, without metadata and nullability."""
+    if not isinstance(kind, dict):
+        return kind
+    parts = {name: _plain(kind[name]) for name in ("elementType", "keyType", "valueType") if name in kind}
+    if "fields" in kind:
+        parts["fields"] = [(each["name"], _plain(each["type"])) for each in kind["fields"]]
+    return {"type": kind["type"], **parts}
+
+
+def _text(kind: Any) -> str:
+    return kind if isinstance(kind, str) else json.dumps(kind)

@@ -1,0 +1,225 @@
+"""A table as a stream of Spark's: a Python data source whose offsets are positions in the table's versions.
+
+Spark asks the reader in a process of its own where a batch ends, and which files that is; tasks read them. The offset
+is written as Spark's Kafka source writes one: a topic, the table, with one partition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, TableChangedError
+from airflow_provider_exactlyonce.streaming.job import table_rows
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+from airflow_provider_exactlyonce.tables.offsets import open_log
+from airflow_provider_exactlyonce.tables.positions import PARTITION, Position
+from airflow_provider_exactlyonce.tables.table_log import (
+    TableFile,
+    TableLog,
+    TableStore,
+    TableVersion,
+    batch_end,
+    check_appends,
+    files_between,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+
+#: A query without new data asks without a pause, and a look costs two requests to a store.
+_LOOK_SECONDS: Final = 1.0
+#: Of the files of one task; opening one costs as much as some of it.
+_TASK_BYTES: Final = 64 * 2**20
+_OPENING_BYTES: Final = 4 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableReading:
+    """How a table is read.
+
+    :param name: the table's, as ledgers have it
+    :param columns: that are read
+    :param start: where a new query begins
+    :param files: at most so many a batch, None for all
+    :param skips: versions that take rows out are passed over
+    :param options: of the table's store or catalog
+    """
+
+    name: str
+    columns: StructType
+    start: Position
+    files: int | None
+    skips: bool
+    options: Mapping[str, str] = field(repr=False)
+
+
+class TablePartition(InputPartition):
+    """What one task reads.
+
+    :param parts: of files
+    :param store: opens them
+    :param field_ids: the ids of columns where files have them
+    """
+
+    def __init__(self, parts: Sequence[table_rows.FilePart], store: TableStore, field_ids: Mapping[str, int]) -> None:
+        super().__init__(None)
+        self.parts: Final = tuple(parts)
+        self.store: Final = store
+        self.field_ids: Final = dict(field_ids)
+
+
+def stream(spark: SparkSession, reading: TableReading) -> DataFrame:
+    """Return a table's stream.
+
+    :raises RefusedError: when the table is not there, or its columns are not those that are read
+    """
+    columns = reading.columns
+    log = open_log(reading.name, reading.options)
+    if log.identity() is None:
+        raise RefusedError(f"table {reading.name} does not exist: create it first, or name it as it is")
+    if (misfit := table_rows.misfit(columns, log.columns(), needs_all=True)) is not None:
+        raise RefusedError(f"the source's schema does not fit table {reading.name}: {misfit}. Declare what it has")
+    format_name = f"exactlyonce_table_{hashlib.sha256(reading.name.encode()).hexdigest()[:12]}"
+
+    class TableDataSource(DataSource):  # travels to Spark's processes with what it closes over
+        @classmethod
+        @override
+        def name(cls) -> str:
+            return format_name
+
+        @override
+        def schema(self) -> StructType:
+            return columns
+
+        @override
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+            return TableStreamReader(reading)
+
+    spark.dataSource.register(TableDataSource)
+    return spark.readStream.format(format_name).load()
+
+
+class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Says what a batch reads, in Spark's process for that, and reads it, in tasks."""
+
+    def __init__(self, reading: TableReading) -> None:
+        self._reading: Final = reading
+        self._opened: TableLog | None = None
+        self._until: Position | None = None
+        self._quiet: tuple[Position, float] | None = None
+
+    @override
+    def initialOffset(self) -> dict[str, Any]:
+        return self._offset(self._reading.start)
+
+    @override
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable() if self._reading.files is None else ReadMaxFiles(self._reading.files)
+
+    @override
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._until = _marked(self._log.end)
+
+    @override
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        at = self._position(start)
+        if self._quiet is not None and self._quiet[0] == at and time.monotonic() < self._quiet[1]:
+            return start
+        files = limit.max_files if isinstance(limit, ReadMaxFiles) else None
+        end = _marked(partial(self._end, at, files))
+        if end <= at:
+            self._quiet = at, time.monotonic() + _LOOK_SECONDS
+            return start
+        return self._offset(end)
+
+    def _end(self, at: Position, files: int | None) -> Position:
+        until = self._until
+        versions = (version for version in self._log.versions(at) if until is None or Position(version.version) < until)
+        return batch_end(versions, at, files, self._check)
+
+    @override
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        first, last = self._position(start), self._position(end)
+        if first == last:
+            return []
+        return _marked(partial(self._planned, first, last))
+
+    def _planned(self, first: Position, last: Position) -> list[InputPartition]:
+        log = self._log
+        store, field_ids = log.store, log.field_ids()
+        files = files_between(map(self._checked, log.versions(first)), first, last)
+        return [TablePartition(parts, store, field_ids) for parts in tasks(files)]
+
+    def _check(self, version: TableVersion) -> None:
+        name = self._reading.name
+        if not self._reading.skips:
+            check_appends(name, version)
+        if version.columns is None or (version.rewrite is not None and self._reading.skips):
+            return
+        if (misfit := table_rows.misfit(self._reading.columns, version.columns, needs_all=False)) is not None:
+            raise TableChangedError(f"version {version.version} of table {name} changes its columns: {misfit}")
+
+    def _checked(self, version: TableVersion) -> TableVersion:
+        self._check(version)
+        return version
+
+    @override
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, TablePartition)
+        name, columns = self._reading.name, self._reading.columns
+        try:
+            for part in partition.parts:
+                yield from table_rows.rows(name, part, partition.store, columns, partition.field_ids)
+        except ExactlyOnceError as error:
+            raise RuntimeError(mark(type(error), str(error))) from error
+
+    @property
+    def _log(self) -> TableLog:
+        if self._opened is None:
+            self._opened = open_log(self._reading.name, self._reading.options)
+        return self._opened
+
+    def _offset(self, position: Position) -> dict[str, Any]:
+        return {self._reading.name: {str(PARTITION): position.offset}}
+
+    def _position(self, offset: Mapping[str, Any]) -> Position:
+        return Position.of(int(offset[self._reading.name][str(PARTITION)]))
+
+
+def tasks(files: Iterator[TableFile]) -> Iterator[list[table_rows.FilePart]]:
+    """Yield what each task reads: some small files together, or a part of a large one."""
+    waiting: list[table_rows.FilePart] = []
+    size = 0
+    for file in files:
+        parts = max(1, round(file.bytes / _TASK_BYTES))
+        if parts > 1:
+            yield from ([table_rows.FilePart(file, part, parts)] for part in range(parts))
+            continue
+        if waiting and size + file.bytes + _OPENING_BYTES > _TASK_BYTES:
+            yield waiting
+            waiting, size = [], 0
+        waiting.append(table_rows.FilePart(file, 0, 1))
+        size += file.bytes + _OPENING_BYTES
+    if waiting:
+        yield waiting
+
+
+def _marked(ask: Callable[[], T]) -> T:
+    """Return an answer; of an error Spark passes on nothing but the text."""
+    try:
+        return ask()
+    except ExactlyOnceError as error:
+        raise RuntimeError(mark(type(error), str(error))) from error

@@ -1,0 +1,292 @@
+"""The snapshots of an Iceberg table's main branch, by their sequence numbers.
+
+https://iceberg.apache.org/spec/
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, DataLostError, ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.tables.positions import ICEBERG, Position, name_of
+from airflow_provider_exactlyonce.tables.table_log import TableFile, TableLog, TableStore, TableVersion, check_size
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+T = TypeVar("T")
+
+_FORMAT: Final = 2
+
+
+class IcebergStore(TableStore):
+    """The store that a table's files are in.
+
+    :param properties: what pyiceberg needs to know of it
+    """
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties: Final = dict(properties)
+        self._opened: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_opened": None}
+
+    @override
+    def open(self, path: str) -> Any:
+        system, name = self._system(path)
+        return system.open_input_file(name)
+
+    @override
+    def is_there(self, path: str) -> bool:
+        from pyarrow.fs import FileType
+
+        system, name = self._system(path)
+        return bool(system.get_file_info(name).type != FileType.NotFound)
+
+    def _system(self, path: str) -> tuple[Any, str]:
+        if self._opened is None:
+            from pyiceberg.io.pyarrow import PyArrowFileIO
+
+            self._opened = PyArrowFileIO(self._properties)
+        scheme, host, name = self._opened.parse_location(path, self._properties)
+        return self._opened.fs_by_scheme(scheme, host), name
+
+
+class IcebergTableLog(TableLog):
+    """One table of a catalog.
+
+    :param place: the catalog's, the namespace's and the table's name, with dots
+    :param properties: of the catalog, over those of pyiceberg's own configuration
+    """
+
+    def __init__(self, place: str, properties: Mapping[str, str]) -> None:
+        self.name = name_of(ICEBERG, place)
+        self._catalog_name, _, self._identifier = place.partition(".")
+        self._properties: Final = dict(properties)
+        self._catalog: Catalog | None = None
+        self._known: Final[dict[int, TableVersion]] = {}
+
+    @override
+    def identity(self) -> str | None:
+        table = self._open()
+        return None if table is None else str(table.metadata.table_uuid)
+
+    @override
+    def columns(self) -> str:
+        return _columns(self._opened().schema())
+
+    @property
+    @override
+    def store(self) -> TableStore:  # a catalog may give new credentials
+        return IcebergStore({name: str(value) for name, value in self._opened().io.properties.items()})
+
+    @override
+    def field_ids(self) -> Mapping[str, int]:
+        return {field.name: field.field_id for field in self._opened().schema().fields}
+
+    @override
+    def begin(self) -> Position:
+        table = self._opened()
+        history = self._history(table)
+        if _is_whole(table, history):
+            return Position(0)
+        return Position(_number(history[0]) + 1 if history else table.metadata.next_sequence_number())
+
+    @override
+    def end(self) -> Position:
+        history = self._history(self._opened())
+        return Position(_number(history[-1]) + 1 if history else 0)
+
+    @override
+    def versions(self, start: Position) -> Iterator[TableVersion]:
+        table = self._opened()
+        history = self._history(table)
+        self._check_goes_on(table, history, start)
+        schema_id = None
+        for snapshot in history:
+            if _number(snapshot) >= start.version:
+                yield self._version(table, snapshot, schema_id)
+            schema_id = snapshot.schema_id
+
+    def _check_goes_on(self, table: Table, history: Sequence[Snapshot], start: Position) -> None:
+        """Check that the last snapshot that was read is one of main's, so that those after it follow it.
+
+        :raises DataLostError: when it is not, or nobody knows
+        """
+        last = start.version if start.file else start.version - 1
+        there = f"{_number(history[0])} to {_number(history[-1])}" if history else "none"
+        if last <= 0 and not _is_whole(table, history):
+            raise DataLostError(
+                f"table {self.name} has the snapshots {there} on its main branch, and what was added before is not "
+                "known any more: keep its snapshots longer, or begin a new pipeline with a starting_version that is "
+                "there"
+            )
+        if last > 0 and last not in map(_number, history):
+            raise DataLostError(
+                f"table {self.name} was read up to snapshot {last}, which is not among those of its main branch any "
+                f"more; they are {there}. It has expired, or the table was rolled back, so what follows it can't be "
+                "known. Keep the newest snapshot that was read, or put it back; or begin a new pipeline"
+            )
+
+    def _version(self, table: Table, snapshot: Snapshot, schema_id: int | None) -> TableVersion:
+        if (known := self._known.get(snapshot.snapshot_id)) is not None:
+            return known
+        number, operation = _number(snapshot), snapshot.summary.operation.value if snapshot.summary else "unknown"
+        files: list[TableFile] = []
+        rewrite = None if operation in ("append", "replace") else f"is of the operation {operation!r}"
+        if operation == "append":
+            files, deletes = self._added(table, snapshot)
+            check_size(self.name, number, len(files))
+            rewrite = "adds files that delete rows" if deletes else None
+        schema = snapshot.schema_id
+        changed = schema is not None and schema != schema_id
+        version = TableVersion(
+            version=number,
+            files=() if rewrite else tuple(files),
+            rewrite=rewrite,
+            columns=_columns(table.schemas()[schema]) if changed and schema is not None else None,
+            committed=snapshot.timestamp_ms,
+        )
+        self._known[snapshot.snapshot_id] = version
+        return version
+
+    def _added(self, table: Table, snapshot: Snapshot) -> tuple[list[TableFile], bool]:
+        """Return the data files that a snapshot adds, and whether it adds deletes, too."""
+        from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+
+        def entries() -> tuple[list[TableFile], bool]:
+            files, deletes = [], False
+            for manifest in snapshot.manifests(table.io):
+                if manifest.added_snapshot_id != snapshot.snapshot_id:
+                    continue
+                if manifest.content is not ManifestContent.DATA:
+                    deletes = True
+                    continue
+                for entry in manifest.fetch_manifest_entry(table.io):
+                    if entry.status is ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id:
+                        files.append(self._file(entry.data_file))
+            return files, deletes
+
+        return self._asked(entries)
+
+    def _file(self, file: Any) -> TableFile:
+        if file.file_format.value.lower() != "parquet":
+            raise RefusedError(
+                f"file {file.file_path} of table {self.name} is {file.file_format.value}: Parquet is read"
+            )
+        return TableFile(path=file.file_path, bytes=file.file_size_in_bytes, rows=file.record_count)
+
+    def _history(self, table: Table) -> list[Snapshot]:
+        """Return main's snapshots, oldest first, as far back as they follow each other."""
+        snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
+        history: list[Snapshot] = []
+        at = table.metadata.current_snapshot_id
+        while at is not None and (snapshot := snapshots.get(at)) is not None:
+            history.append(snapshot)
+            at = snapshot.parent_snapshot_id
+        return history[::-1]
+
+    def _open(self) -> Table | None:
+        """Return the table as it is now, None when there is none."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        catalog = self._loaded()
+        try:
+            table = self._asked(lambda: catalog.load_table(self._identifier))
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        if table.metadata.format_version != _FORMAT:
+            raise RefusedError(
+                f"table {self.name} is of Iceberg's format {table.metadata.format_version}, and format {_FORMAT} is "
+                "read: upgrade it (format-version=2), or read another"
+            )
+        return table
+
+    def _opened(self) -> Table:
+        table = self._open()
+        if table is None:
+            raise DataLostError(f"table {self.name} is not there")
+        return table
+
+    def _loaded(self) -> Catalog:
+        if self._catalog is None:
+            try:
+                from pyiceberg.catalog import load_catalog
+                from pyiceberg.exceptions import NotInstalledError
+            except ImportError as error:
+                raise RefusedError(
+                    f"table {self.name} can't be read here: {error}. pip install "
+                    "'airflow-provider-exactlyonce[iceberg]'"
+                ) from error
+            try:
+                self._catalog = load_catalog(self._catalog_name, **self._properties)
+            except (ValueError, ImportError, NotInstalledError) as error:
+                # Pyiceberg puts all properties into its message.
+                raise RefusedError(
+                    f"catalog {self._catalog_name!r} of table {self.name} can't be opened ({type(error).__name__}). "
+                    "Type and uri have to be in the connection, or in pyiceberg's configuration; and what pyiceberg "
+                    "needs for that type has to be installed"
+                ) from None
+        return self._catalog
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        """Return what catalog or store answer.
+
+        :raises BatchFailedError: when they do not answer
+        """
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            return ask()
+        except (NoSuchTableError, NoSuchNamespaceError, ExactlyOnceError):
+            raise
+        except Exception as error:  # each catalog has errors of its own
+            raise BatchFailedError(f"table {self.name} can't be read: {type(error).__name__}: {error}") from error
+
+
+def _is_whole(table: Table, history: Sequence[Snapshot]) -> bool:
+    """Tell whether main has all of its snapshots; some writers forget whose child the oldest was."""
+    return _number(history[0]) == 1 if history else table.metadata.next_sequence_number() == 1
+
+
+def _number(snapshot: Snapshot) -> int:
+    return int(snapshot.sequence_number or 0)
+
+
+def _columns(schema: Any) -> str:
+    """Return a table's columns as Spark writes a schema."""
+    return json.dumps(_spark_type(schema.as_struct()))
+
+
+def _spark_type(kind: Any) -> Any:
+    """Return a type as Spark writes it; of one that Spark lacks, its own name."""
+    from pyiceberg import types
+
+    if isinstance(kind, types.StructType):
+        fields = [
+            {"name": field.name, "type": _spark_type(field.field_type), "nullable": not field.required, "metadata": {}}
+            for field in kind.fields
+        ]
+        return {"type": "struct", "fields": fields}
+    if isinstance(kind, types.ListType):
+        inner = _spark_type(kind.element_type)
+        return {"type": "array", "elementType": inner, "containsNull": not kind.element_required}
+    if isinstance(kind, types.MapType):
+        return {
+            "type": "map",
+            "keyType": _spark_type(kind.key_type),
+            "valueType": _spark_type(kind.value_type),
+            "valueContainsNull": not kind.value_required,
+        }
+    if isinstance(kind, types.DecimalType):
+        return f"decimal({kind.precision},{kind.scale})"
+    names = {"int": "integer", "timestamp": "timestamp_ntz", "timestamptz": "timestamp", "fixed": "binary"}
+    name = str(kind).partition("[")[0]
+    return names.get(name, name)

@@ -1,0 +1,115 @@
+"""A table's positions, asked for as those of topics are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import DataLostError
+from airflow_provider_exactlyonce.kafka.stable_offsets import DescribedTopic, PartitionOffsets, Place
+from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
+from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
+from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, PARTITION, Position, parse
+from airflow_provider_exactlyonce.tables.table_log import TableFile, TableLog, files_between
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import OffsetSpec
+
+_LOGS: Final[Mapping[str, Callable[[str, Mapping[str, str]], TableLog]]] = {
+    DELTA: DeltaTableLog,
+    ICEBERG: IcebergTableLog,
+}
+
+
+def open_log(name: str, options: Mapping[str, str]) -> TableLog:
+    """Return the log of a table.
+
+    :param name: as ledgers have it
+    :param options: of its store or catalog
+    """
+    kind, place = parse(name)
+    return _LOGS[kind](place, options)
+
+
+class _Spec:
+    """What an ``OffsetSpec`` asks of a cluster, for a table: the position itself."""
+
+    def __init__(self, log: TableLog) -> None:
+        self._log: Final = log
+
+    def latest(self) -> int:
+        return self._log.end().offset
+
+    def earliest(self) -> int:
+        return self._log.begin().offset
+
+    def for_timestamp(self, milliseconds: int) -> int:
+        """Return the position before the versions that are all committed then or later, -1 without such."""
+        first = None
+        for version in self._log.versions(self._log.begin()):
+            if version.committed < milliseconds:
+                first = None
+            elif first is None:
+                first = Position(version.version)
+        return -1 if first is None else first.offset
+
+
+class TableOffsets(PartitionOffsets):
+    """The positions of one table.
+
+    :param log: of the table
+    :param identity: what the table has to be, None for what it is when it is first asked
+    """
+
+    def __init__(self, log: TableLog, identity: str | None = None) -> None:
+        self._log: Final = log
+        self._identity = identity
+
+    @override
+    def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
+        identity = self.identity()
+        there = DescribedTopic(topic_id=identity, partitions=(PARTITION,)) if identity is not None else None
+        return {topic: there for topic in topics if there is not None}
+
+    @override
+    def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
+        wanted = list(places)
+        position: Any = spec(_Spec(self._log)) if wanted else None
+        return {place: int(position) for place in wanted}
+
+    def identity(self) -> str | None:
+        """Return what tells the table from one that is made in its place, None when it is not there.
+
+        :raises DataLostError: when it is another one than it was
+        """
+        identity = self._log.identity()
+        if identity is not None and self._identity not in (None, identity):
+            raise DataLostError(
+                f"table {self._log.name} was made anew: its id is {identity}, and was {self._identity}. What it held "
+                "and was not read is gone: begin a new pipeline, with a name and a home of its own"
+            )
+        self._identity = self._identity or identity
+        return identity
+
+    def rows(self, start: int, end: int) -> int | None:
+        """Return how many rows are between two positions, None when the table does not say."""
+        total = 0
+        for file in self._files(start, end):
+            if file.rows is None:
+                return None
+            total += file.rows
+        return total
+
+    def first_gone(self, start: int, end: int) -> str | None:
+        """Return the first file between two positions that can't be read any more, None when all can.
+
+        :raises DataLostError: when a version is gone
+        """
+        store = self._log.store
+        return next((file.path for file in self._files(start, end) if not store.is_there(file.path)), None)
+
+    def _files(self, start: int, end: int) -> Iterator[TableFile]:
+        first, last = Position.of(start), Position.of(end)
+        return files_between(self._log.versions(first), first, last)

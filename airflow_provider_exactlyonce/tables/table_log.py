@@ -1,0 +1,177 @@
+"""What reading needs to know of a table, whatever format it has; and how much of it is one batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_exactlyonce.exceptions import TableChangedError
+from airflow_provider_exactlyonce.tables.positions import FILES_PER_VERSION, Position
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFile:
+    """One data file, which never changes.
+
+    :param path: as its :class:`TableStore` opens it
+    :param rows: None when nobody has said
+    :param partition: values that are not in the file, as texts
+    """
+
+    path: str
+    bytes: int
+    rows: int | None = None
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableVersion:
+    """What one version adds.
+
+    :param files: those whose rows no older version has, in their order
+    :param rewrite: what it does to rows of older versions, in words; None when it leaves them as they are
+    :param columns: the table's columns from it on, as Spark writes a schema; None when they stay
+    :param committed: milliseconds since the epoch
+    """
+
+    version: int
+    files: tuple[TableFile, ...] = ()
+    rewrite: str | None = None
+    columns: str | None = None
+    committed: int = 0
+
+
+class TableStore(ABC):
+    """Opens the data files of a table; it can be pickled, for tasks."""
+
+    @abstractmethod
+    def open(self, path: str) -> Any:
+        """Return a file of Arrow's.
+
+        :raises FileNotFoundError: when it is gone
+        """
+
+    @abstractmethod
+    def is_there(self, path: str) -> bool:
+        """Tell whether a file can be opened."""
+
+
+class TableLog(ABC):
+    """The versions of one table.
+
+    What a store or a catalog does not answer is a
+    :class:`~airflow_provider_exactlyonce.exceptions.BatchFailedError`: it may be asked again.
+
+    :ivar name: as ledgers have it
+    """
+
+    name: str
+
+    @property
+    @abstractmethod
+    def store(self) -> TableStore:
+        """Where its data files are."""
+
+    def field_ids(self) -> Mapping[str, int]:
+        """Return the ids of its columns where files have them; the names of others are the files', too."""
+        return {}
+
+    @abstractmethod
+    def identity(self) -> str | None:
+        """Return what tells the table from one that is made in its place, None when it is not there.
+
+        :raises RefusedError: when it has a feature that can't be read
+        """
+
+    @abstractmethod
+    def columns(self) -> str:
+        """Return the columns of its newest version, as Spark writes a schema."""
+
+    @abstractmethod
+    def begin(self) -> Position:
+        """Return the oldest position that can be read from."""
+
+    @abstractmethod
+    def end(self) -> Position:
+        """Return the position after its newest version."""
+
+    @abstractmethod
+    def versions(self, start: Position) -> Iterator[TableVersion]:
+        """Yield the versions from a position on, oldest first, without a gap.
+
+        :raises DataLostError: when some are gone, or the position is of another table or history
+        :raises RefusedError: when a version has something that can't be read
+        """
+
+
+#: Raises when a version can't be read as it is.
+CheckVersion = Callable[[TableVersion], None]
+
+
+def check_appends(name: str, version: TableVersion) -> None:
+    """Check that a version leaves all rows as they are.
+
+    :raises TableChangedError: when it does not
+    """
+    if version.rewrite is not None:
+        raise TableChangedError(
+            f"version {version.version} of table {name} {version.rewrite}. What is read from the table are the rows "
+            'that are added to it; say on_rewrite="skip" to go on without what such versions add and remove, or start '
+            "a new pipeline behind it, with starting_version"
+        )
+
+
+def batch_end(versions: Iterable[TableVersion], start: Position, files: int | None, check: CheckVersion) -> Position:
+    """Return where a batch ends that begins at a position.
+
+    A version that can't be read ends the batch before it, and is raised once it is the first.
+
+    :param versions: from the start on
+    :param files: at most so many, None for all
+    """
+    at, left = start, files
+    reading = iter(versions)
+    while left is None or left > 0:
+        try:
+            version = next(reading, None)
+            if version is None:
+                break
+            check(version)
+        except TableChangedError:
+            if at == start:
+                raise
+            break
+        read = at.file if version.version == at.version else 0
+        new = len(version.files) - read
+        if left is not None and new > left:
+            return Position(version.version, read + left)
+        left = None if left is None else left - new
+        at = Position(version.version + 1)
+    return at
+
+
+def files_between(versions: Iterable[TableVersion], start: Position, end: Position) -> Iterator[TableFile]:
+    """Yield the files of a range, in their order; no version behind it is looked at.
+
+    :param versions: from the start on
+    """
+    reading = iter(versions)
+    while start < end and (version := next(reading, None)) is not None:
+        first = start.file if version.version == start.version else 0
+        last = end.file if version.version == end.version else FILES_PER_VERSION
+        if Position(version.version) < end:
+            yield from version.files[first:last]
+        start = Position(version.version + 1)
+
+
+def check_size(name: str, version: int, files: int) -> None:
+    """Check that a position can stand for each of a version's files.
+
+    :raises TableChangedError: when it can't
+    """
+    if files >= FILES_PER_VERSION:
+        raise TableChangedError(
+            f"version {version} of table {name} adds {files:,} files, and at most {FILES_PER_VERSION - 1:,} can be read"
+        )

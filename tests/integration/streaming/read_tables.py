@@ -1,0 +1,220 @@
+"""Tables that pipelines read, and a reader of their logs and files that shares no code with the one under test."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
+
+from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
+
+JOB: Final = "table_counts.py"
+DELTA, ICEBERG = KINDS = ("delta", "iceberg")
+FILES: Final = 2  # that a version of the Delta table adds
+ROWS: Final = 40  # that a version adds
+_VERSION: Final = 1_000_000
+_SCHEMA: Final = pa.schema(
+    [("id", pa.int64()), ("k", pa.string()), ("v", pa.decimal128(12, 2)), ("part", pa.int32()), ("note", pa.string())]
+)
+
+
+def rows(first: int, count: int) -> pa.Table:
+    numbers = range(first, first + count)
+    columns = {
+        "id": list(numbers),
+        "k": [f"k{number % 7}" for number in numbers],
+        "v": [Decimal(number) / 100 for number in numbers],
+        "part": [number % FILES for number in numbers],
+        "note": [None] * count,
+    }
+    return pa.table(columns, _SCHEMA)
+
+
+class ReadTable(ABC):
+    """A table that rows are added to."""
+
+    kind: str
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder: Final = folder
+        self.sent = 0
+
+    def append(self, versions: int = 1) -> None:
+        for _ in range(versions):
+            self._append(rows(self.sent, ROWS))
+            self.sent += ROWS
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """What a source calls it."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}:{self.place}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"TEST_KIND": self.kind, "TEST_TABLE": self.place}
+
+    @abstractmethod
+    def _append(self, added: pa.Table) -> None: ...
+
+    @abstractmethod
+    def _files(self) -> Iterator[tuple[int, int, str]]:
+        """Yield version, number and path of each file that was added, in their order."""
+
+    @abstractmethod
+    def delete(self, condition: str) -> None: ...
+
+    def between(self, start: int, end: int) -> list[dict[str, Any]]:
+        """Return the rows of the files from a position on to before another."""
+        return [
+            row
+            for version, number, path in self._files()
+            if start <= version * _VERSION + number < end
+            for row in pq.read_table(path, partitioning=None).to_pylist()
+        ]
+
+
+class ReadDelta(ReadTable):
+    kind = DELTA
+
+    @property
+    def place(self) -> str:
+        return str(self.folder / "orders")
+
+    def _append(self, added: pa.Table) -> None:
+        write_deltalake(self.place, added, mode="append", partition_by=["part"])
+
+    def _files(self) -> Iterator[tuple[int, int, str]]:
+        for entry in sorted(Path(self.place, "_delta_log").glob("*.json")):
+            actions = [json.loads(line) for line in entry.read_text().splitlines()]
+            added = [action["add"] for action in actions if "add" in action and action["add"]["dataChange"]]
+            if any(action["remove"]["dataChange"] for action in actions if "remove" in action):
+                continue
+            for number, file in enumerate(added):
+                yield int(entry.stem), number, f"{self.place}/{unquote(file['path'])}"
+
+    def delete(self, condition: str) -> None:
+        DeltaTable(self.place).delete(condition)
+
+    def compact(self) -> None:
+        DeltaTable(self.place).optimize.compact()
+
+    def vacuum(self) -> None:
+        DeltaTable(self.place).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+
+
+class ReadIceberg(ReadTable):
+    kind = ICEBERG
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._properties: Final = {
+            "type": "sql",
+            "uri": f"sqlite:///{folder}/catalog.db",
+            "warehouse": f"file://{folder}/warehouse",
+        }
+        (folder / "warehouse").mkdir(exist_ok=True)
+        catalog = load_catalog("shop", **self._properties)
+        catalog.create_namespace("sales")
+        catalog.create_table("sales.orders", _SCHEMA)
+        catalog.close()
+
+    @property
+    def place(self) -> str:
+        return "shop.sales.orders"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        stores = json.dumps({"shop_iceberg": self._properties})
+        return {**super().environment, "TEST_CONN_ID": "shop_iceberg", "EXACTLYONCE_STORES": stores}
+
+    def _append(self, added: pa.Table) -> None:
+        self._table().append(added)
+
+    def _files(self) -> Iterator[tuple[int, int, str]]:
+        table = self._table()
+        for snapshot in table.metadata.snapshots:
+            if snapshot.summary is None or snapshot.summary.operation.value != "append":
+                continue
+            added = [
+                entry["data_file"]["file_path"]
+                for entry in table.inspect.entries(snapshot.snapshot_id).to_pylist()
+                if entry["snapshot_id"] == snapshot.snapshot_id
+            ]
+            for number, path in enumerate(added):
+                yield int(snapshot.sequence_number or 0), number, urlsplit(path).path
+
+    def delete(self, condition: str) -> None:
+        self._table().delete(condition)
+
+    def _table(self) -> Any:
+        return load_catalog("shop", **self._properties).load_table("sales.orders")
+
+
+class TablePipeline:
+    """The world's pipeline, which counts what is added to a table."""
+
+    def __init__(self, world: World, table: ReadTable) -> None:
+        self.world, self.table = world, table
+        world.job = JOB
+        self.environment: dict[str, str] = dict(table.environment)
+
+    def start(self, step: str | None = None, *arguments: str, **how: Any) -> Driver:
+        return self.world.start(*arguments, environment=self.environment, failpoints=step, **how)
+
+    def finish(self, *arguments: str) -> Driver:
+        last = self.start(None, *arguments)
+        assert last.wait() == 0, last.output()[-4000:]
+        return last
+
+    def check(self, *, complete: bool = True) -> None:
+        """Recompute each commit's rows from its source ranges, and compare them with the sink record by record."""
+        world, table = self.world, self.table
+        commits = check_ledger(world)
+        totals: Counter[str] = Counter()
+        sums: dict[str, Decimal] = {}
+        used: list[int] = []
+        expected: list[tuple[int, str, Decimal, int]] = []
+        for commit in commits:
+            ((name, ranges),) = commit.source.items()
+            assert name == table.name
+            touched, (start, end) = set(), ranges[0]
+            read = table.between(start, end)
+            assert commit.records == len(read)
+            for row in read:
+                used.append(row["id"])
+                touched.add(row["k"])
+                totals[row["k"]] += 1
+                sums[row["k"]] = sums.get(row["k"], Decimal(0)) + row["v"]
+            expected += [(commit.commit, k, sums[k], totals[k]) for k in touched]
+        places = {
+            (partition, offset): commit.commit
+            for commit in commits
+            for partition, span in commit.sink.get(world.sink, {}).items()
+            for offset in range(span.first, span.last + 1)
+        }
+        written = []
+        for record in read_committed(world.config, world.sink):
+            row = json.loads(record.value or b"", parse_float=Decimal)
+            written.append((places[record.partition, record.offset], row["k"], Decimal(row["total"]), row["n"]))
+        assert sorted(written) == sorted(expected)
+        assert len(used) == len(set(used))
+        if complete:
+            assert sorted(used) == list(range(table.sent))
+            report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
+            assert report.is_clean, [str(violation) for violation in report.found]

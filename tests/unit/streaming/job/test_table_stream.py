@@ -1,0 +1,176 @@
+"""What the reader of a table says to Spark, and what its tasks read, without Spark."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import types as T
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
+
+from airflow_provider_exactlyonce.exceptions import DataLostError, TableChangedError
+from airflow_provider_exactlyonce.streaming.job.table_stream import (
+    TablePartition,
+    TableReading,
+    TableStreamReader,
+    tasks,
+)
+from airflow_provider_exactlyonce.streaming.spark import typed_errors
+from airflow_provider_exactlyonce.tables.positions import Position
+from airflow_provider_exactlyonce.tables.table_log import TableFile
+from tests.unit.tables.delta_tables import append, rows
+
+COLUMNS = T.StructType([T.StructField("id", T.LongType()), T.StructField("text", T.StringType())])
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Give a table with three versions, of which each adds one file of two rows."""
+    table = tmp_path / "orders"
+    for version in range(3):
+        append(table, 2 * version, 2 * version + 1)
+    return table
+
+
+def reader_of(path: Path, *, start: int = 0, files: int | None = None, skips: bool = False) -> TableStreamReader:
+    reading = TableReading(
+        name=f"delta:{path}", columns=COLUMNS, start=Position(start), files=files, skips=skips, options={}
+    )
+    reader: TableStreamReader = pickle.loads(pickle.dumps(TableStreamReader(reading)))  # as it comes to its process
+    return reader
+
+
+def at(path: Path, offset: int) -> dict[str, dict[str, int]]:
+    return {f"delta:{path}": {"0": offset}}
+
+
+def ids(reader: TableStreamReader, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> list[int]:
+    found = []
+    for partition in pickle.loads(pickle.dumps(reader.partitions(start, end))):
+        for batch in reader.read(partition):
+            found += batch["id"].to_pylist()
+    return found
+
+
+def batches(reader: TableStreamReader) -> Iterator[list[int]]:
+    start = reader.initialOffset()
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        yield ids(reader, start, end)
+        start = end
+
+
+def test_a_batch_has_all_that_is_there_or_so_many_files(path: Path) -> None:
+    assert list(batches(reader_of(path))) == [[0, 1, 2, 3, 4, 5]]
+    assert list(batches(reader_of(path, files=1))) == [[0, 1], [2, 3], [4, 5]]
+    assert list(batches(reader_of(path, files=2))) == [[0, 1, 2, 3], [4, 5]]
+    assert list(batches(reader_of(path, start=1))) == [[2, 3, 4, 5]]
+    assert list(batches(reader_of(path, start=3))) == []
+    assert reader_of(path).getDefaultReadLimit() == ALL
+    assert reader_of(path, files=5).getDefaultReadLimit() == ReadMaxFiles(5)
+
+
+def test_offsets_are_written_as_sparks_kafka_source_writes_them(path: Path) -> None:
+    reader = reader_of(path)
+    assert reader.initialOffset() == at(path, 0)
+    assert reader.latestOffset(at(path, 0), ALL) == at(path, 3_000_000)
+    assert reader.latestOffset(at(path, 3_000_000), ALL) == at(path, 3_000_000)
+    assert reader.partitions(at(path, 1), at(path, 1)) == []
+
+
+def test_a_range_that_is_read_again_has_the_same_rows_whatever_was_written_since(path: Path) -> None:
+    before = ids(reader_of(path), at(path, 1_000_000), at(path, 3_000_000))
+    append(path, 9)
+    DeltaTable(path).optimize.compact()
+    assert ids(reader_of(path), at(path, 1_000_000), at(path, 3_000_000)) == before == [2, 3, 4, 5]
+
+
+def test_what_is_available_now_is_what_was_there_then(path: Path) -> None:
+    reader = reader_of(path, files=2)
+    reader.prepareForTriggerAvailableNow()
+    append(path, 9)
+    assert list(batches(reader)) == [[0, 1, 2, 3], [4, 5]]
+    planned_further = at(path, 4_000_000)  # by a run before it
+    assert reader.latestOffset(planned_further, ALL) == planned_further
+
+
+def test_nothing_new_is_looked_for_once_a_while(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, end = reader_of(path), at(path, 3_000_000)
+    assert reader.latestOffset(end, ALL) == end
+    append(path, 9)
+    assert reader.latestOffset(end, ALL) == end  # the second is not over
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1.01)
+    assert reader.latestOffset(end, ALL) == at(path, 4_000_000)
+
+
+def test_a_rewrite_stops_the_stream_behind_what_came_before_it(path: Path) -> None:
+    DeltaTable(path).delete("id = 2")
+    append(path, 9)
+    reader = reader_of(path)
+    assert reader.latestOffset(at(path, 0), ALL) == at(path, 3_000_000)
+    assert ids(reader, at(path, 0), at(path, 3_000_000)) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(RuntimeError) as stopped:
+        reader.latestOffset(at(path, 3_000_000), ALL)
+    found = typed_errors.find(str(stopped.value))
+    assert isinstance(found, TableChangedError)
+    assert "version 3 of table" in str(found)
+    with pytest.raises(RuntimeError, match="TableChangedError"):  # nor is it read as part of a range
+        reader.partitions(at(path, 0), at(path, 5_000_000))
+
+
+def test_a_rewrite_is_passed_over_as_a_whole_where_that_is_said(path: Path) -> None:
+    DeltaTable(path).merge(
+        rows(2, 8), "t.id = s.id", "s", "t"
+    ).when_matched_delete().when_not_matched_insert_all().execute()
+    append(path, 9)
+    assert list(batches(reader_of(path, skips=True))) == [[0, 1, 2, 3, 4, 5, 9]]
+
+
+def test_a_version_that_changes_a_declared_column_stops_the_stream(path: Path) -> None:
+    other = pa.table({"id": pa.array([7], pa.int32()), "text": ["x"]})
+    write_deltalake(path, other, mode="overwrite", schema_mode="overwrite")
+    reader = reader_of(path)
+    with pytest.raises(RuntimeError, match="takes 3 files out of it"):
+        reader.latestOffset(at(path, 3_000_000), ALL)
+    append_column = rows(7).append_column("more", pa.array([1]))
+    fresh = path.with_name("fresh")
+    append(fresh, 1)
+    write_deltalake(fresh, append_column, mode="append", schema_mode="merge")
+    assert list(batches(reader_of(fresh))) == [[1, 7]]  # a column more is not read
+
+
+def test_a_file_that_is_gone_stops_the_task_by_name(path: Path) -> None:
+    reader = reader_of(path)
+    (partition,) = reader.partitions(at(path, 0), at(path, 3_000_000))
+    next(path.glob("*.parquet")).unlink()
+    with pytest.raises(RuntimeError) as stopped:
+        list(reader.read(partition))
+    assert isinstance(typed_errors.find(str(stopped.value)), DataLostError)
+
+
+def test_small_files_are_read_together_and_a_large_one_in_parts() -> None:
+    mebibyte = 2**20
+    sizes = [1, 1, 200 * mebibyte, 70 * mebibyte, *([mebibyte] * 20)]
+    files = [TableFile(path=str(number), bytes=size) for number, size in enumerate(sizes)]
+    planned = list(tasks(iter(files)))
+    large = [task for task in planned if task[0].parts > 1]
+    assert [(part.file.path, part.part, part.parts) for task in large for part in task] == [
+        ("2", part, 3) for part in range(3)
+    ]
+    together = [[part.file.path for part in task] for task in planned if task[0].parts == 1]
+    assert sorted(int(path) for task in together for path in task) == [0, 1, *range(3, 24)]
+    assert max(map(len, together)) > 1
+    assert len(together) > 1
+
+
+def test_a_partition_goes_to_a_task_with_all_that_it_needs(path: Path) -> None:
+    (partition,) = reader_of(path).partitions(at(path, 0), at(path, 1_000_000))
+    assert isinstance(partition, TablePartition)
+    again = pickle.loads(pickle.dumps(partition))
+    assert [part.file for part in again.parts] == [part.file for part in partition.parts]

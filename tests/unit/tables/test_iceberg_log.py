@@ -1,0 +1,207 @@
+"""What is read of an Iceberg table's snapshots, and what is refused, on tables that pyiceberg has written."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
+from pyiceberg.table import Table
+
+from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
+from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
+from airflow_provider_exactlyonce.tables.offsets import TableOffsets
+from airflow_provider_exactlyonce.tables.positions import Position
+from airflow_provider_exactlyonce.tables.table_log import TableVersion
+
+NAME = "shop.sales.orders"
+
+
+@pytest.fixture
+def properties(tmp_path: Path) -> dict[str, str]:
+    """Give a catalog with a table of three snapshots, of which each adds one file of two rows."""
+    (tmp_path / "warehouse").mkdir()
+    given = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    catalog = load_catalog("shop", **given)
+    catalog.create_namespace("sales")
+    table = catalog.create_table("sales.orders", rows().schema)
+    for snapshot in range(3):
+        table.append(rows(2 * snapshot, 2 * snapshot + 1))
+    catalog.close()
+    return given
+
+
+@pytest.fixture
+def catalog(properties: Mapping[str, str]) -> Iterator[Catalog]:
+    opened = load_catalog("shop", **properties)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def table(catalog: Catalog) -> Table:
+    return catalog.load_table("sales.orders")
+
+
+def rows(*ids: int) -> pa.Table:
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
+    return pa.table({"id": list(ids), "text": [f"row {number}" for number in ids]}, schema)
+
+
+def read(properties: Mapping[str, str], start: int = 0) -> list[TableVersion]:
+    return list(IcebergTableLog(NAME, properties).versions(Position(start)))
+
+
+def ids(properties: Mapping[str, str], version: TableVersion) -> list[int]:
+    store = IcebergTableLog(NAME, properties).store
+    return [number for file in version.files for number in pq.read_table(store.open(file.path))["id"].to_pylist()]
+
+
+def expire(table: Table, *numbers: int) -> None:
+    known = {snapshot.sequence_number: snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+    table.maintenance.expire_snapshots().by_ids([known[number] for number in numbers]).commit()
+
+
+def test_each_snapshot_has_the_files_that_it_adds(properties: Mapping[str, str]) -> None:
+    versions = read(properties)
+    assert [version.version for version in versions] == [1, 2, 3]
+    assert [ids(properties, version) for version in versions] == [[0, 1], [2, 3], [4, 5]]
+    assert [file.rows for version in versions for file in version.files] == [2, 2, 2]
+    assert all(version.rewrite is None and version.committed > 0 for version in versions)
+    assert [version.version for version in read(properties, 3)] == [3]
+    assert read(properties, 4) == []
+    log = IcebergTableLog(NAME, properties)
+    assert (log.begin(), log.end()) == (Position(0), Position(4))
+    assert log.field_ids() == {"id": 1, "text": 2}
+    fields = json.loads(log.columns())["fields"]
+    assert [(field["name"], field["type"]) for field in fields] == [("id", "long"), ("text", "string")]
+
+
+def test_what_is_written_later_is_seen_by_the_same_log(properties: Mapping[str, str], table: Table) -> None:
+    log = IcebergTableLog(NAME, properties)
+    assert len(list(log.versions(Position(0)))) == 3
+    table.append(rows(6))
+    assert [ids(properties, version) for version in log.versions(Position(4))] == [[6]]
+
+
+def test_manifests_that_were_merged_add_nothing_again(properties: Mapping[str, str], table: Table) -> None:
+    with table.transaction() as transaction:
+        transaction.set_properties({"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"})
+    for number in (6, 7, 8):
+        table.append(rows(number))
+    assert [ids(properties, version) for version in read(properties)][3:] == [[6], [7], [8]]
+
+
+@pytest.mark.parametrize("what", ["delete", "overwrite"])
+def test_a_snapshot_that_takes_rows_out_is_told(properties: Mapping[str, str], table: Table, what: str) -> None:
+    table.delete("id = 2") if what == "delete" else table.overwrite(rows(7), "id = 2")
+    last = next(version for version in read(properties) if version.version == 4)
+    assert last.rewrite == "is of the operation 'overwrite'"
+    assert last.files == ()
+
+
+def test_a_compaction_adds_no_rows(properties: Mapping[str, str], table: Table) -> None:
+    ours = IcebergTable(NAME, properties)
+    ours.open()
+    old = list(current_files(ours))
+    new = list(_dataframe_to_data_files(table.metadata, rows(0, 1, 2, 3, 4, 5), table.io))
+    ours.append(new, {}, lambda *_: {}, removed=old, changes_rows=False)
+    ours.close()
+    last = read(properties)[-1]
+    assert (last.version, last.files, last.rewrite) == (4, (), None)
+
+
+def test_snapshots_that_have_expired_before_they_were_read_stop_by_name(
+    properties: Mapping[str, str], table: Table
+) -> None:
+    expire(table, 1)
+    assert IcebergTableLog(NAME, properties).begin() == Position(3)
+    with pytest.raises(DataLostError, match="has the snapshots 2 to 3 on its main branch, and what was added before"):
+        read(properties, 0)
+    # What was read last has to be there: else nobody knows what follows it.
+    with pytest.raises(DataLostError, match=r"was read up to snapshot 1, .*; they are 2 to 3"):
+        read(properties, 2)
+    assert [version.version for version in read(properties, 3)] == [3]
+
+
+def test_a_table_that_was_rolled_back_stops_by_name(properties: Mapping[str, str], table: Table) -> None:
+    second = table.metadata.snapshots[1].snapshot_id
+    table.manage_snapshots().rollback_to_snapshot(second).commit()
+    with pytest.raises(DataLostError, match=r"was read up to snapshot 3, .*; they are 1 to 2"):
+        read(properties, 4)
+    table.refresh().append(rows(9))
+    with pytest.raises(DataLostError, match="was read up to snapshot 3"):
+        read(properties, 4)
+    assert [ids(properties, version) for version in read(properties, 3)] == [[9]]
+
+
+def test_a_branch_of_its_own_is_not_read(properties: Mapping[str, str], table: Table) -> None:
+    newest = table.metadata.snapshots[-1].snapshot_id
+    table.manage_snapshots().create_branch(newest, "audit").commit()
+    table.append(rows(8), branch="audit")
+    table.append(rows(9))
+    versions = read(properties)
+    assert [version.version for version in versions] == [1, 2, 3, 5]
+    assert [ids(properties, version) for version in read(properties, 4)] == [[9]]
+    assert read(properties, 6) == []
+
+
+def test_a_table_that_was_made_anew_stops_by_name(properties: Mapping[str, str], catalog: Catalog) -> None:
+    offsets = TableOffsets(IcebergTableLog(NAME, properties))
+    before = offsets.identity()
+    catalog.drop_table("sales.orders")
+    assert offsets.identity() is None
+    catalog.create_table("sales.orders", rows().schema).append(rows(1))
+    with pytest.raises(DataLostError, match=f"was made anew: its id is .*, and was {before}"):
+        offsets.identity()
+    with pytest.raises(DataLostError, match="was read up to snapshot 3"):
+        read(properties, 4)
+
+
+def test_an_empty_table_begins_and_ends_at_nothing(properties: Mapping[str, str], catalog: Catalog) -> None:
+    catalog.create_table("sales.none", rows().schema)
+    log = IcebergTableLog("shop.sales.none", properties)
+    assert (log.begin(), log.end(), list(log.versions(Position(0)))) == (Position(0), Position(0), [])
+
+
+def test_a_table_of_another_format_is_refused(properties: Mapping[str, str], catalog: Catalog) -> None:
+    catalog.create_table("sales.old", rows().schema, properties={"format-version": "1"})
+    with pytest.raises(RefusedError, match="is of Iceberg's format 1"):
+        IcebergTableLog("shop.sales.old", properties).identity()
+
+
+def test_a_catalog_that_can_t_be_opened_is_refused_without_its_properties() -> None:
+    with pytest.raises(
+        RefusedError, match=r"catalog 'shop' of table iceberg:shop.sales.orders can't be opened"
+    ) as error:
+        IcebergTableLog(NAME, {"type": "none such", "password": "hush"}).identity()
+    assert "hush" not in str(error.value)
+
+
+def test_a_column_that_is_added_is_told_with_the_first_snapshot_of_it(
+    properties: Mapping[str, str], table: Table
+) -> None:
+    from pyiceberg.types import IntegerType
+
+    with table.update_schema() as update:
+        update.add_column("price", IntegerType())
+    table.append(rows(6).append_column("price", pa.array([1], pa.int32())))
+    *_, third, fourth = read(properties)
+    assert third.columns is None
+    assert fourth.columns is not None
+    assert json.loads(fourth.columns)["fields"][-1]["type"] == "integer"
+
+
+def test_a_store_goes_to_tasks(properties: Mapping[str, str]) -> None:
+    store = pickle.loads(pickle.dumps(IcebergTableLog(NAME, properties).store))
+    path = read(properties)[0].files[0].path
+    assert store.is_there(path)
+    assert not store.is_there(f"{path}-none")

@@ -5,8 +5,7 @@ At any time a sink must show a prefix of each account's bookings: 1, 2, 3 … up
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,8 @@ class Finding:
     note: str
 
     def facts(self) -> dict[str, object]:
-        return asdict(self)
+        """Return it as JSON."""
+        return {"where": self.where, "finding": self.kind, "count": self.count, "note": self.note}
 
 
 class Judge:
@@ -70,7 +70,7 @@ class Judge:
                     seen = max(seen, number)
             self._seen[account] = max(seen, int(numbers.max()))
         self.rows += len(rows)
-        return [*findings, *self._found(DOUBLED, doubled), *self._found(LOST, lost)]
+        return [*findings, *self._found(DOUBLED, np.array(doubled)), *self._found(LOST, np.array(lost))]
 
     def look_again(self, rows: Rows, since: int) -> list[Finding]:
         """Judge what a table shows at one moment.
@@ -80,11 +80,11 @@ class Judge:
         """
         rows, findings = self._sound(rows)
         ids, times = np.unique(rows[:, ID], return_counts=True)
-        findings += self._found(DOUBLED, ids[times > 1].tolist())
+        findings += self._found(DOUBLED, ids[times > 1])
         newest = self._seen.copy()
         np.maximum.at(newest, ids % self._script.accounts, ids // self._script.accounts + 1)
         owed = self._between(self._script.due(since), newest)
-        findings += self._found(LOST, sorted(set(owed).difference(ids.tolist())))
+        findings += self._found(LOST, np.setdiff1d(owed, ids, assume_unique=True))
         self.rows += int((newest - self._seen).sum())
         self._seen = newest
         return findings
@@ -95,11 +95,11 @@ class Judge:
         lost, invented = self._between(self._seen, due), self._between(due, self._seen)
         return [*self._found(LOST, lost), *self._found(ALTERED, invented)]
 
-    def _between(self, after: npt.NDArray[np.int64], up_to: npt.NDArray[np.int64]) -> list[int]:
+    def _between(self, after: npt.NDArray[np.int64], up_to: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the bookings of all accounts, of each those behind one number and up to another."""
         accounts = self._script.accounts
         spans = [np.arange(after[account], up_to[account]) * accounts + account for account in range(accounts)]
-        return np.sort(np.concatenate(spans)).tolist()  # type: ignore[no-any-return]
+        return np.sort(np.concatenate(spans))
 
     def _sound(self, rows: Rows) -> tuple[Rows, list[Finding]]:
         """Return the rows that are what the script says, and what is to be said of the others."""
@@ -117,8 +117,8 @@ class Judge:
     def _id(self, account: int, number: int) -> int:
         return (number - 1) * self._script.accounts + int(account)
 
-    def _found(self, kind: str, ids: Sequence[int]) -> list[Finding]:
-        if not ids:
+    def _found(self, kind: str, ids: npt.NDArray[np.int64]) -> list[Finding]:
+        if not len(ids):
             return []
         more = ", …" if len(ids) > _NAMED else ""
-        return [Finding(self.where, kind, len(ids), f"bookings {', '.join(map(str, ids[:_NAMED]))}{more}")]
+        return [Finding(self.where, kind, len(ids), f"bookings {', '.join(map(str, ids[:_NAMED].tolist()))}{more}")]

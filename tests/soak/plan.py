@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from itertools import count, cycle
 
@@ -84,8 +84,9 @@ class Event:
 
     def facts(self) -> dict[str, object]:
         """Return it as JSON."""
-        facts = {**asdict(self), "kind": self.kind.value, "what": self.what}
-        return {**facts, "during": self.during.value if self.during else None}
+        during = self.during.value if self.during else None
+        rest = {"number": self.number, "planned": self.at, "target": self.target, "seconds": self.seconds}
+        return {"what": self.what, **rest, "during": during}
 
 
 def plan(seed: int, seconds: float) -> list[Event]:

@@ -88,9 +88,17 @@ class BrokerCluster:
         """The addresses of all brokers, in order."""
         return ",".join(f"{self._network.address(node)}:{self._port}" for node in NODES)
 
+    def pids(self) -> dict[int, int]:
+        """Return {node: process id} of the brokers that were started and not ended."""
+        return {node: running.process.pid for node, running in dict(self._running).items()}
+
+    def data(self, node: int) -> Path:
+        """Return the folder of a broker's data and logs."""
+        return self._folder / f"broker-{node}"
+
     def start(self, node: int) -> None:
         """Start a broker that does not run; it may take a while until it is one of the cluster's."""
-        data = self._data(node)
+        data = self.data(node)
         with open_log(log_path(data)) as log:
             supervisor, process = launch(
                 [
@@ -179,11 +187,8 @@ class BrokerCluster:
         except KafkaException:
             return None
 
-    def _data(self, node: int) -> Path:
-        return self._folder / f"broker-{node}"
-
     def _format(self, node: int, identifier: str | None) -> str:
-        data = self._data(node)
+        data = self.data(node)
         log_path(data).parent.mkdir(parents=True)
         with open_log(log_path(data)) as log:
             return format_storage(data, self._class_path, self._properties(node), {}, log, identifier)
@@ -198,11 +203,11 @@ class BrokerCluster:
             "controller.quorum.voters": ",".join(voters),
             "inter.broker.listener.name": "PLAINTEXT",
             "listeners": f"{clients},CONTROLLER://{self._network.address(node)}:{self._controllers_port}",
-            "log.dirs": str(log_directory(self._data(node))),
+            "log.dirs": str(log_directory(self.data(node))),
             "node.id": str(node),
             "process.roles": "broker,controller",
         }
-        path = self._data(node) / "server.properties"
+        path = self.data(node) / "server.properties"
         path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         return path
 
@@ -217,7 +222,7 @@ class BrokerCluster:
 
     def _quorum(self, node: int) -> tuple[int, int]:
         """Return the newest epoch of the quorum that a node has written down, and its leader, -1 for none yet."""
-        path = log_directory(self._data(node)) / "__cluster_metadata-0" / "quorum-state"
+        path = log_directory(self.data(node)) / "__cluster_metadata-0" / "quorum-state"
         try:
             state = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):  # before the first election
@@ -225,7 +230,7 @@ class BrokerCluster:
         return state["leaderEpoch"], state["leaderId"]
 
     def _logs(self) -> str:
-        return "\n".join(f"broker {node}:\n{log_tail(log_path(self._data(node)))}" for node in NODES)
+        return "\n".join(f"broker {node}:\n{log_tail(log_path(self.data(node)))}" for node in NODES)
 
 
 def _java_hash(text: str) -> int:

@@ -72,4 +72,4 @@ def test_six_minutes_have_some_of_each() -> None:
 def test_facts_are_json() -> None:
     event = Event(number=1, at=2.0, kind=Kind.BROKER, target="leader", is_frozen=True, seconds=3.0)
     facts = json.loads(json.dumps(event.facts()))
-    assert (facts["kind"], facts["what"], facts["during"]) == ("broker", "SIGSTOP, broker", None)
+    assert (facts["what"], facts["target"], facts["during"]) == ("SIGSTOP, broker", "leader", None)

@@ -78,7 +78,6 @@ def main(arguments: list[str] | None = None) -> int:
         journal.note("finding", **Finding("the soak", "could not go on", 1, str(error)).facts())
         console.plain(f"It could not go on: {error}")
     finally:
-        journal.close()
         shutil.rmtree(folder, ignore_errors=True)
     story = report.write(given.folder)
     console.plain(f"\n{report.markdown(story)}\nThe page: {given.folder / 'index.html'}")

@@ -200,18 +200,13 @@ class Faults:
         if event.kind is Kind.SAVEPOINT:
             facts |= {"commit": result.get("commit"), "size": result.get("size")}
         if state == "failed":
-            log = "\n".join(self._log_of(run_id))[-1500:]
-            reason = result.get("reason") or log
+            reason = result.get("reason") or self._world.task_log(run_id)
             self._tell([Finding(event.what, "failed", 1, f"event {event.number}, {event.target}: {reason}")])
             return facts
         if event.kind is not Kind.SAVEPOINT:
             self._second ^= {event.target}
             facts["changes"] = version
         return facts
-
-    def _log_of(self, run_id: str) -> Iterator[str]:
-        for log in sorted((self._world.parts.airflow.home / "logs").rglob(f"run_id={run_id}/**/*.log")):
-            yield log.read_text(errors="replace")[-1500:]
 
     # -- what goes on ----------------------------------------------------------------------------------------------
 

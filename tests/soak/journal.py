@@ -13,12 +13,17 @@ EVENTS, SAMPLES = "events.jsonl", "samples.jsonl"
 
 
 class Journal:
-    """Two files of a folder: what happened, and what was measured. Threads may share it."""
+    """Two files of a folder: what happened, and what was measured. Threads may share it.
+
+    :param folder: made if absent; what another run has left there is overwritten
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._lock = threading.Lock()
-        self._files = {name: (folder / name).open("w") for name in (EVENTS, SAMPLES)}
+        for name in (EVENTS, SAMPLES):
+            (folder / name).write_text("")
 
     def note(self, kind: str, **facts: Any) -> None:
         """Note something that happened; ``at`` is when, seconds since the epoch."""
@@ -28,17 +33,9 @@ class Journal:
         """Note something that was measured."""
         self._write(SAMPLES, {"at": round(time.time(), 1), "kind": kind, **facts})
 
-    def close(self) -> None:
-        with self._lock:
-            for file in self._files.values():
-                file.close()
-
     def _write(self, name: str, facts: dict[str, Any]) -> None:
-        with self._lock:
-            file = self._files[name]
-            if not file.closed:  # somebody's last word, after the end
-                file.write(json.dumps(facts) + "\n")
-                file.flush()
+        with self._lock, (self._folder / name).open("a") as file:
+            file.write(json.dumps(facts) + "\n")
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

@@ -216,7 +216,7 @@ class PostgresReader(TableReader):
     def _ask(self, query: str, *values: object) -> Sequence[Sequence[Any]]:
         # A server that is frozen answers nothing; the next look may find another.
         with PostgresServer.connect({**self._parameters, "connect_timeout": 5}) as connection:
-            return connection.execute(query, values).fetchall()  # type: ignore[arg-type]
+            return connection.execute(query, values).fetchall()
 
 
 class DeltaReader(TableReader):

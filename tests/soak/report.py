@@ -189,7 +189,7 @@ _GROWTH = ("on disk", "first", "last", "an hour")
 
 
 def _recovery_rows(story: Story) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for what, events in story.recoveries().items():
         seconds = [event["seconds"] for event in events if event["seconds"] is not None]
         figures = [f"{percentile(seconds, share):.1f}" for share in (0.5, 0.99, 1.0)] if seconds else ["", "", ""]
@@ -198,7 +198,7 @@ def _recovery_rows(story: Story) -> list[tuple[str, ...]]:
 
 
 def _slope_rows(story: Story) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for judged in story.slopes():
         name, digits = MEASURES[judged.measure]
         found = judged.slope
@@ -218,7 +218,7 @@ def _slope_rows(story: Story) -> list[tuple[str, ...]]:
 
 
 def _growth_rows(story: Story) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, points in sorted(story.sizes().items()):
         found = slope({name: points}, warm_up_seconds=0.0)
         show = _bytes if name.endswith("bytes") else _number

@@ -1,8 +1,8 @@
 """Does something grow? A robust slope over samples of processes that were restarted meanwhile, and what it means.
 
 The slope is the median of the slopes between all pairs of samples of one process (Theil and Sen), over all processes of
-a kind together; its interval is that of Sen, with Kendall's variances added up, as in the seasonal test of Hirsch, Slack
-and Smith (1982).
+a kind together; its interval is that of Sen, with Kendall's variances added up, as in the seasonal test of Hirsch,
+Slack and Smith (1982).
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _points(samples: Samples, warm_up_seconds: float) -> npt.NDArray[np.float64]
 def _pairs(points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the slope between each two points, an hour."""
     earlier, later = np.triu_indices(len(points), 1)
-    times, values = points[:, 0], points[:, 1]
-    return 3600 * (values[later] - values[earlier]) / (times[later] - times[earlier])  # type: ignore[no-any-return]
+    seconds, rises = (points[later] - points[earlier]).T
+    return 3600 * rises[seconds > 0] / seconds[seconds > 0]
 
 
 def _variance(values: npt.NDArray[np.float64]) -> float:

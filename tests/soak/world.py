@@ -114,6 +114,12 @@ class World:
         value = json.loads(rows[0][0]) if rows else {}
         return dict(json.loads(value) if isinstance(value, str) else value)
 
+    def task_log(self, run_id: str) -> str:
+        """Return the end of a DAG run's newest log."""
+        logs = (self.parts.airflow.home / "logs").rglob(f"run_id={run_id}/**/*.log")
+        newest = max(logs, key=lambda log: log.stat().st_mtime, default=None)
+        return newest.read_text(errors="replace")[-1500:] if newest else "it has no log"
+
     def heal(self) -> None:
         """Bring everything back that was killed or frozen."""
         self.brokers.heal()

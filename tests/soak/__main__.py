@@ -10,11 +10,11 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from demo import processes
 from demo.console import Console
@@ -48,6 +48,7 @@ PATIENCE_SECONDS = 900.0
 _HELD_PAUSE_SECONDS = 0.1
 _SAY_SECONDS = 60.0
 _END_SECONDS = 30.0
+_RESTART_SECONDS = 2.0
 _INTERRUPTED = 130
 
 
@@ -74,9 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
     except processes.Interrupted as reason:
         console.plain(f"{reason}: everything that the soak started has ended.")
         status = _INTERRUPTED
-    except (AssertionError, ExactlyOnceError, OSError) as error:
-        journal.note("finding", **Finding("the soak", "could not go on", 1, str(error)).facts())
-        console.plain(f"It could not go on: {error}")
+    except Exception as error:  # whatever it is, the report is of what there is
+        traceback.print_exc()
+        note = f"{type(error).__name__}: {error}"
+        journal.note("finding", **Finding("the soak", "could not go on", 1, note).facts())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     story = report.write(given.folder)
@@ -105,6 +107,7 @@ class Soak:
         with self._world as world, contextlib.ExitStack() as stack:
             self._make(stack)
             self._feeder.start()
+            self._start("service manager", self._keep_running, stack)
             self._start("topics", lambda ended: follow(self._topics, ended), stack)
             self._start("tables", self._look, stack)
             self._start("samples", self._sampler.run, stack)
@@ -184,6 +187,11 @@ class Soak:
                 with contextlib.suppress(*AWAY):
                     table.look()
 
+    def _keep_running(self, ended: threading.Event) -> None:
+        while not ended.wait(_RESTART_SECONDS):
+            for part in self._world.restart_what_has_ended():
+                self._journal.note("ended by itself", part=part)
+
     def _wait_for_first_commits(self) -> None:
         def committed() -> bool:
             self._check()
@@ -192,10 +200,8 @@ class Soak:
         eventually(committed, self._world.parts.output, poll_seconds=0.5, hang_seconds=PATIENCE_SECONDS)
 
     def _tick(self) -> None:
-        """Look after what may have ended by itself, and say now and then how far it is."""
+        """See that all works, and say now and then how far it is."""
         self._check()
-        for part in self._world.restart_what_has_ended():
-            self._journal.note("ended by itself", part=part)
         if time.monotonic() - self._said > _SAY_SECONDS:
             self._said = time.monotonic()
             judged = ", ".join(f"{table.judge.rows:,} in {table.judge.where}" for table in self._tables.values())

@@ -22,6 +22,7 @@ STORE_CONNECTION = "soak_store"
 VERSIONS = ("first", "second")
 #: In Spark's words.
 DRIVER_HEAP = "768m"
+INTERVAL = "5 seconds"
 _JOBS = Path(__file__).with_name("jobs")
 
 

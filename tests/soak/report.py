@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from tests.soak import journal
 from tests.soak.samples import SOAK
 from tests.soak.slopes import GROWS, Slope, slope
 
-MEASURES = {"rss": ("memory, MB", 1), "files": ("open files", 0), "threads": ("threads", 0)}
+MEASURES = {
+    "rss": ("memory, MB", 1),
+    "files": ("open files", 0),
+    "threads": ("threads", 0),
+    "cpu": ("CPU, % of a core", 1),
+}
 #: So much an hour is no leak; memory may also grow by a share of itself.
-_ALLOWED = {"rss": 5.0, "files": 2.0, "threads": 1.0}
+_ALLOWED = {"rss": 5.0, "files": 2.0, "threads": 1.0, "cpu": 3.0}
 _ALLOWED_SHARE = 0.02
 #: What a slope is no question of: what measures, what is short-lived, and what nobody of the project has started.
 _NOT_JUDGED = (SOAK, "others", "a driver of before")
@@ -96,6 +102,8 @@ class Story:
         for sample in self.samples:
             if sample["kind"] == "process":
                 found[sample["role"]][sample["pid"]].append((sample["at"] - self.began, sample[measure]))
+        if measure == "cpu":  # which is counted from a process's beginning on
+            return {role: {pid: _rates(samples) for pid, samples in of.items()} for role, of in found.items()}
         return found
 
     def slopes(self) -> list[Judged]:
@@ -115,6 +123,15 @@ class Story:
             if sample["kind"] == "size":
                 found[sample["name"]].append((sample["at"] - self.began, float(sample["value"])))
         return found
+
+
+def _rates(samples: Points) -> list[tuple[float, float]]:
+    """Return how fast a count rises between two samples each, in per cent of real time."""
+    return [
+        (later, 100 * (after - before) / (later - earlier))
+        for (earlier, before), (later, after) in pairwise(samples)
+        if later > earlier
+    ]
 
 
 def _allowed(measure: str, found: Slope) -> float:

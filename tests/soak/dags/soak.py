@@ -25,7 +25,7 @@ DRIVER: dict[str, Any] = {
         "spark.driver.extraJavaOptions": f"{SHORT_LIVED} {HEAP}",
         "spark.ui.enabled": "false",
     },
-    "application_args": ["--interval", "3 seconds"],
+    "application_args": ["--interval", names.INTERVAL],
     "deferrable": True,
     "retries": 8,
     "retry_delay": timedelta(seconds=2),

@@ -37,7 +37,7 @@ class Written:
 
     def samples(self, role: str, per_hour: float) -> None:
         for step in range(360):
-            facts = {"role": role, "pid": "1/1", "files": 40, "threads": 9, "cpu": step}
+            facts = {"role": role, "pid": "1/1", "files": 40, "threads": 9, "cpu": step / 4}
             at = 10 * step
             self._journal.sample("process", at=BEGAN + at, **facts, rss=300 + per_hour * at / HOUR)
             self._journal.sample("size", at=BEGAN + at, name="home, bytes", value=1024**2 * (1 + at / HOUR))
@@ -74,6 +74,7 @@ def test_an_hour_in_which_all_is_right(written: Written) -> None:
     assert "| SIGKILL, driver | 3 | 3 | 12.0 | 50.0 | 50.0 |" in text
     assert "| readers are held up, p50 / p99 / longest | 0.4 / 9.0 / 9.0 s (3) |" in text
     assert "| triggerer | memory, MB | 1 | 57 | 300.0 | +0.0 | +0.0 to +0.0 | steady |" in text
+    assert "| triggerer | CPU, % of a core | 1 | 57 | 2.5 | +0.0 | +0.0 to +0.0 | steady |" in text
     assert "| home | 1.0 MB | 2.0 MB | 1.0 MB |" in text
     assert "| limit of this machine | no namespaces |" in text
 

@@ -55,6 +55,7 @@ class Gates:
         self._waiting: list[Gate] = []
         self._unread: list[Gate] = []
         self._lock = threading.Lock()
+        self._is_over = False
 
     def start_one(self) -> float:
         """Start a gate; returns when."""
@@ -71,10 +72,10 @@ class Gates:
         return min((opened - since for triggered, opened in self.opened if triggered >= since), default=None)
 
     def run(self, ended: threading.Event) -> None:
-        """Start gates until it is over."""
+        """Start gates, and look at those that wait, until it is over."""
         due = 0.0
-        while not ended.wait(0.5):
-            if time.monotonic() >= due:
+        while not ended.wait(1.0):
+            if time.monotonic() >= due and not self._is_over:
                 due = time.monotonic() + EVERY_SECONDS
                 try:
                     self.start_one()
@@ -83,10 +84,10 @@ class Gates:
             self.look()
 
     def finish(self) -> None:
-        """Wait for the gates that wait."""
+        """Start no more, and wait until all have opened, at which the thread looks."""
+        self._is_over = True
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (self._waiting or self._unread) and time.monotonic() < deadline:
-            self.look()
             time.sleep(0.5)
         self._tell(self._off(gate, "it never opened") for gate in self._waiting)
         self._tell(self._off(gate, "it opened, and its table could not be read") for gate in self._unread)

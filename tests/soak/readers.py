@@ -31,7 +31,7 @@ _NO_CENTS = -(10**15)
 _STEP = 500_000  # bookings that are read from a table at once
 _SILENT_SECONDS = 60.0
 #: What a table's server, or its store, does not answer with while it is away.
-AWAY = (PostgresError, DeltaError, OSError)
+AWAY = (PostgresError, DeltaError, pa.ArrowException, OSError)
 
 Tell = Callable[[Iterable[Finding]], None]
 
@@ -230,6 +230,8 @@ class DeltaReader(TableReader):
         try:
             table = self._table()
         except TableNotFoundError:
+            if self.judge.rows:  # it was there
+                raise
             return _array(())
         wanted = pc.field("id") >= since
         if before is not None:

@@ -169,7 +169,7 @@ def verdict(story: Story) -> str:
             f"{sum(judged.verdict == name for judged in slopes)} {name}"
             for name in dict.fromkeys(judged.verdict for judged in slopes)
         ]
-        second = f"No slope that is certain: {', '.join(counts) or 'no process lived for long enough'}."
+        second = f"No leak was found; slopes: {', '.join(counts) or 'no process lived for long enough'}."
     return f"{first} {second}"
 
 

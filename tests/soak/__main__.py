@@ -194,6 +194,7 @@ class Soak:
         while not ended.wait(_RESTART_SECONDS):
             for part in self._world.restart_what_has_ended():
                 self._journal.note("ended by itself", part=part)
+            self._note_held()
 
     def _wait_for_first_commits(self) -> None:
         def committed() -> bool:
@@ -223,7 +224,6 @@ class Soak:
         self._world.heal()
         sent = self._feeder.end()
         self._console.say(f"{sent:,} bookings are sent; waiting until all of them are in every sink")
-
         deadline = time.monotonic() + PATIENCE_SECONDS
         while any(judge.floor < sent for judge in self._judges()) and time.monotonic() < deadline:
             self._tick()
@@ -240,8 +240,12 @@ class Soak:
             table.read_all(sent)
         found = audit(self._world.config, names.POSTED, AuditOptions(patience_seconds=60)).found
         self._tell(Finding("audit", "violation", 1, str(violation)) for violation in found)
-        self._journal.note("held", stretches=[round(seconds, 2) for seconds in self._held.stretches])
+        self._note_held()
         self._journal.note("end", sent=sent, judged=judged)
+
+    def _note_held(self) -> None:
+        while self._held.stretches:
+            self._journal.note("held", seconds=round(self._held.stretches.pop(0), 2))
 
     def _judges(self) -> list[Judge]:
         return [*(reader.judge for reader in self._topics), *(table.judge for table in self._tables.values())]

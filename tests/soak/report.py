@@ -176,7 +176,7 @@ def verdict(story: Story) -> str:
 def _figures(story: Story) -> list[tuple[str, str]]:
     meta, end = story.one("began"), story.one("end")
     commits, claims = story.of("commit"), story.of("claim")
-    gates, held = [gate["seconds"] for gate in story.of("gate")], story.one("held").get("stretches", [])
+    gates, held = ([event["seconds"] for event in story.of(kind)] for kind in ("gate", "held"))
     rows = [
         ("length, from the first bookings to the end of the drain", f"{story.seconds / 60:.1f} min"),
         ("seed, bookings a second", f"{meta.get('seed')}, {meta.get('rate')}"),

@@ -44,7 +44,8 @@ class Written:
 
     def end(self) -> None:
         self.note(HOUR, "drained")
-        self.note(HOUR, "held", stretches=[0.2, 0.4, 9.0])
+        for seconds in (0.2, 0.4, 9.0):
+            self.note(HOUR, "held", seconds=seconds)
         self.note(HOUR + 1, "end", sent=1000, judged={"Delta": 1000})
 
     def story(self) -> Story:

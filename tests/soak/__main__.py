@@ -244,8 +244,9 @@ class Soak:
         self._journal.note("end", sent=sent, judged=judged)
 
     def _note_held(self) -> None:
-        while self._held.stretches:
-            self._journal.note("held", seconds=round(self._held.stretches.pop(0), 2))
+        with contextlib.suppress(IndexError):  # no more of them
+            while True:
+                self._journal.note("held", seconds=round(self._held.stretches.pop(0), 2))
 
     def _judges(self) -> list[Judge]:
         return [*(reader.judge for reader in self._topics), *(table.judge for table in self._tables.values())]

@@ -15,7 +15,7 @@ from tests.soak.judge import Finding
 from tests.soak.readers import AWAY, TableReader, Tell
 from tests.soak.world import World
 
-EVERY_SECONDS = 20.0
+EVERY_SECONDS = 30.0
 PATIENCE_SECONDS = 900.0
 
 

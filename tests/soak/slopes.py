@@ -97,7 +97,8 @@ def _pairs(points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the slope between each two points, an hour."""
     earlier, later = np.triu_indices(len(points), 1)
     seconds, rises = (points[later] - points[earlier]).T
-    return 3600 * rises[seconds > 0] / seconds[seconds > 0]
+    slopes: npt.NDArray[np.float64] = 3600 * rises[seconds > 0] / seconds[seconds > 0]
+    return slopes
 
 
 def _variance(values: npt.NDArray[np.float64]) -> float:

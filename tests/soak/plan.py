@@ -13,8 +13,12 @@ from tests.soak.names import CHECKED, PIPELINES, POSTED
 SAVEPOINT_SECONDS = 600.0
 CHANGE_SECONDS = 1800.0
 KILL_SECONDS = 60.0
-#: A short run has at least so many savepoints, changes of the version and kills.
-_LEAST_SAVEPOINTS, _LEAST_CHANGES, _LEAST_KILLS = 4, 2, 12
+#: After each round of kills: of processes that never live for long no slope could be told.
+CALM_SECONDS = 600.0
+#: A short run has at least so many savepoints and changes of the version, and kills come at least so far apart.
+_LEAST_SAVEPOINTS, _LEAST_CHANGES = 4, 2
+_LEAST_KILL_SECONDS = 25.0
+_ROUNDS = 9  # the calm of a run is at most such a part of it
 _FROZEN_SHARE = 0.2
 
 
@@ -108,7 +112,7 @@ Moments = Iterator[tuple[float, dict[str, object]]]
 
 def _kills(chance: random.Random, seconds: float) -> Moments:
     """Yield kills of everything, in rounds in which each target has its turn."""
-    every = min(KILL_SECONDS, seconds / _LEAST_KILLS)
+    every = min(KILL_SECONDS, max(_LEAST_KILL_SECONDS, seconds / len(_TARGETS)))
     at = every / 2
     while True:
         for kind, target in chance.sample(_TARGETS, len(_TARGETS)):
@@ -121,6 +125,7 @@ def _kills(chance: random.Random, seconds: float) -> Moments:
                 {"kind": kind, "target": target, "is_frozen": is_frozen, "seconds": round(chance.uniform(*away), 1)},
             )
             at += every * chance.uniform(0.5, 1.5)
+        at += min(CALM_SECONDS, seconds / _ROUNDS)
 
 
 def _savepoints(seconds: float) -> Moments:

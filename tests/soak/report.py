@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,8 +26,10 @@ MEASURES = {
 #: So much an hour is no leak; memory may also grow by a share of itself.
 _ALLOWED = {"rss": 5.0, "files": 2.0, "threads": 1.0, "cpu": 3.0}
 _ALLOWED_SHARE = 0.02
-#: What a slope is no question of: what measures, what is short-lived, and what nobody of the project has started.
+#: What a slope is no question of: what measures, and what ends soon.
 _NOT_JUDGED = (SOAK, "others", "a driver of before")
+#: In which this project has code.
+_OURS = ("soak-", "triggerer", "scheduler")
 _MOST_LINES = 12
 
 Facts = dict[str, Any]
@@ -48,6 +50,16 @@ class Judged:
     measure: str
     slope: Slope
     verdict: str
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether code of this project runs in it."""
+        return self.role.startswith(_OURS)
+
+    @property
+    def name(self) -> str:
+        """What a sentence calls it."""
+        return f"{self.role} ({MEASURES[self.measure][0]})"
 
 
 class Story:
@@ -111,7 +123,7 @@ class Story:
         judged = []
         for measure in MEASURES:
             for role, processes in sorted(self.processes(measure).items()):
-                if role not in _NOT_JUDGED and (found := slope(processes)):
+                if not role.startswith(_NOT_JUDGED) and (found := slope(processes)):
                     verdict = found.verdict(_allowed(measure, found))
                     judged.append(Judged(role=role, measure=measure, slope=found, verdict=verdict))
         return judged
@@ -145,7 +157,8 @@ def _allowed(measure: str, found: Slope) -> float:
 def markdown(story: Story) -> str:
     """Return the report's tables."""
     parts = [verdict(story), _table(("", ""), _figures(story)), _table(_RECOVERY, _recovery_rows(story))]
-    parts += [_table(_SLOPES, _slope_rows(story)), _table(_GROWTH, _growth_rows(story))]
+    ours = [judged for judged in story.slopes() if judged.is_ours]
+    parts += [_table(_SLOPES, _slope_rows(ours)), _table(_GROWTH, _growth_rows(story))]
     if story.findings:
         parts.append(_table(("where", "what", "count", "note"), _finding_rows(story)))
     return "\n\n".join(parts) + "\n"
@@ -160,17 +173,18 @@ def verdict(story: Story) -> str:
     else:
         sent = story.one("end")["sent"]
         first = f"RIGHT: each of {sent:,} bookings is in every sink once, to the cent."
-    slopes = story.slopes()
-    growing = [f"{judged.role} ({MEASURES[judged.measure][0]})" for judged in slopes if judged.verdict == GROWS]
-    if growing:
-        second = f"LEAK: {', '.join(growing)}."
-    else:
-        counts = [
-            f"{sum(judged.verdict == name for judged in slopes)} {name}"
-            for name in dict.fromkeys(judged.verdict for judged in slopes)
-        ]
-        second = f"No leak was found; slopes: {', '.join(counts) or 'no process lived for long enough'}."
-    return f"{first} {second}"
+    return f"{first} {_leaks(story.slopes())}"
+
+
+def _leaks(slopes: Sequence[Judged]) -> str:
+    ours = [judged for judged in slopes if judged.is_ours]
+    growing = [judged.name for judged in ours if judged.verdict == GROWS]
+    counts = Counter(judged.verdict for judged in ours)
+    told = ", ".join(f"{number} {name}" for name, number in counts.items()) or "no process lived for long enough"
+    text = f"LEAK: {', '.join(growing)}." if growing else f"No leak was found; slopes: {told}."
+    if others := [judged.name for judged in slopes if judged.verdict == GROWS and not judged.is_ours]:
+        text += f" Of others grow: {', '.join(others)}."
+    return text
 
 
 def _figures(story: Story) -> list[tuple[str, str]]:
@@ -214,9 +228,9 @@ def _recovery_rows(story: Story) -> list[tuple[str, ...]]:
     return rows
 
 
-def _slope_rows(story: Story) -> list[tuple[str, ...]]:
+def _slope_rows(slopes: Iterable[Judged]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for judged in story.slopes():
+    for judged in slopes:
         name, digits = MEASURES[judged.measure]
         found = judged.slope
         rows.append(
@@ -288,7 +302,7 @@ def page(story: Story) -> str:
         ("What it was", _html(("", ""), _figures(story))),
         ("What was killed and done, and how soon all went on", _html(_RECOVERY, _recovery_rows(story))),
         ("Bookings and recoveries", _plot(_progress(story), "bookings") + _recovery_plot(story)),
-        ("Slopes of processes", _html(_SLOPES, _slope_rows(story))),
+        ("Slopes of processes", _html(_SLOPES, _slope_rows(story.slopes()))),
         *((f"{name[0].upper()}{name[1:]}", _plot(_totals(story, measure), name)) for measure, (name, _) in _all()),
         ("On disk", _html(_GROWTH, _growth_rows(story)) + _plot(_disk(story), "MB")),
     ]

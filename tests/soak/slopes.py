@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 #: A process's first minutes are its start: what it loads stays.
 WARM_UP_SECONDS = 180.0
-#: Of a shorter time in all nothing is concluded.
+#: Of a shorter time in all nothing is concluded: what begins grows for a while.
 LEAST_SECONDS = 1800.0
 _LEAST_SAMPLES = 5
 #: Neighbours are alike; their medians are counted once.
@@ -53,10 +53,10 @@ class Slope:
 
         :param allowed_per_hour: less than this is no leak
         """
-        if self.low > allowed_per_hour:
-            return GROWS
         if self.seconds < LEAST_SECONDS:
             return TOO_SHORT
+        if self.low > allowed_per_hour:
+            return GROWS
         return STEADY if self.high <= allowed_per_hour else UNCERTAIN
 
 

@@ -24,7 +24,7 @@ from tests import class_archives, object_stores, postgres
 from tests.integration.airflow.conftest import TRIGGERS_IDS_ARE_NEW, Airflow, make_airflow
 from tests.integration.airflow.parts import Parts
 from tests.integration.airflow.standalone import free_ports
-from tests.integration.brokers.cluster import NODES, PORTS, BrokerCluster
+from tests.integration.brokers.cluster import HEAP_MEGABYTES, NODES, PORTS, BrokerCluster
 from tests.integration.brokers.network import Loopback, Network, one_at_a_time, why_impossible
 from tests.soak import names
 
@@ -148,6 +148,7 @@ class World:
         os.environ["KAFKA_OPTS"] = class_archives.BROKER_OPTIONS
         class_archives.ensure_broker()
         class_archives.ensure_spark()
+        os.environ["KAFKA_OPTS"] += f" -Xms{HEAP_MEGABYTES}m -XX:+AlwaysPreTouch"  # as of the drivers
         names.write_versions(self.folder)
         self._say("three Kafka brokers start: replication factor 3, min.insync.replicas 2")
         self.brokers = self._make_brokers(stack)

@@ -85,8 +85,10 @@ def test_an_hour_in_which_all_is_right(written: Written) -> None:
 def test_a_leak_is_said_in_the_first_line(written: Written) -> None:
     written.samples("triggerer", 60.0)
     written.samples("others", 600.0)
+    written.samples("broker 1", 60.0)
     written.end()
-    assert report.verdict(written.story()).endswith("LEAK: triggerer (memory, MB).")
+    told = report.verdict(written.story())
+    assert told.endswith("LEAK: triggerer (memory, MB). Of others grow: broker 1 (memory, MB).")
 
 
 def test_a_finding_makes_it_off(written: Written) -> None:

@@ -148,7 +148,6 @@ class World:
         os.environ["KAFKA_OPTS"] = class_archives.BROKER_OPTIONS
         class_archives.ensure_broker()
         class_archives.ensure_spark()
-        os.environ["KAFKA_OPTS"] += f" -Xms{HEAP_MEGABYTES}m -XX:+AlwaysPreTouch"  # as of the drivers
         names.write_versions(self.folder)
         self._say("three Kafka brokers start: replication factor 3, min.insync.replicas 2")
         self.brokers = self._make_brokers(stack)
@@ -177,7 +176,8 @@ class World:
             self.limits.append(f"the brokers share this machine's loopback interface: {reason}")
             network, ports = Loopback(NODES), tuple(free_ports(2))  # type: ignore[assignment]
         stack.enter_context(one_at_a_time(NETWORK))
-        return stack.enter_context(BrokerCluster(_made(self.folder / "brokers"), network, ports))
+        heap = f"-Xms{HEAP_MEGABYTES}m", "-XX:+AlwaysPreTouch"  # as of the drivers
+        return stack.enter_context(BrokerCluster(_made(self.folder / "brokers"), network, ports, heap))
 
     def _make_topics(self) -> None:
         admin = AdminClient({**self.config, "log_level": 0})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +55,20 @@ class BrokerCluster:
     :param folder: for their data and logs
     :param network: where they are; by default each in a namespace of its own
     :param ports: of each, for clients and for controllers
+    :param jvm_options: more of them
     """
 
-    def __init__(self, folder: Path, network: Network | None = None, ports: tuple[int, int] = PORTS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        network: Network | None = None,
+        ports: tuple[int, int] = PORTS,
+        jvm_options: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
         self._network = network or Network(NODES)
         self._port, self._controllers_port = ports
+        self._jvm_options = jvm_options
         self._class_path = ":".join(map(str, broker_jars()))
         self._running: dict[int, _Running] = {}
 
@@ -103,7 +111,7 @@ class BrokerCluster:
             supervisor, process = launch(
                 [
                     *self._network.command(node),
-                    *java_command(self._class_path, HEAP_MEGABYTES, *LOGGING_OPTIONS),
+                    *java_command(self._class_path, HEAP_MEGABYTES, *LOGGING_OPTIONS, *self._jvm_options),
                     *("kafka.Kafka", str(self._properties(node))),
                 ],
                 data,

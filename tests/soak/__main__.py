@@ -45,7 +45,7 @@ FOLDER = Path("build/soak")
 LOOK_SECONDS = 15.0
 #: In which both pipelines must have started, and in which all must have come out at the end.
 PATIENCE_SECONDS = 900.0
-_HELD_PAUSE_SECONDS = 0.1
+_HELD_PAUSE_SECONDS = 0.25
 _SAY_SECONDS = 60.0
 _END_SECONDS = 30.0
 _RESTART_SECONDS = 2.0

@@ -386,6 +386,7 @@ def _svg(draw: Callable[[Any], None], unit: str) -> str:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(10, 3.2))
+    axes.set_prop_cycle(color=pyplot.get_cmap("tab20").colors)
     draw(axes)
     axes.set_xlabel("minutes")
     axes.set_ylabel(unit)

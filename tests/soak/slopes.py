@@ -36,7 +36,7 @@ class Slope:
     :param per_hour: the slope
     :param low: its 95 % interval begins here
     :param high: and ends here
-    :param seconds: how long was looked, over all processes
+    :param seconds: how long was looked: over all processes, those that lived side by side once
     :param processes: how many were long enough there
     :param typical: median of the values
     """
@@ -78,10 +78,15 @@ def slope(processes: Mapping[object, Samples], warm_up_seconds: float = WARM_UP_
         per_hour=float(np.median(slopes)),
         low=float(slopes[max(0, low)]),
         high=float(slopes[min(last, high)]),
-        seconds=float(sum(life[-1, 0] - life[0, 0] for life in lives)),
+        seconds=_seconds(lives),
         processes=len(lives),
         typical=float(np.median(np.concatenate([life[:, 1] for life in lives]))),
     )
+
+
+def _seconds(lives: Sequence[npt.NDArray[np.float64]]) -> float:
+    span = max(life[-1, 0] for life in lives) - min(life[0, 0] for life in lives)
+    return float(min(span, sum(life[-1, 0] - life[0, 0] for life in lives)))
 
 
 def _points(samples: Samples, warm_up_seconds: float) -> npt.NDArray[np.float64]:

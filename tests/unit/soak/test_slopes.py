@@ -70,6 +70,13 @@ def test_of_a_short_time_nothing_is_concluded() -> None:
         assert found.verdict(allowed_per_hour=50) == TOO_SHORT
 
 
+def test_processes_side_by_side_make_no_long_time() -> None:
+    found = slope({pid: life(0, 900, 0.0) for pid in range(9)})
+    assert found is not None
+    assert found.seconds == pytest.approx(710)
+    assert found.verdict(allowed_per_hour=50) == TOO_SHORT
+
+
 def test_a_wide_interval_is_said_to_be_one() -> None:
     found = slope({1: life(0, HOUR, 0.0, noise=200.0)})
     assert found is not None

@@ -214,15 +214,20 @@ def _figures(story: Story) -> list[tuple[str, str]]:
     return [*rows, *(("limit of this machine", limit) for limit in story.one("running").get("limits", []))]
 
 
-_RECOVERY = ("what", "times", "recovered", "p50, s", "p99, s", "longest, s")
+_RECOVERY = ("what", "times", "all went on", "p50, s", "p99, s", "longest, s")
 _SLOPES = ("process", "measure", "lives", "minutes", "median", "an hour", "95 % interval", "verdict")
 _GROWTH = ("on disk", "first", "last", "an hour")
+
+
+def _seconds(event: Facts) -> float | None:
+    """Return how long it took until all went on, or until a savepoint or a change of the version was done."""
+    return event["took"] if "took" in event else event["seconds"]  # type: ignore[no-any-return]
 
 
 def _recovery_rows(story: Story) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for what, events in story.recoveries().items():
-        seconds = [event["seconds"] for event in events if event["seconds"] is not None]
+        seconds = [value for event in events if (value := _seconds(event)) is not None]
         figures = [f"{percentile(seconds, share):.1f}" for share in (0.5, 0.99, 1.0)] if seconds else ["", "", ""]
         rows.append((what, str(len(events)), str(len(seconds)), *figures))
     return rows
@@ -371,12 +376,12 @@ def _plot(lines: Mapping[str, Points], unit: str) -> str:
 def _recovery_plot(story: Story) -> str:
     def draw(axes: Any) -> None:
         for what, events in story.recoveries().items():
-            found = [event for event in events if event["seconds"] is not None]
-            moments = [(event["at"] - story.began) / 60 for event in found]
-            axes.plot(moments, [event["seconds"] for event in found], "o", label=what, markersize=4)
+            found = [(event["at"], value) for event in events if (value := _seconds(event)) is not None]
+            moments = [(at - story.began) / 60 for at, _ in found]
+            axes.plot(moments, [value for _, value in found], "o", label=what, markersize=4)
         axes.set_ylim(bottom=0)
 
-    return _svg(draw, "seconds to recover")
+    return _svg(draw, "seconds")
 
 
 def _svg(draw: Callable[[Any], None], unit: str) -> str:
@@ -386,7 +391,7 @@ def _svg(draw: Callable[[Any], None], unit: str) -> str:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(10, 3.2))
-    axes.set_prop_cycle(color=pyplot.get_cmap("tab20").colors)
+    axes.set_prop_cycle(color=list(pyplot.get_cmap("tab20")(range(20))))
     draw(axes)
     axes.set_xlabel("minutes")
     axes.set_ylabel(unit)

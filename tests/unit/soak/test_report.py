@@ -31,6 +31,7 @@ class Written:
         for number, seconds in enumerate((10.0, 12.0, 50.0)):
             facts = {"number": number, "what": "SIGKILL, driver", "target": "soak-posted", "detail": ""}
             self.note(60 * number, "done", **facts, seconds=seconds, recovered={"soak-posted": seconds})
+        self.note(300, "done", number=4, what="upgrade", took=90.0, seconds=1.0, recovered={"soak-posted": 1.0})
 
     def note(self, at: float, kind: str, **facts: Any) -> None:
         self._journal.note(kind, **{"at": BEGAN + at, **facts})
@@ -75,6 +76,7 @@ def test_an_hour_in_which_all_is_right(written: Written) -> None:
     assert "| soak-posted: commits, runs | 10, 1 |" in text
     assert "| soak-posted: a commit takes, p50 / p99 | 0.5 / 1.0 s |" in text
     assert "| SIGKILL, driver | 3 | 3 | 12.0 | 50.0 | 50.0 |" in text
+    assert "| upgrade | 1 | 1 | 90.0 | 90.0 | 90.0 |" in text
     assert "| readers are held up, p50 / p99 / longest | 0.4 / 9.0 / 9.0 s (3) |" in text
     assert "| triggerer | memory, MB | 1 | 57 | 300.0 | +0.0 | +0.0 to +0.0 | steady |" in text
     assert "| triggerer | CPU, % of a core | 1 | 56 | 2.5 | +0.0 | " in text

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -29,6 +30,8 @@ from tests.integration.brokers.network import Loopback, Network, one_at_a_time, 
 from tests.soak import names
 
 NETWORK, SUBNET = "soak", "10.213.78"
+_ANSWER_SECONDS = 120.0
+_MOST_TRIES = 10
 PARTS = ("api-server", "scheduler", "triggerer")
 _TABLE = (
     f"CREATE TABLE {names.POSTGRES_TABLE} (id bigint NOT NULL, account text NOT NULL, number bigint NOT NULL, "
@@ -96,21 +99,28 @@ class World:
         return held.token if held else None
 
     def trigger(self, dag: str, run_id: str, **conf: Any) -> None:
-        """Start a DAG run."""
-        self.parts.trigger(dag, run_id, conf)
+        """Start a DAG run; again, when the API server has not answered.
+
+        :raises OSError: when it does not answer for long
+        """
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while self.state(run_id) is None:
+            try:
+                self.parts.trigger(dag, run_id, conf)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1.0)
 
     def state(self, run_id: str) -> str | None:
-        """Return a DAG run's state, None when there is no such run, or it is not told just now."""
-        try:
-            rows = self.parts.airflow.query("SELECT state FROM dag_run WHERE run_id = ?", run_id)
-        except sqlite3.OperationalError:  # somebody writes
-            return None
+        """Return a DAG run's state, None when there is no such run."""
+        rows = self._query("SELECT state FROM dag_run WHERE run_id = ?", run_id)
         return str(rows[0][0]) if rows else None
 
     def pushed(self, run_id: str) -> dict[str, Any]:
         """Return what the task of a DAG run has pushed: its result, or the plan of an upgrade that has failed."""
         query = "SELECT value FROM xcom WHERE run_id = ? AND key IN ('return_value', 'plan')"
-        rows = self.parts.airflow.query(query, run_id)
+        rows = self._query(query, run_id)
         value = json.loads(rows[0][0]) if rows else {}
         return dict(json.loads(value) if isinstance(value, str) else value)
 
@@ -138,6 +148,14 @@ class World:
         for name in ended:
             self.parts.start(name)
         return ended
+
+    def _query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Ask Airflow's database, again while somebody writes."""
+        for _ in range(_MOST_TRIES):
+            with contextlib.suppress(sqlite3.OperationalError):
+                return self.parts.airflow.query(sql, *values)
+            time.sleep(0.5)
+        return self.parts.airflow.query(sql, *values)
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         for name in [name for name in os.environ if name.startswith(processes.FOREIGN)]:

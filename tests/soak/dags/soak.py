@@ -67,5 +67,5 @@ for pipeline in names.PIPELINES:
 with DAG("soak-savepoint", schedule=None):
     SavepointOperator(task_id="task", label="soak", **GIVEN, **PATIENT)
 
-with DAG("soak-gate", schedule=None):
+with DAG("soak-gate", schedule=None, max_active_runs=100, max_active_tasks=100):
     CommitGateSensor(task_id="task", up_to_now=True, timeout=1800, **GIVEN, **PATIENT)

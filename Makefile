@@ -7,6 +7,10 @@ ARGS ?=
 WORKERS ?= 3
 # Faults of the crash matrix: make crash-matrix N=1000
 N ?= 96
+# How long everything is killed, a fraction too: make soak HOURS=0.2
+HOURS ?= 8
+# Of an earlier soak, to plan the same again
+SEED ?=
 # Runs of each engine: make bench-peers ROUNDS=1
 ROUNDS ?= 5
 
@@ -19,7 +23,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster check test pytest test-all test-registry docs crash-matrix fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-profile bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo demo-cluster check test pytest test-all test-registry docs crash-matrix soak fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-profile bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -59,6 +63,9 @@ test-registry: setup ## the tests of Avro and Protobuf with a real schema regist
 crash-matrix: setup ## N faults at every step of the protocol, then some at Spark's own sink; resumes
 	@$(VENV_PYTHON) -m tests.crash_matrix --runs $(N)
 	@$(VENV_PYTHON) -m tests.crash_matrix --stock --runs $$(( $(N) / 6 + 12 ))
+
+soak: setup ## two chained pipelines for HOURS, while everything is killed; judged record by record, with slopes: build/soak/index.html
+	@$(VENV_PYTHON) -m tests.soak --hours $(HOURS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 fault-matrix: setup ## every pair of failing calls at every sink, and longer failures, for hours; resumes
 	@EXACTLYONCE_FAULT_MATRIX=1 $(PYTEST) -p tests.resume -m "" tests/integration/streaming/test_failing_calls.py $(ARGS)

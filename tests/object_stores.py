@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -81,13 +81,82 @@ def moto() -> Iterator[str]:
             reading.join()
 
 
+class SeaweedFS:
+    """A real store of one process, with its files in a folder: what it has acknowledged survives its death.
+
+    :param folder: for its files and its log
+    :param with_catalog: whether it has a REST catalog of Iceberg tables, too
+    """
+
+    def __init__(self, folder: Path, *, with_catalog: bool = False) -> None:
+        self._folder, self._log = folder, folder / "log"
+        self._ports = {name: _free_port() for name in ("master", "volume", "filer", "s3")}
+        self._catalog = _free_port() if with_catalog else 0
+        self.address = f"http://127.0.0.1:{self._ports['s3']}"
+        self.process: subprocess.Popen[bytes] | None = None
+        identity = {
+            "name": "test",
+            "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        (folder / "data").mkdir()
+
+    def __enter__(self) -> SeaweedFS:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def catalog(self) -> str:
+        """The catalog's address."""
+        return f"http://127.0.0.1:{self._catalog}"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers; the bucket is there then."""
+        command = [
+            *(WEED, "server", f"-dir={self._folder}/data", "-ip=127.0.0.1", "-filer", "-s3"),
+            *(f"-{name}.port={port}" for name, port in self._ports.items()),
+            # else two stores of one machine want the same
+            *(f"-s3.port.iceberg={self._catalog}", "-s3.port.lance=0"),
+            *(f"-s3.config={self._folder}/s3.json", "-master.volumeSizeLimitMB=64", "-volume.max=20"),
+        ]
+        with self._log.open("ab") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, cwd=self._folder)
+        try:
+            eventually(self._is_ready, lambda: self._log.read_text()[-2000:], poll_seconds=0.5)
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """End it with SIGKILL: it takes its time to end by itself."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def shell(self, command: str) -> None:
+        """Give a command to its shell."""
+        shell = [WEED, "shell", *(f"-{name}=127.0.0.1:{self._ports[name]}" for name in ("master", "filer"))]
+        subprocess.run(shell, input=f"{command}\n", text=True, check=True, capture_output=True, timeout=60)
+
+    def _is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self._log.read_text()[-2000:]
+        try:
+            _ask(f"{self.catalog}/v1/config") if self._catalog else _make_bucket(self.address)
+        except Exception:  # whatever it answers until it is up
+            return False
+        return True
+
+
 @contextmanager
 def seaweedfs(folder: Path) -> Iterator[str]:
-    """Run a real store of one process; gives its address."""
-    ports = {name: _free_port() for name in ("master", "volume", "filer", "s3")}
-    address = f"http://127.0.0.1:{ports['s3']}"
-    with _weed(folder, ports, 0, lambda: _make_bucket(address)):
-        yield address
+    """Run a real store; gives its address."""
+    with SeaweedFS(folder) as store:
+        yield store.address
 
 
 @contextmanager
@@ -96,60 +165,18 @@ def iceberg_catalog(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
 
     :param bucket: of the warehouse
     """
-    ports = {name: _free_port() for name in ("master", "volume", "filer", "s3")}
-    catalog = _free_port()
-    with _weed(folder, ports, catalog, lambda: _ask(f"http://127.0.0.1:{catalog}/v1/config")):
-        shell = [WEED, "shell", *(f"-{name}=127.0.0.1:{ports[name]}" for name in ("master", "filer"))]
-        create = f"s3tables.bucket -create -name {bucket} -account 000000000000\n"
-        subprocess.run(shell, input=create, text=True, check=True, capture_output=True, timeout=60)
+    with SeaweedFS(folder, with_catalog=True) as store:
+        store.shell(f"s3tables.bucket -create -name {bucket} -account 000000000000")
         yield {
             "type": "rest",
-            "uri": f"http://127.0.0.1:{catalog}",
+            "uri": store.catalog,
             "warehouse": f"s3://{bucket}",
             "credential": f"{KEY}:{SECRET}",
-            "s3.endpoint": f"http://127.0.0.1:{ports['s3']}",
+            "s3.endpoint": store.address,
             "s3.access-key-id": KEY,
             "s3.secret-access-key": SECRET,
             "s3.region": "us-east-1",
         }
-
-
-@contextmanager
-def _weed(folder: Path, ports: Mapping[str, int], catalog: int, ask: Callable[[], object]) -> Iterator[None]:
-    """Run SeaweedFS.
-
-    :param catalog: the port of its catalog, 0 for none
-    :param ask: raises as long as it is not up
-    """
-    identity = {
-        "name": "test",
-        "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    config, log = folder / "s3.json", folder / "log"
-    config.write_text(json.dumps({"identities": [identity]}))
-    (folder / "data").mkdir()
-    command = [
-        *(WEED, "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-filer", "-s3"),
-        *(f"-{name}.port={port}" for name, port in ports.items()),
-        *(f"-s3.port.iceberg={catalog}", "-s3.port.lance=0"),  # else two stores of one machine want the same
-        *(f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=20"),
-    ]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=folder) as server:
-        try:
-
-            def ready() -> bool:
-                assert server.poll() is None, log.read_text()[-2000:]
-                try:
-                    ask()
-                except Exception:  # whatever it answers until it is up
-                    return False
-                return True
-
-            eventually(ready, lambda: log.read_text()[-2000:], poll_seconds=0.5)
-            yield
-        finally:
-            server.kill()  # it takes its time to end
 
 
 def _ask(url: str) -> None:
@@ -160,6 +187,7 @@ def _ask(url: str) -> None:
 def _make_bucket(address: str) -> None:
     import boto3
     from botocore.config import Config
+    from botocore.exceptions import ClientError
 
     client = boto3.client(
         "s3",
@@ -169,7 +197,11 @@ def _make_bucket(address: str) -> None:
         aws_secret_access_key=SECRET,
         config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
     )
-    client.create_bucket(Bucket="bucket")
+    try:
+        client.create_bucket(Bucket="bucket")
+    except ClientError as error:
+        if not error.response["Error"]["Code"].startswith("BucketAlready"):  # it was started again
+            raise
     client.put_object(Bucket="bucket", Key="probe", Body=b"")
     client.close()
 

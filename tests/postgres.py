@@ -36,10 +36,14 @@ class PostgresServer:
     def stop(self) -> None:
         self._server.stop()
 
+    def processes(self) -> list[psutil.Process]:
+        """Return the server's processes, the one that started the others first."""
+        main = psutil.Process(self._server.get_postmaster_info().pid)
+        return [main, *main.children()]
+
     def kill(self) -> None:
         """Kill the server with SIGKILL, as a lost machine does; returns once its processes are gone."""
-        main = psutil.Process(self._server.get_postmaster_info().pid)
-        processes = [main, *main.children()]
+        processes = self.processes()
         for process in processes:
             with suppress(psutil.NoSuchProcess):  # its workers end as soon as it is gone
                 process.kill()

@@ -85,6 +85,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/protocol",
         "docs/model/README",
         "docs/crash-matrix",
+        "docs/soak",
         "docs/demo-cluster",
         "docs/architecture",
         "CONTRIBUTING",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +55,20 @@ class BrokerCluster:
     :param folder: for their data and logs
     :param network: where they are; by default each in a namespace of its own
     :param ports: of each, for clients and for controllers
+    :param jvm_options: more of them
     """
 
-    def __init__(self, folder: Path, network: Network | None = None, ports: tuple[int, int] = PORTS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        network: Network | None = None,
+        ports: tuple[int, int] = PORTS,
+        jvm_options: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
         self._network = network or Network(NODES)
         self._port, self._controllers_port = ports
+        self._jvm_options = jvm_options
         self._class_path = ":".join(map(str, broker_jars()))
         self._running: dict[int, _Running] = {}
 
@@ -88,14 +96,22 @@ class BrokerCluster:
         """The addresses of all brokers, in order."""
         return ",".join(f"{self._network.address(node)}:{self._port}" for node in NODES)
 
+    def pids(self) -> dict[int, int]:
+        """Return {node: process id} of the brokers that were started and not ended."""
+        return {node: running.process.pid for node, running in dict(self._running).items()}
+
+    def data(self, node: int) -> Path:
+        """Return the folder of a broker's data and logs."""
+        return self._folder / f"broker-{node}"
+
     def start(self, node: int) -> None:
         """Start a broker that does not run; it may take a while until it is one of the cluster's."""
-        data = self._data(node)
+        data = self.data(node)
         with open_log(log_path(data)) as log:
             supervisor, process = launch(
                 [
                     *self._network.command(node),
-                    *java_command(self._class_path, HEAP_MEGABYTES, *LOGGING_OPTIONS),
+                    *java_command(self._class_path, HEAP_MEGABYTES, *LOGGING_OPTIONS, *self._jvm_options),
                     *("kafka.Kafka", str(self._properties(node))),
                 ],
                 data,
@@ -179,11 +195,8 @@ class BrokerCluster:
         except KafkaException:
             return None
 
-    def _data(self, node: int) -> Path:
-        return self._folder / f"broker-{node}"
-
     def _format(self, node: int, identifier: str | None) -> str:
-        data = self._data(node)
+        data = self.data(node)
         log_path(data).parent.mkdir(parents=True)
         with open_log(log_path(data)) as log:
             return format_storage(data, self._class_path, self._properties(node), {}, log, identifier)
@@ -198,11 +211,11 @@ class BrokerCluster:
             "controller.quorum.voters": ",".join(voters),
             "inter.broker.listener.name": "PLAINTEXT",
             "listeners": f"{clients},CONTROLLER://{self._network.address(node)}:{self._controllers_port}",
-            "log.dirs": str(log_directory(self._data(node))),
+            "log.dirs": str(log_directory(self.data(node))),
             "node.id": str(node),
             "process.roles": "broker,controller",
         }
-        path = self._data(node) / "server.properties"
+        path = self.data(node) / "server.properties"
         path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         return path
 
@@ -217,7 +230,7 @@ class BrokerCluster:
 
     def _quorum(self, node: int) -> tuple[int, int]:
         """Return the newest epoch of the quorum that a node has written down, and its leader, -1 for none yet."""
-        path = log_directory(self._data(node)) / "__cluster_metadata-0" / "quorum-state"
+        path = log_directory(self.data(node)) / "__cluster_metadata-0" / "quorum-state"
         try:
             state = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):  # before the first election
@@ -225,7 +238,7 @@ class BrokerCluster:
         return state["leaderEpoch"], state["leaderId"]
 
     def _logs(self) -> str:
-        return "\n".join(f"broker {node}:\n{log_tail(log_path(self._data(node)))}" for node in NODES)
+        return "\n".join(f"broker {node}:\n{log_tail(log_path(self.data(node)))}" for node in NODES)
 
 
 def _java_hash(text: str) -> int:

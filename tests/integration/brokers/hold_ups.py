@@ -20,16 +20,22 @@ class HoldUps:
 
     :param servers: bootstrap servers
     :param places: topics and partitions
+    :param pause_seconds: between two questions
+    :ivar longest_seconds: the longest time at a stretch in which readers were held up
+    :ivar stretches: each such time that is over
     """
 
-    def __init__(self, servers: str, places: Iterable[tuple[str, int]]) -> None:
+    def __init__(
+        self, servers: str, places: Iterable[tuple[str, int]], *, pause_seconds: float = PAUSE_SECONDS
+    ) -> None:
         self._config: dict[str, str | int | float | bool] = {"bootstrap.servers": servers, "log_level": 0}
         self._admin = AdminClient(self._config)
         self._places = [TopicPartition(*place) for place in places]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hold-ups", daemon=True)
-        #: The longest time at a stretch in which readers were held up.
+        self._pause_seconds = pause_seconds
         self.longest_seconds = 0.0
+        self.stretches: list[float] = []
 
     def __enter__(self) -> HoldUps:
         self._free_since = time.monotonic()
@@ -41,12 +47,16 @@ class HoldUps:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._ended.wait(PAUSE_SECONDS):
+        is_held = False
+        while not self._ended.wait(self._pause_seconds):
             is_free = self._is_free()
             now = time.monotonic()
             self.longest_seconds = max(self.longest_seconds, now - self._free_since)
             if is_free:
+                if is_held:
+                    self.stretches.append(now - self._free_since)
                 self._free_since = now
+            is_held = not is_free
 
     def _is_free(self) -> bool:
         try:

@@ -36,6 +36,6 @@ def test_a_short_soak_is_right_and_ends_by_itself(tmp_path: Path, spark_classes:
     assert {commit["pipeline"] for commit in story.of("commit")} == set(PIPELINES)
     assert len(story.of("gate")) >= 5
     killed = {event["what"].partition(", ")[2] for event in story.of("done")} & {kind.value for kind in KILLS}
-    assert len(killed) >= 3
+    assert len(killed) >= 2
     assert {Kind.SAVEPOINT.value, Kind.UPGRADE.value, Kind.ROLLBACK.value} <= set(story.recoveries())
     assert "RIGHT" in (tmp_path / "index.html").read_text()

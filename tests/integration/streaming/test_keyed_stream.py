@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
 import os
@@ -375,41 +374,3 @@ def test_a_stream_that_does_not_fit_its_function_is_refused(
     frame = spark.createDataFrame([], SCHEMA + (", many ARRAY<INT>" if "many" in key else ""))
     with pytest.raises(RefusedError, match=message):
         key_by(frame, *key).process(function)
-
-
-class Counted(KeyedProcessFunction[Any, Any]):
-    """Counts the rows of each key."""
-
-    output = "k STRING, n BIGINT"
-    order_by = ("i",)
-
-    count: ValueState[int] = ValueState("BIGINT")
-
-    def process_element(self, value: Any, context: Context) -> Iterator[Any]:
-        self.count.update((self.count.value() or 0) + 1)
-        yield value.k, self.count.value()
-
-
-def open_sockets(pid: int) -> int:
-    links = []
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            links.append(os.readlink(descriptor))
-    return sum(link.startswith("socket:") for link in links)
-
-
-def test_spark_leaves_a_socket_of_each_task_open(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark 4.2 does: docs/state.md says so. When this fails, Spark has mended it."""
-    jvm: Any = spark.sparkContext._jvm
-    pid = jvm.java.lang.ProcessHandle.current().pid()
-    batches = events(seed=12, batches=20, rows=10)
-
-    def query(frame: DataFrame) -> DataFrame:
-        return key_by(frame, "k").process(Counted())
-
-    run(spark, tmp_path / "first", batches[:1], query, until=1)
-    before = open_sockets(pid)
-    ran = run(spark, tmp_path / "then", batches, query, until=len(batches))
-    jvm.java.lang.System.gc()
-    tasks = 2 * len(ran.rows)
-    assert tasks <= open_sockets(pid) - before < 2 * tasks

@@ -36,6 +36,7 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], type[ExactlyOnceError], str], ...]] =
     ),
 )
 
+_PLAN: Final = "=== Streaming Query ==="
 _STACK_TRACE: Final = "\n\tat "
 _TRACEBACK: Final = "Traceback (most recent call last):"
 #: What ends a traceback of Python, whose other lines are indented.
@@ -47,7 +48,8 @@ def meaning_of(error: Exception) -> ExactlyOnceError | None:
     from pyspark.errors import AnalysisException
 
     text = str(error)
-    if (marked := typed_errors.find(text)) is not None:  # raised where a source plans a batch
+    # Raised where a source plans a batch. A query's plan follows, in which a job's own marks are not filled in.
+    if (marked := typed_errors.find(text.partition(_PLAN)[0])) is not None:
         return marked
     for pattern, kind, advice in _KNOWN:
         if pattern.search(text):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import (
+    BadRecordError,
     BatchFailedError,
     DataLostError,
     ExactlyOnceError,
     IncompatibleVersionError,
 )
 from airflow_provider_exactlyonce.streaming.spark.errors import meaning_of, raised_in_worker
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 
 LOST = """batch 1 failed 3 times; the last time: the batch's Spark job failed: An error occurred while calling o1784.collectToPython.
 : org.apache.spark.sql.kafka010.KafkaIllegalStateException: Some data may have been lost because they are not available in Kafka any more;
@@ -41,6 +43,15 @@ def test_what_a_restart_can_not_change_is_known_by_its_name(text: str, kind: typ
     assert type(meaning) is kind
     assert "\tat " not in str(meaning)
     assert text.splitlines()[-2 if "\n" in text else 0] in str(meaning)
+
+
+def test_a_mark_in_a_querys_plan_is_not_one_of_an_error() -> None:
+    """A plan has the expression by which a record that does not fit would be told."""
+    told = mark(BadRecordError, "shop.events-0 offset 7: it has no value")
+    planned = mark(BadRecordError, ", concat_ws(-, topic#2, partition#3), offset, offset#4L")
+    query = f"\n=== Streaming Query ===\nLogical Plan:\n+- Filter raise_error(concat({planned}))"
+    assert meaning_of(RuntimeError(f"[STREAM_FAILED] the worker was lost{query}")) is None
+    assert isinstance(meaning_of(RuntimeError(f"[STREAM_FAILED] {told}{query}")), BadRecordError)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ PROJECT_WIDE: Final = {
 #: Tests of several modules of their room.
 OF_A_ROOM: Final = {
     "kafka/test_record_properties.py",
+    "ledger/test_source_tables.py",
     "links/test_links.py",
     "operators/test_arguments.py",
     "state/test_shop.py",

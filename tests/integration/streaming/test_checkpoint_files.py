@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_exactlyonce.streaming import file_systems
+from tests.integration.spark_session import spark_session
 from tests.integration.streaming.checkpoint_races import WRITERS, race
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RACES = 30
+RACES = 10
+SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 CLASS = file_systems.LOCAL.file_manager
 SPARKS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -31,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 def write(spark: SparkSession, manager: str, file: Path, content: bytes, *, overwrite: bool = True) -> None:
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
-    conf.set("spark.sql.streaming.checkpointFileManagerClass", manager)
+    conf.set(SETTING, manager)
     path = jvm.org.apache.hadoop.fs.Path(jvm.java.io.File(str(file)).toURI())
     create = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.create
     stream = create(path.getParent(), conf).createAtomic(path, overwrite)
@@ -49,7 +51,9 @@ def read(spark: SparkSession, file: Path) -> bytes:
 
 
 def test_of_all_who_create_a_file_one_does(spark: SparkSession, folder: Path) -> None:
-    assert race(spark, folder, RACES) == {
+    with spark_session({SETTING: CLASS}, log_level="ERROR") as session:
+        ended = race(session, folder, RACES)
+    assert ended == {
         "manager": CLASS,
         "left": False,
         "created": RACES,

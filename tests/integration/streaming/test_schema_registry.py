@@ -212,7 +212,8 @@ MISFITS: Mapping[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 def test_old_and_new_schemas_in_one_batch_are_written_once_and_bad_records_with_place_and_reason(
     world: World, orders: Orders, guarantee: str
 ) -> None:

@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.testing.job import run_job
 from tests.integration.streaming.harness import World
 from tests.integration.streaming.read_tables import (
     DELTA,
+    ICEBERG,
     KINDS,
     ReadDelta,
     ReadIceberg,
@@ -62,6 +63,7 @@ def delta(pipeline: TablePipeline) -> ReadDelta:
 only_delta = pytest.mark.parametrize("pipeline", [DELTA], indirect=True)
 
 
+@pytest.mark.parametrize("pipeline", [DELTA, pytest.param(ICEBERG, marks=pytest.mark.slow)], indirect=True)
 def test_what_is_added_is_counted_once_and_a_driver_that_died_after_its_commit_repeats_nothing(
     pipeline: TablePipeline,
 ) -> None:

@@ -99,6 +99,7 @@ def check_restore(case: Case, saved: str) -> None:
     replayed(case.run(), Savepoints(case.home.savepoints).get(saved).commit + 1, newest)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_rescaled_pipeline_writes_what_its_twin_does_and_restores_from_before_and_after(bench: Bench) -> None:
     topics, rounds, case, plain = two_pipelines(bench, "windowed")

@@ -22,14 +22,8 @@ S3 = "exactlyonce.ExclusiveCheckpointFileManager"
 HDFS = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
 
 
-@pytest.mark.parametrize(
-    ("server", "manager"),
-    [
-        ("moto", S3),
-        pytest.param("seaweedfs", S3, marks=pytest.mark.slow),
-        pytest.param("hadoop", HDFS, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("server", "manager"), [("moto", S3), ("seaweedfs", S3), ("hadoop", HDFS)])
 def test_of_all_who_create_a_file_of_a_checkpoint_one_does(
     server: str, manager: str, request: pytest.FixtureRequest, spark_classes: None
 ) -> None:

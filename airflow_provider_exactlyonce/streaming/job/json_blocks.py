@@ -16,6 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
+from airflow_provider_exactlyonce.kafka.columns import flat_rows
+from airflow_provider_exactlyonce.streaming.registry.columnar import binary
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql.types import DataType, StructType
@@ -85,8 +88,9 @@ class JsonBlocks:
     def decode(self, values: pa.Array) -> tuple[NDArray[np.bool_], list[pa.Array]]:
         """Return which values certainly fit, and their fields, which are null for the others.
 
-        :param values: binary
+        :param values: binary, or large binary
         """
+        values = binary(values)
         chosen = np.flatnonzero(_may_be_read(values))
         blocks: list[tuple[NDArray[np.int64], pa.RecordBatch]] = []
         waiting, refused = [chosen] if len(chosen) else [], 0
@@ -156,8 +160,6 @@ def _may_be_read(values: pa.Array) -> NDArray[np.bool_]:
 
 def _bytes_of(values: pa.Array) -> bytes:
     """Return the bytes of all values as they lie in memory."""
-    _, offsets, content = values.buffers()
-    if not len(values) or content is None:
-        return b""
-    first, last = np.frombuffer(offsets, np.int32)[[values.offset, values.offset + len(values)]].tolist()
-    return bytes(content.slice(first, last - first))
+    offsets, _, _ = flat_rows(values)
+    content = values.buffers()[2]
+    return b"" if content is None else bytes(content.slice(int(offsets[0]), int(offsets[-1] - offsets[0])))

@@ -66,6 +66,11 @@ class Gathered:
         return joined.take(pa.array(np.maximum(self._slots, 0), mask=self.absent))
 
 
+def binary(values: pa.Array) -> pa.Array:
+    """Return values as binary, whichever kind of it Spark gives."""
+    return values if values.type == pa.binary() else values.cast(pa.binary())
+
+
 def cast(cursor: Cursor, rows: Rows, values: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
     """Convert values; a record whose value would be another one in the new type does not fit."""
     if values.type == kind:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError
+from airflow_provider_exactlyonce.streaming.registry.columnar import binary
 from airflow_provider_exactlyonce.streaming.registry.registry_format import Reader
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 
@@ -85,7 +85,7 @@ def fitting(
     """
     decoder = reader.open()
     for batch in batches:
-        records, reasons = decoder.decode(_binary(batch.column("value")))
+        records, reasons = decoder.decode(binary(batch.column("value")))
         columns = [*records.flatten(), *(batch.column(name) for name in kept)]
         if reasons and not leave_out_bad:
             position = min(reasons)
@@ -103,12 +103,8 @@ def misfitting(batches: Iterable[pa.RecordBatch], reader: Reader) -> Iterator[pa
     """Yield the records that do not fit, with the reason; called in a task."""
     decoder = reader.open()
     for batch in batches:
-        _, reasons = decoder.decode(_binary(batch.column("value")))
+        _, reasons = decoder.decode(binary(batch.column("value")))
         if reasons:
             positions = sorted(reasons)
             bad = batch.take(pa.array(positions))
             yield bad.append_column("reason", pa.array([reasons[position] for position in positions]))
-
-
-def _binary(values: pa.Array) -> pa.Array:
-    return values if values.type == pa.binary() else pc.cast(values, pa.binary())

@@ -79,6 +79,16 @@ def test_a_long_value_is_decoded_if_it_is_neither_deep_nor_has_a_long_number() -
     assert decoded(record(1, f', "more": "{text}"')) == [(1, "ü", Decimal("1.50"))]
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_a_part_of_an_array_is_looked_at_alone_whatever_its_offsets_are(kind: pa.DataType) -> None:
+    blocks = JsonBlocks.of(SCHEMA)
+    assert blocks is not None
+    values = pa.array([b'{"more": NaN}', record(1), b'{"id": 2,\n"name": "a"}', b'{"id": 3}{"id": 4}'], kind)
+    for part, expected in ((values[1:2], [True]), (values[2:3], [False]), (values[3:], [False]), (values[4:], [])):
+        fits, _ = blocks.decode(part)
+        assert fits.tolist() == expected
+
+
 def test_a_batch_of_which_little_fits_is_left_to_spark() -> None:
     values = [record(number) if number % 2 else b'{"id": "x"}' for number in range(4_000)]
     assert decoded(*values).count(None) > 2_000

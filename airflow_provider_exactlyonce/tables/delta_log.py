@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, DataLostError, ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
 from airflow_provider_exactlyonce.tables.positions import DELTA, Position, name_of
 from airflow_provider_exactlyonce.tables.table_log import TableFile, TableLog, TableStore, TableVersion, check_size
 
@@ -240,10 +240,7 @@ class DeltaTableLog(TableLog):
         return table
 
     def _opened(self) -> DeltaTable:
-        table = self._open()
-        if table is None:
-            raise DataLostError(f"table {self.name} is not there")
-        return table
+        return self._there(self._open())
 
     def _check_features(self, features: Any) -> None:
         if unknown := sorted(set(features) - _FEATURES):
@@ -263,12 +260,7 @@ class DeltaTableLog(TableLog):
         """
         from deltalake.exceptions import TableNotFoundError
 
-        try:
-            return ask()
-        except (FileNotFoundError, TableNotFoundError, ExactlyOnceError):
-            raise
-        except Exception as error:  # a store has errors of its own
-            raise BatchFailedError(f"table {self.name} can't be read: {type(error).__name__}: {error}") from error
+        return self._answered(ask, FileNotFoundError, TableNotFoundError)
 
 
 def _entry(version: int) -> str:

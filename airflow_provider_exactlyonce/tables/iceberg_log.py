@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, DataLostError, ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
 from airflow_provider_exactlyonce.tables.positions import ICEBERG, Position, name_of
 from airflow_provider_exactlyonce.tables.table_log import TableFile, TableLog, TableStore, TableVersion, check_size
 
@@ -210,10 +210,7 @@ class IcebergTableLog(TableLog):
         return table
 
     def _opened(self) -> Table:
-        table = self._open()
-        if table is None:
-            raise DataLostError(f"table {self.name} is not there")
-        return table
+        return self._there(self._open())
 
     def _loaded(self) -> Catalog:
         if self._catalog is None:
@@ -243,12 +240,7 @@ class IcebergTableLog(TableLog):
         """
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        try:
-            return ask()
-        except (NoSuchTableError, NoSuchNamespaceError, ExactlyOnceError):
-            raise
-        except Exception as error:  # each catalog has errors of its own
-            raise BatchFailedError(f"table {self.name} can't be read: {type(error).__name__}: {error}") from error
+        return self._answered(ask, NoSuchTableError, NoSuchNamespaceError)
 
 
 def _is_whole(table: Table, history: Sequence[Snapshot]) -> bool:

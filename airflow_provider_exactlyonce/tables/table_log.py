@@ -5,10 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from airflow_provider_exactlyonce.exceptions import TableChangedError
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    DataLostError,
+    ExactlyOnceError,
+    TableChangedError,
+)
 from airflow_provider_exactlyonce.tables.positions import FILES_PER_VERSION, Position
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,28 @@ class TableLog(ABC):
         :raises DataLostError: when some are gone, or the position is of another table or history
         :raises RefusedError: when a version has something that can't be read
         """
+
+    def _there(self, table: T | None) -> T:
+        """Return a table.
+
+        :raises DataLostError: when it is none
+        """
+        if table is None:
+            raise DataLostError(f"table {self.name} is not there")
+        return table
+
+    def _answered(self, ask: Callable[[], T], *told: type[Exception]) -> T:
+        """Return what a store or a catalog answers.
+
+        :param told: errors that are an answer
+        :raises BatchFailedError: when it does not answer
+        """
+        try:
+            return ask()
+        except Exception as error:  # each store and catalog has errors of its own
+            if isinstance(error, (ExactlyOnceError, *told)):
+                raise
+            raise BatchFailedError(f"table {self.name} can't be read: {type(error).__name__}: {error}") from error
 
 
 #: Raises when a version can't be read as it is.

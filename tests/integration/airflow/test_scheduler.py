@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -93,24 +94,28 @@ def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everythin
         "watermark": None,
         "restarts": 1,
     }
+    check_lineage(parts, world, sum(commit.rows for commit in commits))
     query = "SELECT key FROM xcom WHERE run_id = ? AND task_id = 'stream'"
     pushed = {key for (key,) in parts.airflow.query(query, world.pipeline)}
     assert pushed >= {"_link_PipelineStatusLink", "_link_SparkApplicationLink"}
     [restart] = restarts.read(world.home / "control" / "restarts.json")
     assert (restart.run, restart.exit_code) == (1, -signal.SIGKILL)
-    check_lineage(parts, world, sum(commit.rows for commit in commits))
     waits = [log.read_text() for log in (parts.airflow.home / "logs").rglob("*.trigger.*.log")]
     assert any(f"waiting: {world.pipeline}: " in text for text in waits), "it was the triggerer that waited"
 
 
 def check_lineage(parts: Parts, world: World, rows: int) -> None:
-    """Check what OpenLineage was told of the stream: what it has read, and how much it has written."""
-    emitted = [json.loads(line) for line in parts.openlineage.read_text().splitlines()]
-    [event] = [
-        candidate
-        for candidate in emitted
-        if (candidate["job"]["name"], candidate["eventType"]) == (f"{GATED}.stream", "COMPLETE")
-    ]
+    """Check what OpenLineage was told of the stream: what it has read, and how much it has written.
+
+    Airflow tells it after the task's state has changed, and after the links were pushed.
+    """
+
+    def completed() -> list[dict[str, Any]]:
+        whole, _, _ = parts.openlineage.read_text().rpartition("\n")
+        events = map(json.loads, whole.splitlines())
+        return [e for e in events if (e["job"]["name"], e["eventType"]) == (f"{GATED}.stream", "COMPLETE")]
+
+    [event] = eventually(completed, parts.output)
     [read], [written] = event["inputs"], event["outputs"]
     assert (read["name"], written["name"]) == (world.source, world.sink)
     taken = read["inputFacets"]["exactlyonce_offsets"]["partitions"]

@@ -29,7 +29,7 @@ help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## make .venv from the lock file and fetch the broker's jars; the second time nothing is done
+setup: $(STAMP) ## make .venv from the lock file, and fill the per-user cache; the second time nothing is done
 
 $(STAMP): requirements.lock pyproject.toml scripts/setup.sh scripts/preflight.sh airflow_provider_exactlyonce/devkit/checksums.txt
 	@scripts/setup.sh "$(PYTHON)"
@@ -153,7 +153,8 @@ clean: ## remove what was made here, stopping a broker first; not the per-user c
 	@rm -rf .venv .exactlyonce .mypy_cache .ruff_cache .pytest_cache build dist demo-report bench-report spark-warehouse metastore_db
 	@rm -rf derby.log *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	@echo "Removed what was made here. The jars stay in the per-user cache: make clean-cache"
+	@echo "Removed what was made here. The per-user cache stays: make clean-cache"
 
-clean-cache: ## remove the jars from the per-user cache
+clean-cache: ## remove the per-user cache: the jars, and the archive of Spark's classes; make setup fills it again
+	@rm -f .venv/.ready-for-*
 	@PYTHONPATH=. $(PYTHON) scripts/clean.py --cache

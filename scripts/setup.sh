@@ -1,5 +1,5 @@
 #!/bin/bash
-# Make .venv with the pinned dependencies and the project, and fetch the broker's jars. May be repeated.
+# Make .venv with the pinned dependencies the project, the broker's jars and an archive of Spark's classes. May be repeated.
 # Usage: setup.sh PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -56,5 +56,5 @@ export PIP_RETRIES="${PIP_RETRIES:-2}"
 echo "Installing the pinned dependencies into .venv (once; about 1 GB)"
 install --require-hashes -r requirements.lock || explain_failure --require-hashes -r requirements.lock
 install --quiet --no-deps --no-build-isolation --editable .
-echo "Resolving the jars of the embedded broker (once per user; 55 MB)"
-"$venv_python" scripts/resolve_jars.py
+echo "Filling the per-user cache: the jars of the embedded broker, 55 MB, and an archive of Spark's classes, 170 MB"
+.venv/bin/exactlyonce prepare

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 
 BROKER = Path(__file__).parents[1] / ".exactlyonce" / "classes-of-the-broker.jsa"
@@ -32,13 +31,6 @@ def ensure_broker() -> None:
             _let_a_broker_write(beside)
             beside.touch()  # a Java that can't write an archive is not asked again
             beside.replace(BROKER)
-
-
-def ensure_spark() -> None:
-    """Make the archive of Spark's classes if this user has none for this checkout's Spark."""
-    with _first_of_many(BROKER.with_name("classes-of-spark.lock")) as is_first:
-        if is_first:
-            class_archive.make(print)
 
 
 @contextmanager

@@ -112,13 +112,7 @@ def kafka_config(broker: EmbeddedBroker) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def spark_classes() -> None:
-    """Let drivers start faster, all of this session and of later ones."""
-    class_archives.ensure_spark()
-
-
-@pytest.fixture(scope="session")
-def jvm(spark_classes: None) -> Iterator[None]:
+def jvm() -> Iterator[None]:
     """Make sessions and drivers that run in this process share one JVM."""
     from tests.integration.spark_session import one_jvm
 
@@ -127,7 +121,7 @@ def jvm(spark_classes: None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shared_jvm(tmp_path_factory: pytest.TempPathFactory, spark_classes: None) -> Iterator[SharedJvm]:
+def shared_jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedJvm]:
     """Give what runs the drivers that no test kills, one after the other."""
     jvm = SharedJvm(tmp_path_factory.mktemp("shared-jvm") / "output.log", class_archives.SHORT_LIVED)
     yield jvm

@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_ERASE_LINE: Final = "\r\033[K"
 
 
 def print_answer(given: argparse.Namespace, body: object, text: str) -> None:
@@ -15,3 +20,15 @@ def print_answer(given: argparse.Namespace, body: object, text: str) -> None:
 def tell(text: str) -> None:
     """Tell people at once what is going on; what programs read is the answer only."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Give what tells how far something is; on a terminal each line is written over the last one."""
+    if not sys.stderr.isatty():
+        yield tell
+        return
+    try:
+        yield lambda line: print(f"{_ERASE_LINE}{line}", end="", file=sys.stderr, flush=True)
+    finally:
+        print(_ERASE_LINE, end="", file=sys.stderr, flush=True)

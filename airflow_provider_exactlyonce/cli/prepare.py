@@ -6,7 +6,7 @@ import argparse
 
 from airflow_provider_exactlyonce.cli.arguments import declare
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer, tell
+from airflow_provider_exactlyonce.cli.output import print_answer, progress
 from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.jars import complete_spark, jar_directory, resolve
 
@@ -31,10 +31,11 @@ def add_to(program: Command) -> None:
 
 
 def _prepare(given: argparse.Namespace) -> None:
-    resolve(tell)
-    if given.into_spark:
-        complete_spark(tell)
-    archive = class_archive.make(tell)
+    with progress() as show:
+        resolve(show)
+        if given.into_spark:
+            complete_spark(show)
+        archive = class_archive.make(show)
     print_answer(
         given,
         {"jars": str(jar_directory()), "classes": str(archive)},

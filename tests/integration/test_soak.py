@@ -21,7 +21,7 @@ SEED = "5"
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_short_soak_is_right_and_ends_by_itself(tmp_path: Path, spark_classes: None) -> None:
+def test_a_short_soak_is_right_and_ends_by_itself(tmp_path: Path) -> None:
     before = set(psutil.pids())
     command = [sys.executable, "-m", "tests.soak", "--hours", HOURS, "--seed", SEED, "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -165,7 +165,6 @@ class World:
         os.environ["TMPDIR"] = os.environ["SPARK_LOCAL_DIRS"] = str(temporary)
         os.environ["KAFKA_OPTS"] = class_archives.BROKER_OPTIONS
         class_archives.ensure_broker()
-        class_archives.ensure_spark()
         names.write_versions(self.folder)
         self._say("three Kafka brokers start: replication factor 3, min.insync.replicas 2")
         self.brokers = self._make_brokers(stack)

@@ -146,9 +146,7 @@ def make_airflow(home: Path, kafka_config: Mapping[str, str]) -> Airflow:
 
 
 @pytest.fixture
-def world(
-    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], spark_classes: None
-) -> World:
+def world(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> World:
     """Give a pipeline that has never run, with topics of its own."""
     source, sink = make_topic(partitions=3), make_topic(partitions=4)
     return World(config=kafka_config, pipeline=f"p-{source}", source=source, sink=sink, home=tmp_path / "home")

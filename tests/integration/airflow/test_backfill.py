@@ -131,7 +131,6 @@ def test_an_interval_gives_its_truth_and_is_not_written_twice(
     kafka_config: Mapping[str, str],
     truth: Mapping[datetime, Totals],
     example: Path,
-    spark_classes: None,
 ) -> None:
     # Its interval is from 2 to 3 o'clock. Airflow's backfill, below, leaves out a logical date that has a run.
     moment = (DAY + timedelta(hours=3, minutes=30)).isoformat()
@@ -150,7 +149,6 @@ def test_airflows_backfill_of_a_day_gives_each_hour_its_truth(
     kafka_config: Mapping[str, str],
     truth: Mapping[datetime, Totals],
     example: Path,
-    spark_classes: None,
 ) -> None:
     names = {"AIRFLOW__CORE__DAGS_FOLDER": str(example)}
     # Asked before the scheduler runs: SQLite lets nobody read and then write while another one writes.

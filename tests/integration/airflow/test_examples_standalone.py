@@ -80,7 +80,7 @@ def extra_links(airflow: Airflow, address: str, dag: str, run: str, task: str) -
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_stream_and_its_maintenance_window_go_through_a_real_airflow(
-    airflow: Airflow, kafka: Mapping[str, str], spark_classes: None, tmp_path: Path
+    airflow: Airflow, kafka: Mapping[str, str], tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
     environment = {

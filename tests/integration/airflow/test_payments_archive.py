@@ -32,7 +32,6 @@ def test_the_stream_goes_through_the_dag_and_its_small_files_become_few(
     kafka_config: Mapping[str, str],
     make_topic: Callable[..., str],
     tmp_path: Path,
-    spark_classes: None,
 ) -> None:
     source, table = make_topic(partitions=2), tmp_path / "table"
     world = World(config=kafka_config, pipeline="payments-archive", source=source, sink="", home=tmp_path / "home")

@@ -42,9 +42,7 @@ assert run.state == "success", run.state
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_each_program_goes_through_the_dag(
-    airflow: Airflow, kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
-) -> None:
+def test_each_program_goes_through_the_dag(airflow: Airflow, kafka: Mapping[str, str], tmp_path: Path) -> None:
     worlds = {job: world_of(job, kafka, tmp_path) for job in (*shop.JOBS, "shop_switch", "shop_counts", "shop_parcels")}
     create(kafka, [SOURCE, SWITCHES, NUMBERS, *(world.sink for world in worlds.values())])
     events = list(shop.events(2000, users=50, seed=41))

@@ -197,9 +197,7 @@ def trials(cluster: BrokerCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def trial(
-    cluster: BrokerCluster, trials: list[Trial], tmp_path_factory: pytest.TempPathFactory, spark_classes: None
-) -> Trial:
+def trial(cluster: BrokerCluster, trials: list[Trial], tmp_path_factory: pytest.TempPathFactory) -> Trial:
     """Give a pipeline that runs, on a cluster that is whole; a new one after a test that failed."""
     cluster.heal()
     if not trials or not trials[-1].is_well:

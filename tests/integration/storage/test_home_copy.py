@@ -393,7 +393,6 @@ def test_a_pipeline_is_moved_to_another_file_system_and_back_and_writes_each_row
     make_topic: Callable[..., str],
     tmp_path: Path,
     remote: str,
-    spark_classes: None,
 ) -> None:
     """It is killed at each home; what it has left behind is taken away, so that nothing is read from there."""
     source, sink = make_topic(partitions=3), make_topic(partitions=4)
@@ -439,7 +438,6 @@ def test_a_backfill_that_was_killed_goes_on_where_its_pipeline_was_moved_to(
     make_topic: Callable[..., str],
     tmp_path: Path,
     bucket: str,
-    spark_classes: None,
 ) -> None:
     source, sink, output = make_topic(partitions=3), make_topic(partitions=4), make_topic(partitions=2)
     world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "old")

@@ -144,7 +144,6 @@ def pipeline(
     tmp_path: Path,
     kafka_config: Mapping[str, str],
     make_topic: Callable[..., str],
-    spark_classes: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Pipeline]:
     for name, value in server.environment.items():

@@ -27,9 +27,7 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("default"), 
 
 
 @pytest.fixture
-def world(
-    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], spark_classes: None
-) -> Iterator[World]:
+def world(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> Iterator[World]:
     source, sink = make_topic(partitions=3), make_topic(partitions=4)
     world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
     yield world

@@ -25,7 +25,7 @@ HDFS = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedC
 @pytest.mark.slow
 @pytest.mark.parametrize(("server", "manager"), [("moto", S3), ("seaweedfs", S3), ("hadoop", HDFS)])
 def test_of_all_who_create_a_file_of_a_checkpoint_one_does(
-    server: str, manager: str, request: pytest.FixtureRequest, spark_classes: None
+    server: str, manager: str, request: pytest.FixtureRequest
 ) -> None:
     """Spark's own way has several winners in each race on S3; on HDFS it is the one that is used."""
     running = request.getfixturevalue(server)

@@ -51,13 +51,13 @@ def run(worlds: Mapping[str, Sequence[tuple[str, Fault]]], folder: Path) -> list
 
 
 @pytest.mark.timeout(3600)
-def test_two_faults_at_named_steps_lose_and_double_nothing(tmp_path: Path, spark_classes: None) -> None:
+def test_two_faults_at_named_steps_lose_and_double_nothing(tmp_path: Path) -> None:
     run(TWO, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twelve_faults_at_named_steps_lose_and_double_nothing(tmp_path: Path, spark_classes: None) -> None:
+def test_twelve_faults_at_named_steps_lose_and_double_nothing(tmp_path: Path) -> None:
     cases = run(WORLDS, tmp_path)
     assert len(cases) == 12
     assert {case.shape for case in cases} == set(SHAPES)

@@ -160,7 +160,7 @@ def supervised(world: World, strategy: RestartStrategy) -> Supervisor:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_an_alert_comes_once_though_its_adds_lie_on_both_sides_of_a_kill(
-    kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
+    kafka: Mapping[str, str], tmp_path: Path
 ) -> None:
     world = world_of("shop_alerts", kafka, tmp_path)
     create(kafka, [SOURCE, world.sink])
@@ -179,9 +179,7 @@ def test_an_alert_comes_once_though_its_adds_lie_on_both_sides_of_a_kill(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(
-    kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
-) -> None:
+def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(kafka: Mapping[str, str], tmp_path: Path) -> None:
     world = world_of("shop_switch", kafka, tmp_path)
     create(kafka, [SOURCE, SWITCHES, world.sink])
     events = list(shop.events(EVENTS, users=USERS, seed=3))
@@ -207,7 +205,7 @@ def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_poison_record_stops_the_counting_and_once_it_is_handled_the_count_goes_on(
-    kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
+    kafka: Mapping[str, str], tmp_path: Path
 ) -> None:
     world = world_of("shop_counts", kafka, tmp_path)
     create(kafka, [NUMBERS, world.sink])
@@ -244,9 +242,7 @@ def test_a_poison_record_stops_the_counting_and_once_it_is_handled_the_count_goe
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_what_waits_in_a_buffer_survives_two_kills(
-    kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
-) -> None:
+def test_what_waits_in_a_buffer_survives_two_kills(kafka: Mapping[str, str], tmp_path: Path) -> None:
     world = world_of("shop_parcels", kafka, tmp_path)
     create(kafka, [SOURCE, world.sink])
     events = list(shop.events(EVENTS, users=USERS, seed=3))
@@ -265,7 +261,7 @@ def test_what_waits_in_a_buffer_survives_two_kills(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("job", shop.JOBS)
-def test_a_shop_job_survives_two_kills(job: str, kafka: Mapping[str, str], tmp_path: Path, spark_classes: None) -> None:
+def test_a_shop_job_survives_two_kills(job: str, kafka: Mapping[str, str], tmp_path: Path) -> None:
     world = world_of(job, kafka, tmp_path)
     create(kafka, [SOURCE, world.sink])
     events = list(shop.events(EVENTS, users=USERS, seed=20260301))

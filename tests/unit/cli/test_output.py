@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer, progress
 from airflow_provider_exactlyonce.text_tables import pairs, table
 
 
@@ -16,6 +17,20 @@ def test_people_get_lines_and_programs_get_json(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.splitlines() == ["held back  3", "topics     a, b", "error      -", "empty      -"]
     print_answer(argparse.Namespace(json=True), facts, "unused")
     assert json.loads(capsys.readouterr().out) == facts
+
+
+def test_progress_takes_one_line_of_a_terminal_and_is_gone_in_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> str:
+        with progress() as show:
+            show("first")
+            show("second")
+        return capsys.readouterr().err
+
+    assert told() == "first\nsecond\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert told() == "\r\033[Kfirst\r\033[Ksecond\r\033[K"
 
 
 def test_a_table_has_a_heading_and_columns_as_wide_as_their_widest_cell() -> None:

@@ -4,6 +4,8 @@ The task that runs the stream (``until="forever"``) ends in success when it is s
 """
 
 # [START dag_shop_maintenance]
+from datetime import timedelta
+
 from airflow.sdk import DAG, task
 
 from airflow_provider_exactlyonce.operators.audit import AuditPipelineOperator
@@ -22,6 +24,7 @@ with DAG(
     schedule="0 3 * * *",
     catchup=False,
     max_active_runs=1,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
     params={"pipeline": "shop-totals", "sink": "shop.totals"},
 ):
     running = PipelineStateSensor(task_id="running", **PIPELINE, states=["running"], timeout=600, deferrable=True)

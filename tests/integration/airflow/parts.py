@@ -213,6 +213,11 @@ class Stream:
             raise AssertionError(f"{error}\n{account}") from error
         return instance
 
+    def wait_until_over(self) -> None:
+        """Wait for the run's end; Airflow may end a run whose last task is cleared at that moment without this task."""
+        query = "SELECT 1 FROM dag_run WHERE run_id = ? AND state IN ('success', 'failed')"
+        eventually(lambda: self.parts.airflow.query(query, self.run_id), "the run is over", poll_seconds=0.2)
+
     def wait_for_watch(self) -> None:
         """Wait until somebody would notice a user's hand: the worker's task runs, or the triggerer's trigger does."""
         if self.dag != "deferred":

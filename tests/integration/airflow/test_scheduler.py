@@ -262,6 +262,7 @@ def test_a_stream_that_was_done_and_is_cleared_runs_again(parts: Parts, tmp_path
     plan = "take-lease commit sleep=1 end=finished"
     stream = Stream(parts, "deferred", tmp_path / "again", first=plan, then=plan)
     assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
+    stream.wait_until_over()
     stream.clear()
     eventually(lambda: len(stream.notes("started")) == 2, "the next driver")
     assert stream.wait_for("success", "failed")["state"] == "success", stream.log()

@@ -44,5 +44,7 @@ with DAG("gate_beside_stream", schedule=None):
         deferrable=True,
         poke_interval=0.5,
         timeout=timedelta(minutes=10),
+        retries=2,  # Airflow may fail a deferred task that goes on at once
+        retry_delay=timedelta(seconds=1),
     )
     count(given("sink"), gate.output)

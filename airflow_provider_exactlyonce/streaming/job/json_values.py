@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Protocol
 
 from pyspark.sql import Column, DataFrame
@@ -110,12 +111,12 @@ class JsonValues:
         return fields.add(_CORRUPT, StringType(), nullable=True)
 
     def _decoded(self, records: DataFrame, blocks: JsonBlocks) -> DataFrame:
-        """Return records, in blocks with what was decoded, and without its text."""
+        """Return records with what was decoded of them, and without the rest of those that were."""
         given = records.select("value", *_PLACE)
         columns = StructType([*given.schema.fields]).add(_IN_BLOCK, BooleanType())
         for number, field in enumerate(self._schema.fields):
             columns.add(f"{_IN_BLOCK}_{number}", field.dataType)
-        return given.mapInArrow(blocks.batches, columns)
+        return given.mapInArrow(partial(blocks.batches, kept=tuple(self._places)), columns)
 
     def _row(self, record: _Record) -> list[Column]:
         """Return what a job gets of a record that fits."""

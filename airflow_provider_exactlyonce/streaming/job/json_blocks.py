@@ -7,7 +7,7 @@ thousand generated records a test compares them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -72,17 +72,20 @@ class JsonBlocks:
             return None
         return cls(pa.schema(list(kinds.items())), {field.name for field in schema.fields if not field.nullable})
 
-    def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches without their values where these are decoded, with what was; called in a task.
+    def batches(self, batches: Iterable[pa.RecordBatch], kept: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        """Yield the batches with whether a record certainly fits, and with the fields; called in a task.
 
-        The columns ``value`` and those behind it are followed by whether a record certainly fits, and the fields.
+        A record that does is empty otherwise: each value costs time on its way.
+
+        :param kept: columns that stay as they are
         """
         for batch in batches:
-            values, *others = batch.columns
-            fits, decoded = self.decode(values)
-            certain = pa.array(fits)
-            left = pa.nulls(len(values), values.type) if fits.all() else pc.if_else(certain, None, values)
-            columns = [left, *others, certain, *decoded]
+            fits, decoded = self.decode(batch.column("value"))
+            given = [
+                column if name in kept else _where(~fits, column)
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            ]
+            columns = [*given, pa.array(fits), *decoded]
             yield pa.RecordBatch.from_arrays(columns, [f"_{number}" for number in range(len(columns))])
 
     def decode(self, values: pa.Array) -> tuple[NDArray[np.bool_], list[pa.Array]]:
@@ -156,6 +159,11 @@ def _may_be_read(values: pa.Array) -> NDArray[np.bool_]:
         asked = pc.and_(asked, pc.or_(pc.less(lengths, _SHORT_BYTES), bounded))
     may: NDArray[np.bool_] = pc.fill_null(asked, False).to_numpy(zero_copy_only=False)
     return may
+
+
+def _where(mask: NDArray[np.bool_], column: pa.Array) -> pa.Array:
+    """Return a column with nulls where the mask is false."""
+    return pc.if_else(pa.array(mask), column, None) if mask.any() else pa.nulls(len(column), column.type)
 
 
 def _bytes_of(values: pa.Array) -> bytes:

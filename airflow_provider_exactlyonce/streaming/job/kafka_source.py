@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
     from airflow_provider_exactlyonce.streaming.registry.encoded_values import EncodedValues
 
 #: Why what was read of topics can be read again.
@@ -284,16 +285,11 @@ class KafkaSource(Source):
         """
         from pyspark.sql import functions as F
 
-        from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
         from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import followed_by, origin_headers
 
-        if self.value_format is None:
-            values = JsonValues(self._struct())
-            bad, reason = values.parsed(records).where(~values.fits()), values.misfit()
-        else:
-            bad, reason = self._encoded_values(self.value_format).misfits(records), F.col("reason")
         origin = F.concat(F.concat_ws("-", "topic", "partition"), F.lit(" offset "), "offset")
-        return bad.select("key", "value", followed_by(origin_headers(origin, reason)).alias("headers"))
+        headers = followed_by(origin_headers(origin, F.col("reason"))).alias("headers")
+        return self._values().misfits(records).select("key", "value", headers)
 
     @property
     @override
@@ -342,21 +338,16 @@ class KafkaSource(Source):
         :param records: a frame with Spark's Kafka columns
         :param leave_out_bad: leave out records that do not fit, instead of raising
         """
+        return records if self.schema is None else self._values().fitted(records, leave_out_bad=leave_out_bad)
+
+    def _values(self) -> JsonValues | EncodedValues:
         from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
-
-        if self.schema is None:
-            return records
-        if self.value_format is not None:
-            return self._encoded_values(self.value_format).fitted(records, leave_out_bad=leave_out_bad)
-        values = JsonValues(self._struct(), self.offset_column, self.topic_column, in_blocks=True)
-        stays = values.fits() if leave_out_bad else values.fits_or_raises()
-        return values.parsed(records).where(stays).select(*values.columns())
-
-    def _encoded_values(self, value_format: RegistryFormat) -> EncodedValues:
         from airflow_provider_exactlyonce.streaming.registry import connection
         from airflow_provider_exactlyonce.streaming.registry.encoded_values import EncodedValues
 
-        reader = value_format.reader(str(self.schema), connection.from_environment())
+        if self.value_format is None:
+            return JsonValues(self._struct(), self.offset_column, self.topic_column)
+        reader = self.value_format.reader(str(self.schema), connection.from_environment())
         return EncodedValues(reader, self._struct(), self.offset_column, self.topic_column)
 
     def _struct(self) -> StructType:

@@ -89,6 +89,18 @@ def test_a_part_of_an_array_is_looked_at_alone_whatever_its_offsets_are(kind: pa
         assert fits.tolist() == expected
 
 
+def test_a_decoded_record_leaves_behind_what_nobody_asks_for() -> None:
+    blocks = JsonBlocks.of(SCHEMA)
+    assert blocks is not None
+    given = pa.RecordBatch.from_pydict({"value": [record(1), b"no"], "topic": ["a", "b"], "offset": [7, 8]})
+    [batch] = blocks.batches([given], kept=("offset",))
+    rows = [tuple(row.values()) for row in batch.to_pylist()]
+    assert rows == [(None, None, 7, True, 1, "ü", Decimal("1.50")), (b"no", "b", 8, False, None, None, None)]
+    [batch] = blocks.batches([given[:1]])
+    assert [tuple(row.values())[:4] for row in batch.to_pylist()] == [(None, None, None, True)]
+    assert batch.schema.types[:3] == given.schema.types
+
+
 def test_a_batch_of_which_little_fits_is_left_to_spark() -> None:
     values = [record(number) if number % 2 else b'{"id": "x"}' for number in range(4_000)]
     assert decoded(*values).count(None) > 2_000

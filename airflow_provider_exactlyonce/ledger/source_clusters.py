@@ -131,8 +131,9 @@ class Cluster:
 
         :raises ExactlyOnceError: when it can't be reached
         """
+        config = dict(self.config)
         try:
-            return reach.connected(dict(self.config))
+            return reach.connected(config)
         except ExactlyOnceError as error:
             raise (error if self.conn_id is None else self._named(error)) from error
 

@@ -1,4 +1,4 @@
-"""The source's cluster dies and comes back, and the sink's lives: nothing is lost or doubled, and all say what is away."""
+"""The source's cluster dies and comes back, and the sink's lives: nothing is lost or doubled, all say what is away."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Stage:
     def commit(self, *names: str, records: int = 40) -> None:
         """Send more, and wait until the driver that runs has committed it."""
         self.topics.send(records, *names)
-        eventually(lambda: self.read() == sum(self.topics.sent.values()), "all is committed")
+        eventually(lambda: self.read() == sum(self.topics.sent.values()), "all is committed", poll_seconds=0.5)
 
     def read(self) -> int:
         ends: dict[tuple[str, int], int] = {}

@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.ledger import gate
 from airflow_provider_exactlyonce.ledger.gate import Gate, GateAnswer
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, TopicPattern, pipeline
 from airflow_provider_exactlyonce.streaming.driver.driver import Driver
@@ -241,7 +242,7 @@ def test_a_rescale_looks_for_what_is_replayed_on_the_sources_cluster(
 class TwoClusters(Case):
     """Reads a topic of its own cluster beside those of the other one."""
 
-    here = ""
+    here: str | TopicPattern = ""
 
     def declared(self, source: str | Sequence[str] | TopicPattern, **more: Any) -> Any:
         how = {"schema": "id BIGINT NOT NULL", "topic_column": "source", **more}
@@ -253,7 +254,8 @@ class TwoClusters(Case):
 
 def test_one_pipeline_reads_its_own_cluster_and_another_one(case: Case, topics: Topics, decoys: Topics) -> None:
     both, there = TwoClusters(case.config, case.sink, case.home, case.log), TopicPattern(rf"{topics.prefix}\.there.*")
-    [both.here] = decoys.make("here")
+    [here] = decoys.make("here")
+    both.here = here
     topics.make("there", "there.too")
     topics.make("here", partitions=1)
     decoys.make("there", "there.three", partitions=1)  # which the pattern would match
@@ -281,7 +283,34 @@ def test_one_pipeline_reads_its_own_cluster_and_another_one(case: Case, topics: 
     assert tail is not None and tail.claim is not None
     assert tail.claim.source_clusters == {str(SourceTopics.of(there)): (CONN_ID, id_of(topics.config))}
     sent = {on.name(name): on.sent[name] for on, name in read}
-    check(both.config, both.sink, both.commits(), sent, topics.config, {both.here: decoys.config})
+    check(both.config, both.sink, both.commits(), sent, topics.config, {here: decoys.config})
+
+
+def test_a_new_topic_that_two_patterns_find_on_two_clusters_is_refused_before_it_is_read(
+    case: Case, topics: Topics, decoys: Topics
+) -> None:
+    class MakesIt(Driver):
+        def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
+            super()._on_commit(record, seconds, before)
+            for on in (topics, decoys) if record.commit == 1 else ():
+                on.make("both", partitions=1)
+                on.send(5, "both")
+
+    both = TwoClusters(case.config, case.sink, case.home, case.log)
+    both.here, there = (TopicPattern(rf"{topics.prefix}\.({name}|both)") for name in ("here", "there"))
+    for on, name in ((decoys, "here"), (topics, "there")):
+        on.make(name)
+        on.send(10, name)
+    options = DriverOptions(
+        home=case.home, config=dict(case.config), token=str(uuid.uuid4()), until="forever", interval="1 second"
+    )
+    assert MakesIt(both.declared(there), options).run() == REFUSED, status.read(case.home.status)
+    said = f"two sources of pipeline {both.name} read topic {topics.name('both')}"
+    assert said in "".join(record.getMessage() for record in case.log.records if record.levelname == "ERROR")
+    assert {topic for commit in both.commits() for topic in commit.source} == {
+        decoys.name("here"),
+        topics.name("there"),
+    }
 
 
 def test_a_range_of_time_is_looked_up_on_the_sources_cluster_and_goes_to_a_topic_of_the_sources_name(

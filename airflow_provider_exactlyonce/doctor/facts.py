@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, MissingInput
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
-from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
+from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceClusters
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.audit.topics import SinkTopic
@@ -119,7 +119,7 @@ class DriverFacts:
 class TopicsFacts:
     """The topics that the pipeline reads and writes.
 
-    :param problems: {topic: (kind of finding, what a start would say of it)}
+    :param problems: {(cluster, topic): (kind of finding, what a start would say of it)}; one name may be on several
     :ivar recreated: what a start would say of a topic that is another one than at the last commit
     :param earliest: {source partition: first offset that is there}
     :param ends: where they end, likewise
@@ -129,7 +129,7 @@ class TopicsFacts:
     :param cluster: what a start would say of the brokers
     """
 
-    problems: dict[str, tuple[str, str]] = field(default_factory=dict)
+    problems: dict[tuple[Cluster, str], tuple[str, str]] = field(default_factory=dict)
     recreated: str | None = field(init=False, default=None)
     earliest: Mapping[Place, int] = field(default_factory=dict)
     ends: Mapping[Place, int] = field(default_factory=dict)
@@ -138,9 +138,9 @@ class TopicsFacts:
     settings: Mapping[str, SinkTopic] = field(default_factory=dict)
     cluster: str | None = None
 
-    def is_there(self, topic: str) -> bool:
+    def is_there(self, cluster: Cluster, topic: str) -> bool:
         """Whether a topic can be looked at."""
-        return self.problems.get(topic, ("", ""))[0] not in ("topic-missing", "topic-unavailable")
+        return self.problems.get((cluster, topic), ("", ""))[0] not in ("topic-missing", "topic-unavailable")
 
 
 @dataclass(kw_only=True)
@@ -225,8 +225,8 @@ class Facts:
         topics = self.topics
         if topics is None:
             return None
-        unavailable = {name for name, (kind, _) in topics.problems.items() if kind == "topic-unavailable"}
-        unseen = {place: 0 for place in stretch.starts if place[0] in unavailable}
+        unavailable = {of for of, (kind, _) in topics.problems.items() if kind == "topic-unavailable"}
+        unseen = {place: 0 for place in stretch.starts if (self.clusters.of(place[0]), place[0]) in unavailable}
         return stretch.missing_input({**topics.earliest, **unseen})
 
     @property

@@ -224,24 +224,26 @@ def check_topics(
     }
 
 
-def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> dict[str, int]:
+def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str], *, where: str = "this cluster") -> dict[str, int]:
     """Check that topics are still those that the batch began with; returns how many partitions each has now.
 
     One request; called right before a commit. A topic that was deleted and made again in between would hold a part of
     the batch, or none of it.
 
     :param topic_ids: {topic: id}
+    :param where: how messages call the cluster
     :raises RefusedError: naming the topic that was recreated
     :raises BatchFailedError: when there is no answer, or a topic is gone
     """
     try:
         described = client.admin.describe_topics(list(topic_ids))
     except kafka.errors.KafkaError as error:
-        raise BatchFailedError(f"ids of the topics {', '.join(topic_ids)}: {type(error).__name__}: {error}") from error
+        text = f"ids of the topics {', '.join(topic_ids)} on {where}: {type(error).__name__}: {error}"
+        raise BatchFailedError(text) from error
     for topic in described:
         name, code = topic["name"], topic["error_code"]
         if code != Code.NONE:
-            raise BatchFailedError(f"topic {name}, which this batch uses: {describe(code)}")
+            raise BatchFailedError(f"topic {name} on {where}, which this batch uses: {describe(code)}")
         if str(topic["topic_id"]) != topic_ids[name]:
             raise RefusedError(
                 f"topic {name} was recreated while the pipeline ran: its id is {topic['topic_id']}, and was "

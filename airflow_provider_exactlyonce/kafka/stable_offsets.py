@@ -59,7 +59,12 @@ class DescribedTopic:
 
 
 class PartitionOffsets(ABC):
-    """Offsets of partitions, wherever they are."""
+    """Offsets of partitions, wherever they are.
+
+    :cvar where: how messages call the cluster
+    """
+
+    where = "this cluster"
 
     def partitions(self, topics: Iterable[str]) -> list[Place]:
         """Return all partitions of topics.
@@ -83,7 +88,7 @@ class PartitionOffsets(ABC):
         wanted = set(topics)
         descriptions = self.describe(wanted)
         for topic in sorted(wanted - descriptions.keys()):
-            raise ExactlyOnceError(f"topic {topic} does not exist on this cluster")
+            raise ExactlyOnceError(f"topic {topic} does not exist on {self.where}")
         return descriptions
 
     @abstractmethod
@@ -122,11 +127,20 @@ class RoutedOffsets(PartitionOffsets):
         self._cluster_of: Final = cluster_of
 
     @override
+    def _existing(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
+        by_cluster = self._by_cluster(topics).items()
+        return {name: topic for cluster, own in by_cluster for name, topic in cluster._existing(own).items()}
+
+    @override
     def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
+        by_cluster = self._by_cluster(topics).items()
+        return {name: topic for cluster, own in by_cluster for name, topic in cluster.describe(own).items()}
+
+    def _by_cluster(self, topics: Iterable[str]) -> dict[PartitionOffsets, list[str]]:
         by_cluster: dict[PartitionOffsets, list[str]] = {}
         for topic in topics:
             by_cluster.setdefault(self._cluster_of(topic), []).append(topic)
-        return {name: topic for cluster, own in by_cluster.items() for name, topic in cluster.describe(own).items()}
+        return by_cluster
 
     @override
     def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
@@ -144,9 +158,11 @@ class StableOffsets(PartitionOffsets):
     """Offsets of a cluster's partitions.
 
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
+    :param where: how messages call the cluster
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], where: str = PartitionOffsets.where) -> None:
+        self.where = where
         self._config: Final = for_confluent(config)
         self._connect()
 
@@ -225,6 +241,6 @@ class StableOffsets(PartitionOffsets):
                 if error.args[0].code() not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):
                     raise
                 raise MissingPartitionError(
-                    f"partition {place.topic}-{place.partition} does not exist on this cluster, or has no leader"
+                    f"partition {place.topic}-{place.partition} does not exist on {self.where}, or has no leader"
                 ) from error
         return answers

@@ -204,6 +204,8 @@ class Gates:
             self._ledgers[topic] = _Ledger(reader, tail, written, sources)
 
     def _judge(self, topic: str, gates: Mapping[str, Gate]) -> Mapping[str, GateAnswer | Exception]:
+        from confluent_kafka import KafkaException
+
         ledger = self._ledgers.get(topic)
         if ledger is None:
             return {
@@ -214,7 +216,7 @@ class Gates:
         if newest is None:
             return {name: _without_commit(gate) for name, gate in gates.items()}
         quiet_for: float | None = None
-        away: ExactlyOnceError | None = None  # why the sources' own cluster does not answer
+        away: Exception | None = None  # why the sources' own cluster does not answer
         answers: dict[str, GateAnswer | Exception] = {}
         met: dict[str, GateTarget] = {}
         idle: dict[str, GateTarget] = {}
@@ -227,8 +229,9 @@ class Gates:
                     if away is not None:
                         raise away
                     quiet_for = self._quiet_seconds(ledger.sources, newest, gates.values())
-            except ExactlyOnceError as error:  # gates that need the sink's cluster only are judged
+            except (KafkaException, ExactlyOnceError) as error:  # gates that need the sink's cluster only are judged
                 answers[name] = away = error
+                ledger.sources = SourceClusters.claimed(self._own, ledger.tail.claim, self._find)  # asked anew
                 continue
             if not problems:
                 met[name] = target

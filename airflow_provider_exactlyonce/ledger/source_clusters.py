@@ -8,14 +8,15 @@ with one topic: itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.environment import STORES_VARIABLE, parameters_of
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.kafka.config import SOURCES_VARIABLE
 from airflow_provider_exactlyonce.kafka.stable_offsets import PartitionOffsets, RoutedOffsets, StableOffsets, by_place
@@ -104,15 +105,20 @@ class Cluster:
 
     @cached_property
     def _asked(self) -> StableOffsets:
-        if self.conn_id is not None and (error := reach.trouble(self.config)) is not None:
-            raise type(error)(f"{self}, which sources are read from: {error}")
-        offsets = self._offsets or StableOffsets(self.config)
+        if self.conn_id is not None and (error := self.trouble()) is not None:
+            raise error
+        offsets = self._offsets or StableOffsets(self.config, str(self))
         if self._claimed_id is not None and (found := offsets.cluster_id()) != self._claimed_id:
             raise RefusedError(
                 f"connection {self.conn_id} leads to cluster {found}, and the pipeline's newest run has read its "
                 f"sources from cluster {self._claimed_id}: let it lead there"
             )
         return offsets
+
+    def trouble(self) -> ExactlyOnceError | None:
+        """Ask it something; returns why it does not answer, None when it does."""
+        error = reach.trouble(self.config)
+        return None if error is None else self._named(error)
 
     @cached_property
     def id(self) -> str:
@@ -121,11 +127,36 @@ class Cluster:
 
     @cached_property
     def client(self) -> WireClient:
-        """Its client, as a run has one of the pipeline's cluster.
+        """Its client, as a run has one of the pipeline's cluster; one that is away is waited for, for half a minute.
 
         :raises ExactlyOnceError: when it can't be reached
         """
-        return reach.connected(dict(self.config))
+        config = dict(self.config)
+        try:
+            return reach.connected(config)
+        except ExactlyOnceError as error:
+            raise (error if self.conn_id is None else self._named(error)) from error
+
+    def connect(self) -> None:
+        """Connect to it, for a run.
+
+        :raises ExactlyOnceError: when it can't be reached
+        """
+        _ = self.client
+
+    def _named(self, error: ExactlyOnceError) -> ExactlyOnceError:
+        kind = RefusedError if isinstance(error, RefusedError) else ExactlyOnceError
+        return kind(f"{self}, which sources are read from: {error}")
+
+    @contextmanager
+    def _asking(self) -> Iterator[WireClient]:
+        """Give the client, and name the cluster where it gets no answer: a run has several."""
+        from airflow_provider_exactlyonce.kafka.wire import UnansweredError
+
+        try:
+            yield self.client
+        except UnansweredError as error:
+            raise UnansweredError(f"{self}: {error}") from error
 
     def topics(self) -> list[str]:
         """Return the names of all its topics that we may see."""
@@ -149,16 +180,19 @@ class Cluster:
 
     def topic_id(self, topic: str) -> str | None:
         """Return the id that a topic has now, None when it does not exist."""
-        described = self.client.metadata(topic)
+        with self._asking() as client:
+            described = client.metadata(topic)
         return None if described is None else described.topic_id
 
     def earliest(self, topic: str) -> dict[int, int]:
         """Return where each partition of a topic begins."""
-        return self.client.earliest_offsets(topic)
+        with self._asking() as client:
+            return client.earliest_offsets(topic)
 
     def stable(self, topic: str) -> dict[int, int]:
         """Return up to where each partition of a topic can be read."""
-        return self.client.stable_offsets(topic)
+        with self._asking() as client:
+            return client.stable_offsets(topic)
 
     def check_topic_ids(self, topic_ids: Mapping[str, str]) -> None:
         """Check, right before a commit, that topics are still those that the batch began with.
@@ -168,7 +202,7 @@ class Cluster:
         """
         from airflow_provider_exactlyonce.kafka import preflight
 
-        preflight.check_topic_ids(self.client, topic_ids)
+        preflight.check_topic_ids(self.client, topic_ids, where=str(self))
 
     def close(self) -> None:
         """Close the client."""
@@ -207,10 +241,18 @@ class SourceTable(Cluster):
     def _positions(self) -> TableOffsets:
         return TableOffsets(open_log(self.name, self.config), self._claimed_id)
 
+    @override
+    def trouble(self) -> None:
+        """Nothing is known before its log is read."""
+
     @cached_property
     @override
     def id(self) -> str:
         return self._there()
+
+    @override
+    def connect(self) -> None:
+        """There is nothing to connect to."""
 
     @override
     def topics(self) -> list[str]:
@@ -312,9 +354,25 @@ class SourceClusters:
         """Return the cluster that a topic is read from."""
         return next((cluster for source, cluster in self._named.items() if topic in source), self.own)
 
+    def read_by(self, source: SourceTopics) -> Cluster:
+        """Return the cluster that a source is read from."""
+        return self._named.get(source, self.own)
+
+    def connect(self) -> None:
+        """Connect to those that are not the pipeline's, each of which is waited for as that one is.
+
+        :raises ExactlyOnceError: naming the first that can't be reached
+        """
+        for cluster in self._named.values():
+            cluster.connect()
+
+    def trouble(self) -> ExactlyOnceError | None:
+        """Ask those that are not the pipeline's; returns why the first of them does not answer, None when all do."""
+        return next((error for cluster in set(self._named.values()) if (error := cluster.trouble())), None)
+
     def topics(self, source: SourceTopics) -> list[str]:
         """Return the topics that a source reads: those that it names, or those of its cluster that it matches."""
-        return source.among(self._named.get(source, self.own).topics() if source.pattern else ())
+        return source.among(self.read_by(source).topics() if source.pattern else ())
 
     def records_at_most(self, ranges: SourceRanges) -> int | None:
         """Return how many records can be in source ranges, None where nobody knows."""
@@ -370,7 +428,7 @@ class SourceClusters:
         claimed = {SourceTopics.parse(text): cluster for text, cluster in claim.source_clusters.items()}
         read = tail.commit.source_topic_ids if tail.commit is not None else None
         for source in declared:
-            now = self._named.get(source, self.own)
+            now = self.read_by(source)
             for topic in (str(source),) if source in claimed else source.names or source.share(read or {}):
                 is_new = is_table(topic) or (read is not None and topic not in read)
                 own = None if is_new else (None, tail.cluster_id)

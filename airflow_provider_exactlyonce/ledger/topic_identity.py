@@ -63,8 +63,8 @@ def check_sources_are_there(
         for name, before in sorted(pattern.share(known).items()):
             if name not in topics:
                 raise RefusedError(
-                    f"source topic {name}, which commit {before.commit} read by {pattern}, does not exist any more on "
-                    "this cluster. What it held and no commit has read is gone: start a new pipeline, with a name and "
+                    f"source topic {name}, which commit {before.commit} read by {pattern}, does not exist any "
+                    "more. What it held and no commit has read is gone: start a new pipeline, with a name and "
                     "a home of its own, or accept the loss with options={'failOnDataLoss': 'false'}"
                 )
 

@@ -104,7 +104,7 @@ def repeat(
 
     :param config: client configuration in librdkafka's names
     :param directory: for the copy; must not exist
-    :raises RefusedError: when commits or source records are gone
+    :raises RefusedError: when commits or source records are gone, or a source would be read from another cluster
     :raises ExactlyOnceError: when it could not be done
     """
     from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
@@ -118,6 +118,8 @@ def repeat(
     commits = RecordedCommits(LedgerReader(config, pipeline.name), base.commit + 1, last)
     stretch = commits.check()
     clusters = SourceClusters(config, pipeline.source_connections)
+    with LedgerReader(config, pipeline.name) as reader:
+        clusters.check(reader.tail(), [source.topics for source in pipeline.sources.values()])
     check_input(clusters, stretch)
     comparison = Comparison(version=pipeline.version, accept=True)
     replay = Replay(

@@ -23,7 +23,7 @@ def are_accepted(facts: Facts) -> Iterator[Finding]:
         return
     if topics.cluster is not None:
         yield Finding("cluster-refused", topics.cluster, "repair it: the pipeline's next start is refused")
-    for name, (kind, message) in topics.problems.items():
+    for (_, name), (kind, message) in topics.problems.items():
         if name != ledger_topic(facts.pipeline) or kind != "topic-missing":  # that has a finding of its own
             yield Finding(kind, message, _DO[kind])
     if topics.recreated is not None:

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 _SPAN: Final = 100
 
 
-def names(facts: Facts) -> tuple[list[str], list[str]]:
-    """Return the topics that the pipeline reads, and those that it writes, as far as its records tell."""
+def names(facts: Facts) -> tuple[list[str], list[str], dict[SourceTopics, str]]:
+    """Return the topics that the pipeline reads, and those that it writes, as far as its records tell.
+
+    Third is {pattern: why nobody knows which topics it matches now}.
+    """
     tail = facts.tail
+    away: dict[SourceTopics, str] = {}
     sources: set[str] = set()
     sinks: set[str] = set()
     if tail is not None and tail.commit is not None:
@@ -33,17 +37,22 @@ def names(facts: Facts) -> tuple[list[str], list[str]]:
     if facts.home is not None and lineage is not None and tail is not None and tail.claim is not None:
         job = jobs.read(facts.home.home, lineage.id, tail.claim.version)
         if job is not None:
-            sources |= {topic for text in job.sources for topic in facts.clusters.topics(SourceTopics.parse(text))}
+            for source in map(SourceTopics.parse, job.sources):
+                try:
+                    sources |= set(facts.clusters.topics(source))
+                except ExactlyOnceError as error:
+                    away[source] = str(error)
             sinks |= set(job.sinks)
-    return sorted(sources), sorted(sinks)
+    return sorted(sources), sorted(sinks), away
 
 
 def look(facts: Facts, client: WireClient) -> TopicsFacts:
     """Look at the topics as a start would, and at what is left of their records."""
     from airflow_provider_exactlyonce.audit import topics
 
-    (sources, sinks), clusters = names(facts), facts.clusters
-    topics_facts = TopicsFacts(cluster=_cluster(facts, client))
+    (sources, sinks, away), clusters = names(facts), facts.clusters
+    unmatched = {(clusters.read_by(source), str(source)): ("topic-unavailable", why) for source, why in away.items()}
+    topics_facts = TopicsFacts(cluster=_cluster(facts, client), problems=unmatched)
     here: dict[str, str] = {}
     elsewhere: dict[str, str] = {}
     for cluster, read in clusters.by_cluster(dict.fromkeys(sources)).items():
@@ -62,7 +71,7 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
         check_topic_ids(here, facts.tail, elsewhere)
     except RefusedError as error:
         topics_facts.recreated = str(error)
-    there = [name for name in sources if topics_facts.is_there(name)]
+    there = [name for name in sources if topics_facts.is_there(clusters.of(name), name)]
     offsets = clusters.offsets
     topics_facts.earliest = offsets.starts(offsets.partitions(there))
     topics_facts.ends = offsets.ends(topics_facts.earliest)
@@ -83,10 +92,10 @@ def _look_at_table(topics_facts: TopicsFacts, table: SourceTable) -> dict[str, s
     try:
         identity = table.topic_id(table.name)
     except ExactlyOnceError as error:
-        topics_facts.problems[table.name] = ("topic-unavailable", str(error))
+        topics_facts.problems[table, table.name] = ("topic-unavailable", str(error))
         return {}
     if identity is None:
-        topics_facts.problems[table.name] = ("topic-missing", f"{table} does not exist")
+        topics_facts.problems[table, table.name] = ("topic-missing", f"{table} does not exist")
         return {}
     return {table.name: identity}
 
@@ -99,7 +108,7 @@ def _look_elsewhere(
         _ = cluster.offsets
         client = cluster.client
     except ExactlyOnceError as error:
-        topics_facts.problems |= dict.fromkeys(uses, ("topic-unavailable", str(error)))
+        topics_facts.problems |= {(cluster, name): ("topic-unavailable", str(error)) for name in uses}
         return {}
     return _accepted(topics_facts, cluster, client, uses)
 
@@ -136,12 +145,12 @@ def _accepted(
             accepted = preflight.check_topics(client, **use, user=user, patience_seconds=0, where=str(cluster))
             topic_ids |= {name: topic.topic_id for name, topic in accepted.items()}
         except SettingRefusedError as error:
-            topics_facts.problems[name] = ("unsafe-setting", str(error))
+            topics_facts.problems[cluster, name] = ("unsafe-setting", str(error))
         except RefusedError as error:
             kind = "topic-missing" if client.metadata(name) is None else "topic-unavailable"
-            topics_facts.problems[name] = (kind, str(error))
+            topics_facts.problems[cluster, name] = (kind, str(error))
         except ExactlyOnceError as error:
-            topics_facts.problems[name] = ("topic-unavailable", str(error))
+            topics_facts.problems[cluster, name] = ("topic-unavailable", str(error))
     return topic_ids
 
 

@@ -22,11 +22,11 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
 
     transactions = Transactions(client)
     name = transactional_id(facts.pipeline)
-    sources, sinks = topic_probe.names(facts)
+    sources, sinks, _ = topic_probe.names(facts)
     here = facts.clusters.by_cluster(dict.fromkeys(sources))[facts.clusters.own]
     topics = {*here, *sinks, *({ledger_topic(facts.pipeline)} if facts.tail else ())}
     if facts.topics is not None:
-        topics = set(filter(facts.topics.is_there, topics))
+        topics = {topic for topic in topics if facts.topics.is_there(facts.clusters.own, topic)}
     others = [
         transaction
         for transaction in transactions.open()

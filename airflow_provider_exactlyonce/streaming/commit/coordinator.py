@@ -7,6 +7,7 @@ retry of the whole batch come together.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_SECONDS: Final = 10.0
+#: Questions about a batch's topics before an attempt counts as failed: half a minute, with the pauses between them.
+_PLAN_TRIES: Final = 7
 _STOP_POLL_SECONDS: Final = 0.2
 
 
@@ -88,9 +91,11 @@ class CommitCoordinator:
         began = time.monotonic()
         timed_out = 0
         for attempt in range(1, self._max_batch_attempts + 1):
-            attempt_began = time.monotonic()
+            attempt_began = math.inf  # what is not planned yet has taken none of its time
             try:
-                record, before = self._attempt(frame, self._callbacks.plan(number))
+                batch = self._planned(number)
+                attempt_began = time.monotonic()
+                record, before = self._attempt(frame, batch)
             except (BatchFailedError, CommitUnknownError, ProducerLostError) as error:
                 log.warning("batch %d, attempt %d of %d failed: %s", number, attempt, self._max_batch_attempts, error)
                 timed_out += time.monotonic() - attempt_began >= self._sink.time_limit_seconds
@@ -105,6 +110,16 @@ class CommitCoordinator:
                 failpoints.reach("after-commit")
                 self._callbacks.committed(record, time.monotonic() - began, before)
                 return
+
+    def _planned(self, number: int) -> Batch:
+        """Read what Spark has planned. A source's cluster that is away is asked again: nothing is open meanwhile."""
+        for tried in range(1, _PLAN_TRIES):
+            try:
+                return self._callbacks.plan(number)
+            except BatchFailedError as error:
+                log.warning("batch %d waits: %s", number, error)
+                self._pause(tried)
+        return self._callbacks.plan(number)
 
     def _attempt(self, frame: DataFrame, batch: Batch) -> tuple[CommitRecord, bool]:
         """Attempt a batch once; returns its record and whether it had been committed before."""

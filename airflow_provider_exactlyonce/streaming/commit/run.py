@@ -99,6 +99,7 @@ class Run:
         self.options: Final = options
         self.sources: Final = SourceClusters(options.config, options.source_connections)
         self.client: Final = self.sources.own.client
+        self.sources.connect()
         self.session: Final = TransactionSession(
             self.client,
             records.transactional_id(pipeline),

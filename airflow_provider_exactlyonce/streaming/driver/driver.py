@@ -345,6 +345,8 @@ class Driver:
     def _plan(self, checkpoint: Checkpoint, run: Run, number: int) -> Batch:
         self._lifecycle.report.batch_began = time.time()
         batch = planned_batch(checkpoint, run.sources, run.lineage.id, number)
+        if batch.source.keys() - (run.tail.commit.source if run.tail.commit else {}).keys():
+            self._lifecycle.topics_read(run)  # two patterns may have found the new one
         return batch if self._replay is None else self._replay.recorded(batch)
 
     def _is_replaying(self) -> bool:

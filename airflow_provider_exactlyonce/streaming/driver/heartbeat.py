@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from airflow_provider_exactlyonce.control.lease import heartbeat_seconds
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.streaming.commit.run import Run
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
@@ -78,10 +79,12 @@ class Heartbeat:
         self._report.tell(undelivered=self._others.undelivered)
 
     def _measure_lag(self) -> None:
-        self._report.available(
-            {
-                (topic, partition): offset
-                for topic in self._topics()
-                for partition, offset in self._run.sources.of(topic).stable(topic).items()
-            }
-        )
+        offsets: dict[Place, int] = {}
+        try:
+            for topic in self._topics():
+                offsets |= by_place({topic: self._run.sources.of(topic).stable(topic)})
+        except Exception:
+            offsets.clear()  # what there was is not what there is
+            raise
+        finally:
+            self._report.available(offsets)

@@ -278,12 +278,17 @@ class DriverLifecycle:
             self.report.ended(DriverState.STOPPED)
             return 0
         if is_passing:
-            meaning = errors.meaning_of(error) or meaning
+            meaning = errors.meaning_of(error) or meaning or self._source_away(error)
         if meaning:
             log.error("%s: %s", type(meaning).__name__, meaning)
         else:
             log.exception("the driver failed")
         return self.report.failed(error, meaning)
+
+    def _source_away(self, error: Exception) -> ExactlyOnceError | None:
+        """Return which source's cluster is away, when one is; Spark tells of none by its name."""
+        away = self._run.sources.trouble() if self._run is not None else None
+        return None if away is None else ExactlyOnceError(f"{away}. Spark says: {errors.cause_of(error)}")
 
 
 def listen(spark: SparkSession) -> SequencerListener:

@@ -66,7 +66,7 @@ class DriverReport:
     def available(self, offsets: Mapping[Place, int]) -> None:
         """Tell the lag behind what can be read by now.
 
-        :param offsets: {(topic, partition): last stable offset} of the source's partitions
+        :param offsets: {(topic, partition): last stable offset} of the source's partitions, empty while nobody knows
         """
         self._available = offsets
         lag = self._lag()

@@ -53,10 +53,15 @@ def meaning_of(error: Exception) -> ExactlyOnceError | None:
         return marked
     for pattern, kind, advice in _KNOWN:
         if pattern.search(text):
-            return kind(f"{advice}. Spark says: {text.partition(_STACK_TRACE)[0]}")
+            return kind(f"{advice}. Spark says: {cause_of(error)}")
     if isinstance(error, AnalysisException):  # the cause; what follows is the plan, pages of it
         return RefusedError(f"Spark can't run this job: {text.strip().splitlines()[0].rstrip(';')}")
     return None
+
+
+def cause_of(error: Exception) -> str:
+    """Return what Spark says has happened, without where, and without the query's plan."""
+    return str(error).partition(_STACK_TRACE)[0].partition(_PLAN)[0].strip()
 
 
 def raised_in_worker(text: str) -> str | None:

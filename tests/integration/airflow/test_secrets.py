@@ -9,7 +9,7 @@ import sys
 import threading
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from tests.integration.airflow.conftest import Airflow, names_of
 from tests.integration.airflow.test_dag import RUN
 from tests.integration.kafka.secured import Right, SecuredBroker, documented_rights, secured_broker
-from tests.integration.streaming.harness import World, check_counts
+from tests.integration.streaming.harness import CONN_ID, World, check_counts
 from tests.waiting import eventually
 
 #: JSON, JAAS and a shell escape none of it, so that it is found however it was written.
@@ -133,13 +133,31 @@ def test_a_pipeline_runs_over_tls_with_a_password_that_is_nowhere_to_be_seen(
     world = World(
         config=secured.open_config, pipeline=names["PIPELINE"], source=source, sink=sink, home=tmp_path / "home"
     )
-    world.send(1000)
     connection = json.dumps({"conn_type": "kafka", "extra": secured.config(user, SECRET)})
-    environment = {
-        **names_of(world, tmp_path / "result.json"),
-        **spark_settings(tmp_path),
-        "AIRFLOW_CONN_KAFKA_DEFAULT": connection,
-    }
+    run_and_look(airflow, world, tmp_path, {"AIRFLOW_CONN_KAFKA_DEFAULT": connection})
+
+
+@pytest.mark.slow
+def test_the_password_to_a_sources_own_cluster_is_nowhere_to_be_seen(
+    airflow: Airflow,
+    secured: SecuredBroker,
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    user, source = secured.make_user(SECRET), secured.make_topic(3)
+    [reads] = [right for right in documented_rights() if right.name == "SOURCE"]
+    secured.grant(user, [reads.of({"SOURCE": source})])
+    sink, home = make_topic(partitions=4), tmp_path / "home"
+    world = World(kafka_config, f"p-{source}", source, sink, home, elsewhere=secured.open_config)
+    connection = json.dumps({"conn_type": "kafka", "extra": secured.config(user, SECRET)})
+    run_and_look(airflow, world, tmp_path, {f"AIRFLOW_CONN_{CONN_ID.upper()}": connection, "TEST_CONN_ID": CONN_ID})
+
+
+def run_and_look(airflow: Airflow, world: World, tmp_path: Path, connections: Mapping[str, str]) -> None:
+    """Run a pipeline and its gate in a DAG, compare what it wrote, and look for the secret everywhere."""
+    world.send(1000)
+    environment = {**names_of(world, tmp_path / "result.json"), **spark_settings(tmp_path), **connections}
     command = [
         sys.executable,
         "-c",

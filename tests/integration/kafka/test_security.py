@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests.integration.kafka.secured import PLAIN_USER, Right, SecuredBroker, documented_rights, secured_broker
-from tests.integration.streaming.harness import World, read_committed
+from tests.integration.streaming.harness import CONN_ID, World, check_counts, read_committed
+from tests.shared_jvm import SharedJvm
 from tests.waiting import eventually
 
 PASSWORD = "hush: \"quoted\" \\ and 'back'"
@@ -170,3 +171,48 @@ def test_a_driver_without_rights_or_with_a_wrong_password_touches_nothing_and_sa
         assert json.dumps(PASSWORD) not in driver.output()
     assert secured.admin.list_topics(timeout=30).topics.keys().isdisjoint({ledger_topic(of["PIPELINE"])})
     assert not (tmp_path / "home" / "current").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mechanism", "protocol"), [("PLAIN", "SASL_PLAINTEXT"), ("SCRAM-SHA-512", "SASL_SSL")])
+def test_a_source_on_a_secured_cluster_needs_one_right_there_and_the_open_sinks_cluster_none(
+    secured: SecuredBroker,
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    shared_jvm: SharedJvm,
+    tmp_path: Path,
+    mechanism: str,
+    protocol: str,
+) -> None:
+    if mechanism == "PLAIN":
+        user, password = PLAIN_USER, secured.plain_password
+    else:
+        user, password = secured.make_user(PASSWORD), PASSWORD
+    source, sink, home = secured.make_topic(), make_topic(partitions=2), tmp_path / "home"
+    world = World(kafka_config, f"p-{source}", source, sink, home, jvm=shared_jvm, elsewhere=secured.open_config)
+    world.send(500)
+    right, wrong = (
+        secured.config(user, told, protocol=protocol, mechanism=mechanism) for told in (password, "hush, wrong")
+    )
+
+    def ended(config: Mapping[str, str], expected: int) -> str:
+        driver = world.start(environment={"EXACTLYONCE_SOURCES": json.dumps({CONN_ID: config})})
+        assert driver.wait() == expected, driver.output()[-3000:]
+        return driver.output()
+
+    try:
+        away = (
+            f"the cluster of connection {CONN_ID}, which sources are read from: Kafka at {wrong['bootstrap.servers']}"
+        )
+        assert away in ended(wrong, RefusedError.exit_code)
+        assert f"the Kafka user {user} lacks the right READ on topic {source}" in ended(right, RefusedError.exit_code)
+        assert not (home / "current").exists(), "nothing was touched"
+        [reads] = [granted for granted in documented_rights() if granted.name == "SOURCE"]
+        secured.grant(user, [reads.of({"SOURCE": source})])
+        ended(right, 0)
+        check_counts(world)
+    finally:
+        world.end()
+    written = [driver.log for driver in world.drivers] + [path for path in home.rglob("*") if path.is_file()]
+    shown = [path for path in written if any(part in path.read_bytes() for part in (b"hush", password.encode()))]
+    assert shown == []

@@ -32,6 +32,8 @@ from tests.shared_jvm import DriverProcess, SharedJvm
 from tests.waiting import HANG_SECONDS, eventually
 
 JOBS = Path(__file__).parent / "jobs"
+#: The connection through which jobs read a source that is elsewhere.
+CONN_ID = "orders_kafka"
 CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
@@ -84,6 +86,7 @@ class World:
     """One pipeline with its topics and its home.
 
     :ivar jvm: for drivers which need none of their own
+    :ivar elsewhere: the source's cluster, None where it is the sink's
     """
 
     config: Mapping[str, str]
@@ -93,12 +96,25 @@ class World:
     home: Path
     job: str = "counts.py"
     jvm: SharedJvm | None = None
+    elsewhere: Mapping[str, str] | None = None
     drivers: list[Driver] = field(default_factory=list)
     sent: int = 0
 
+    @property
+    def source_config(self) -> Mapping[str, str]:
+        """The configuration of the cluster that the source is on."""
+        return self.elsewhere or self.config
+
+    @property
+    def connections(self) -> dict[str, str]:
+        """The environment in which jobs, and commands, find the source's cluster."""
+        if self.elsewhere is None:
+            return {}
+        return {"TEST_CONN_ID": CONN_ID, "EXACTLYONCE_SOURCES": json.dumps({CONN_ID: dict(self.elsewhere)})}
+
     def send(self, records: int, keys: int = 37) -> None:
         """Produce more input; record ``id`` has key ``k<id % keys>`` and value ``id / 100``."""
-        producer = Producer({**self.config, "partitioner": "murmur2", "enable.idempotence": True})
+        producer = Producer({**self.source_config, "partitioner": "murmur2", "enable.idempotence": True})
         for number in range(self.sent, self.sent + records):
             key = f"k{number % keys}"
             producer.produce(self.source, key=key, value=json.dumps({"id": number, "k": key, "v": number / 100}))
@@ -146,6 +162,7 @@ class World:
             "TEST_PIPELINE": self.pipeline,
             "TEST_SOURCE": self.source,
             "TEST_SINK": self.sink,
+            **self.connections,
             **({FAILPOINTS: failpoints} if failpoints else {}),
             **(environment or {}),
         }
@@ -263,7 +280,7 @@ def check_counts(world: World, *, complete: bool = True) -> None:
     commits = check_ledger(world)
     source = {
         (record.partition, record.offset): json.loads(record.value or b"")
-        for record in read_committed(world.config, world.source)
+        for record in read_committed(world.source_config, world.source)
     }
     totals: Counter[str] = Counter()
     sums: dict[str, Decimal] = {}

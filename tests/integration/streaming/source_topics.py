@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -145,15 +146,17 @@ def check(
     commits: Sequence[CommitRecord],
     sent: Mapping[str, int],
     source_config: Mapping[str, str],
+    elsewhere: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> None:
     """Recompute each commit's rows from its source ranges, and compare them with the sink record by record.
 
     :param sent: {topic: how many records}, all of which must have been read
+    :param elsewhere: {topic: its cluster} of those that are not on the sources' one
     """
     events = {
         (topic, record.partition, record.offset): json.loads(record.value or b"")["id"]
         for topic in {topic for commit in commits for topic in commit.source}
-        for record in read_committed(source_config, topic)
+        for record in read_committed(elsewhere.get(topic, source_config), topic)
     }
     ends: dict[tuple[str, int], int] = {}
     totals: Counter[str] = Counter()

@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.control import lease, processes, releases, sta
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
-from tests.integration.streaming.harness import CONF, Record, World, check_ledger, read_committed
+from tests.integration.streaming.harness import CONF, World, check_ledger, read_committed
 from tests.waiting import HANG_SECONDS, eventually
 
 FIRST = Path(__file__).parent / "jobs" / "windows.py"
@@ -41,6 +41,7 @@ CHANGES: dict[str, list[dict[str, str]]] = {
     "shouts": [SHOUT],
     "second": [SECOND],
     "incompatible": [SECOND, {"F.sum(": "F.max("}],
+    "elsewhere": [SHOUT, {'conn_id=os.environ.get("TEST_CONN_ID")': "conn_id=None"}],
     "wrong": [SECOND, {'"total", "n"': '(F.col("total") + 1).alias("total"), "n"'}],
     # Its first batches, which close no window, are committed.
     "crashes": [
@@ -85,7 +86,8 @@ class Story:
 
     def names_for_jobs(self) -> dict[str, str]:
         world = self.world
-        return {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
+        names = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
+        return {**names, **world.connections}
 
     def environment(self, failpoints: str | None = None) -> dict[str, str]:
         return {
@@ -161,7 +163,7 @@ class Story:
     @contextmanager
     def load(self, records_per_second: int = 80) -> Iterator[None]:
         """Produce all the time."""
-        producer, over = Producer({**self.world.config, "enable.idempotence": True}), threading.Event()
+        producer, over = Producer({**self.world.source_config, "enable.idempotence": True}), threading.Event()
 
         def work() -> None:
             while not over.wait(0.25):
@@ -203,7 +205,8 @@ class Story:
         """
         commits, names = check_ledger(self.world), self.names()
         source = {
-            (record.partition, record.offset): json.loads(record.value or b"") for record in _read(self.world, "source")
+            (record.partition, record.offset): json.loads(record.value or b"")
+            for record in read_committed(self.world.source_config, self.world.source)
         }
         sums: dict[tuple[int, str], list[Decimal]] = defaultdict(list)
         expected: list[tuple[int, dict[str, Any]]] = []
@@ -236,17 +239,13 @@ class Story:
         }
         written = [
             (places[record.partition, record.offset], json.loads(record.value or b"", parse_float=Decimal))
-            for record in _read(self.world, "sink")
+            for record in read_committed(self.world.config, self.world.sink)
         ]
         assert len(expected) > 10, "the windows close"
         assert sorted(written, key=str) == sorted(expected, key=str)
         report = audit(self.world.config, self.world.pipeline, AuditOptions(patience_seconds=10))
         assert report.is_clean, [str(violation) for violation in report.found]
         return order
-
-
-def _read(world: World, which: str) -> list[Record]:
-    return read_committed(world.config, getattr(world, which))
 
 
 def _time(seconds: float) -> str:

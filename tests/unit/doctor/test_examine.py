@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from tests.clocks import StandingClock
 from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
@@ -102,8 +103,21 @@ def test_input_that_a_replay_would_lack_is_told_with_its_first_range(facts: Fact
 def test_what_a_start_would_say_of_the_cluster_is_told(facts: Facts) -> None:
     assert facts.topics is not None
     facts.topics.cluster = "broker 1 is too old"
-    facts.topics.problems = {"in": ("topic-unavailable", "in-0 has no leader")}
+    facts.topics.problems = {(facts.clusters.own, "in"): ("topic-unavailable", "in-0 has no leader")}
     assert sentences(facts) == {"cluster-refused": "broker 1 is too old", "topic-unavailable": "in-0 has no leader"}
+
+
+@pytest.mark.parametrize("is_source", [True, False])
+def test_of_two_topics_of_one_name_on_two_clusters_the_one_that_is_away_hides_nothing_of_the_other(
+    facts: Facts, is_source: bool
+) -> None:
+    assert facts.topics is not None
+    facts.clusters = SourceClusters({}, {"in": "elsewhere"}, lambda conn_id: {})
+    away = facts.clusters.of("in") if is_source else facts.clusters.own
+    facts.topics.problems = {(away, "in"): ("topic-unavailable", "in-0 has no leader")}
+    facts.topics.earliest = {} if is_source else {("in", 0): 25, ("in", 1): 0}
+    assert ("savepoint-input-gone" in sentences(facts)) is not is_source
+    assert facts.topics.is_there(facts.clusters.own, "in") is is_source
 
 
 def test_a_ledger_that_contradicts_itself_is_told(facts: Facts) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
+from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka import reach
+from airflow_provider_exactlyonce.kafka.stable_offsets import DescribedTopic, PartitionOffsets, Place, RoutedOffsets
+from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, decode, encode
 from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceClusters, from_environment
@@ -118,3 +124,68 @@ def test_a_connection_is_found_in_the_environment_or_is_refused_by_name(monkeypa
     assert "hush" not in str(refused.value)
     with pytest.raises(RefusedError, match="has no connection c"):
         from_environment("c")
+
+
+@pytest.mark.parametrize("kind", [ExactlyOnceError, RefusedError])
+def test_a_cluster_that_is_away_or_takes_us_for_somebody_else_is_named_by_its_connection(
+    monkeypatch: pytest.MonkeyPatch, kind: type[ExactlyOnceError]
+) -> None:
+    def refuse(config: Mapping[str, str]) -> NoReturn:
+        raise trouble(config)
+
+    def trouble(config: Mapping[str, str]) -> ExactlyOnceError:
+        return kind(f"Kafka at {config['bootstrap.servers']} can't be reached: why")
+
+    monkeypatch.setattr(reach, "trouble", trouble)
+    monkeypatch.setattr(reach, "connected", refuse)
+    made = SourceClusters(
+        {"bootstrap.servers": "own:1"},
+        {"orders": "a", "delta:/lake/refunds": ""},
+        lambda conn_id: {"bootstrap.servers": f"{conn_id}:1"},
+    )
+    said = "the cluster of connection a, which sources are read from: Kafka at a:1 can't be reached: why"
+    away = made.trouble()
+    assert (type(away), str(away)) == (kind, said), "the pipeline's own, and a table, are not asked"
+    for ask in (made.connect, lambda: made.of("orders").offsets, lambda: made.of("orders").client):
+        with pytest.raises(kind) as raised:
+            ask()
+        assert str(raised.value) == said
+    with pytest.raises(kind) as raised:
+        _ = made.own.client
+    assert str(raised.value) == "Kafka at own:1 can't be reached: why"
+
+
+def test_a_question_without_an_answer_names_the_cluster() -> None:
+    def ask(topic: str) -> NoReturn:
+        raise UnansweredError("KafkaConnectionError")
+
+    made = SourceClusters({}, {"orders": "a"}, lambda conn_id: {})
+    silent = SimpleNamespace(metadata=ask, earliest_offsets=ask, stable_offsets=ask, close=lambda: None)
+    for topic, name in (("orders", "the cluster of connection a"), ("x", "this cluster")):
+        cluster = made.of(topic)
+        vars(cluster)["client"] = silent
+        for question in (cluster.topic_id, cluster.earliest, cluster.stable):
+            with pytest.raises(UnansweredError, match=f"^{name}: KafkaConnectionError$"):
+                question(topic)
+
+
+class Empty(PartitionOffsets):
+    """A cluster without a topic."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    @override
+    def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
+        return {}
+
+    @override
+    def _ask(self, places: Iterable[Place], spec: Any, *, committed: bool) -> dict[Place, int]:
+        return {}
+
+
+@pytest.mark.parametrize("topic", ["x", "y"])
+def test_a_topic_that_is_missing_is_missing_on_its_own_cluster(topic: str) -> None:
+    clusters = {"x": Empty("this cluster"), "y": Empty("the cluster of connection a")}
+    with pytest.raises(ExactlyOnceError, match=f"^topic {topic} does not exist on {clusters[topic].where}$"):
+        RoutedOffsets(lambda name: clusters[name]).partitions([topic])

@@ -23,6 +23,7 @@ def stream(**options: Any) -> StreamingPipelineOperator:
         restart_strategy=RestartStrategy.fixed_delay(attempts=2, delay=timedelta(0)),
         conf={**CONF, **json.loads(os.environ.get("TEST_CONF", "{}"))},
         env_vars={"EXACTLYONCE_FAILPOINTS": os.environ.get("TEST_FAILPOINTS", "")},
+        source_conn_ids=[os.environ["TEST_CONN_ID"]] if "TEST_CONN_ID" in os.environ else [],
         **options,
     )
 

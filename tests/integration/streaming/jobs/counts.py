@@ -14,6 +14,7 @@ from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipel
         os.environ["TEST_SOURCE"],
         schema="id BIGINT NOT NULL, k STRING NOT NULL, v DECIMAL(12,2) NOT NULL",
         max_offsets_per_trigger=400,
+        conn_id=os.environ.get("TEST_CONN_ID"),
     ),
     sink=KafkaSink(os.environ["TEST_SINK"], key="k"),
     output_mode="update",

@@ -1,8 +1,10 @@
 """Per topic: a sum and a count of the records of several topics, or of a pattern's; its names come from the test.
 
-With ``TEST_TABLE`` the rows go to a Delta table, too; with ``TEST_CONN_ID`` the topics are on its cluster.
+With ``TEST_TABLE`` the rows go to a Delta table, too; with ``TEST_CONN_ID`` the topics are on its cluster; with
+``TEST_OPTIONS`` Spark's source has these options.
 """
 
+import json
 import os
 
 from pyspark.sql import DataFrame
@@ -20,6 +22,7 @@ asked, table = os.environ["TEST_SOURCE"], os.environ.get("TEST_TABLE")
         schema="id BIGINT NOT NULL",
         max_offsets_per_trigger=100,
         topic_column="source",
+        options=json.loads(os.environ.get("TEST_OPTIONS", "{}")),
         conn_id=os.environ.get("TEST_CONN_ID"),
     ),
     sink=[

@@ -10,7 +10,11 @@ from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipel
 
 @pipeline(
     name=os.environ["TEST_PIPELINE"],
-    source=KafkaSource(os.environ["TEST_SOURCE"], schema="id BIGINT, k STRING, v DECIMAL(12,2), ts TIMESTAMP"),
+    source=KafkaSource(
+        os.environ["TEST_SOURCE"],
+        schema="id BIGINT, k STRING, v DECIMAL(12,2), ts TIMESTAMP",
+        conn_id=os.environ.get("TEST_CONN_ID"),
+    ),
     sink=KafkaSink(os.environ["TEST_SINK"], key="k"),
     output_mode="append",
 )

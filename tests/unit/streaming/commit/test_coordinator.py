@@ -214,6 +214,43 @@ def test_a_stop_leaves_a_commit_in_doubt_to_the_next_run_only_when_it_can_not_be
     assert sink.calls == [*ONCE, "recover"]
 
 
+class Plans:
+    """Tells what is planned after so many questions without an answer."""
+
+    def __init__(self, unanswered: int) -> None:
+        self.unanswered, self.asked = unanswered, 0
+
+    def __call__(self, number: int) -> Batch:
+        self.asked += 1
+        if self.asked <= self.unanswered:
+            raise BatchFailedError("the source's cluster does not answer")
+        return BATCH
+
+
+def test_a_sources_cluster_that_is_away_is_asked_again_before_anything_is_begun() -> None:
+    sink, plans = ScriptedSink({}, committed=[], limits=[0]), Plans(unanswered=6)
+    callbacks = Callbacks(plan=plans, stop_reason=lambda: None, committed=lambda *_: None)
+    CommitCoordinator(sink, callbacks, max_batch_attempts=1, first_pause_seconds=0).process(cast(Any, None), 7)
+    assert (plans.asked, sink.calls) == (7, ONCE)
+
+
+def test_a_sources_cluster_that_stays_away_is_no_batch_that_takes_too_long() -> None:
+    sink, plans = ScriptedSink({}, committed=[], limits=[0, 0]), Plans(unanswered=100)
+    callbacks = Callbacks(plan=plans, stop_reason=lambda: None, committed=lambda *_: None)
+    made = CommitCoordinator(sink, callbacks, max_batch_attempts=2, first_pause_seconds=0)
+    with pytest.raises(BatchFailedError, match=r"^batch 7 failed 2 times; .*the source's cluster does not answer"):
+        made.process(cast(Any, None), 7)
+    assert (plans.asked, sink.calls) == (14, [])
+
+
+def test_a_stop_ends_the_wait_for_a_sources_cluster() -> None:
+    sink, plans = ScriptedSink({}, committed=[]), Plans(unanswered=100)
+    callbacks = Callbacks(plan=plans, stop_reason=lambda: "please" if plans.asked else None, committed=lambda *_: None)
+    with pytest.raises(StopRequestedError):
+        CommitCoordinator(sink, callbacks, max_batch_attempts=3).process(cast(Any, None), 7)
+    assert (plans.asked, sink.calls) == (1, [])
+
+
 def test_a_stop_is_honoured_before_the_batch_begins() -> None:
     called, repeated, _, raised = processed({}, stop="please")
     assert (called, repeated, type(raised)) == ([], [], StopRequestedError)

@@ -1,0 +1,25 @@
+"""What a driver tells of its lag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
+
+
+def test_a_lag_that_nobody_can_measure_any_more_is_unknown_and_no_progress(tmp_path: Path) -> None:
+    report = DriverReport(Home(tmp_path), "t", "p")
+
+    def told(offsets: Mapping[Place, int]) -> tuple[int | None, float]:
+        report.available(offsets)
+        return report.status.lag, report.status.progressed
+
+    assert told({("in", 0): 30}) == (None, 0), "nothing is committed yet"
+    report.read({"in": {0: (0, 30)}})
+    lag, progressed = told({("in", 0): 30})
+    assert (lag, progressed > 0) == (0, True)
+    assert told({}) == (None, progressed), "a source's cluster is away"
+    assert told({("in", 0): 42}) == (12, progressed)

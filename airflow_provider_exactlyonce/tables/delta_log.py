@@ -100,6 +100,11 @@ class DeltaTableLog(TableLog):
     def store(self) -> TableStore:
         return self._store
 
+    @property
+    @override
+    def location(self) -> str:
+        return self._place
+
     @override
     def identity(self) -> str | None:
         table = self._open()

@@ -87,6 +87,11 @@ class IcebergTableLog(TableLog):
     def store(self) -> TableStore:  # a catalog may give new credentials
         return IcebergStore({name: str(value) for name, value in self._opened().io.properties.items()})
 
+    @property
+    @override
+    def location(self) -> str:
+        return str(self._opened().metadata.location)
+
     @override
     def field_ids(self) -> Mapping[str, int]:
         return {field.name: field.field_id for field in self._opened().schema().fields}

@@ -81,6 +81,11 @@ class TableLog(ABC):
     def store(self) -> TableStore:
         """Where its data files are."""
 
+    @property
+    @abstractmethod
+    def location(self) -> str:
+        """Its directory: an absolute path, or a URL."""
+
     def field_ids(self) -> Mapping[str, int]:
         """Return the ids of its columns where files have them; the names of others are the files', too."""
         return {}

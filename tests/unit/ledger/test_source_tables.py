@@ -63,6 +63,7 @@ def test_a_table_is_asked_by_itself_and_everything_else_the_cluster(path: Path) 
     assert made.here({name: 1, "orders": 2}) == {"orders": 2}
     assert made.topics(SourceTopics(names=(name,))) == [name]
     assert made.recorded == {name: ("", id_of(path))}
+    assert made.datasets == {name: ("file", str(path))}
     assert (table.topic_id(name), table.earliest(name), table.stable(name)) == (id_of(path), {0: 0}, {0: 3_000_000})
     assert made.offsets.starts([(name, 0)]) == {(name, 0): 0}
     (facts,) = table.checked([name], allow_single_replica=False).values()

@@ -21,6 +21,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.streaming import IcebergSink
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
+from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
 from tests.iceberg_reader import newest_metadata, read_iceberg
 from tests.integration.streaming.sinks.lake import Lake
 
@@ -76,6 +77,10 @@ class IcebergLake(Lake):
         return IcebergSink(
             **{"table": f"lake.{NAME}", "name": "lake", "catalog_properties": self.properties, **changed}
         )
+
+    @override
+    def log(self) -> IcebergTableLog:
+        return IcebergTableLog(f"lake.{NAME}", self.properties)
 
     @override
     def read(self) -> list[dict[str, Any]]:

@@ -79,7 +79,8 @@ def check_first_offsets(
         if is_table(topic) and not start <= offset <= end:
             raise RefusedError(
                 f"starting_version of the source: table {topic} can be read from {Position.of(start)} on, and its next "
-                f"one is {Position.of(end)}; the pipeline can't begin at {Position.of(offset)}"
+                f"one is {Position.of(end)}; the pipeline can't begin at {Position.of(offset)}. To begin with all rows "
+                "that the table has at a version that is there, name it and say initial_snapshot=True"
             )
         if not start <= offset <= end:
             raise RefusedError(

@@ -102,7 +102,8 @@ class IcebergTableLog(TableLog):
         history = self._history(table)
         if _is_whole(table, history):
             return Position(0)
-        return Position(_number(history[0]), SNAPSHOT) if history else Position(table.metadata.next_sequence_number())
+        # A reader can go on within the oldest snapshot, and not begin with it: what came before it is not known.
+        return Position(_number(history[0]), 1) if history else Position(table.metadata.next_sequence_number())
 
     @override
     def end(self) -> Position:

@@ -48,8 +48,8 @@ class _Spec:
 
     def for_timestamp(self, milliseconds: int) -> int:
         """Return the position before the versions that are all committed then or later, -1 without such."""
-        first, begin = None, self._log.begin()
-        for version in self._log.versions(Position(begin.version + 1) if begin.is_snapshot else begin):
+        first = None
+        for version in self._log.versions(self._log.begin()):
             if version.committed < milliseconds:
                 first = None
             elif first is None:

@@ -15,6 +15,7 @@ from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.table import Table
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_first_offsets
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
 from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
@@ -133,7 +134,7 @@ def test_snapshots_that_have_expired_before_they_were_read_stop_by_name(
     properties: Mapping[str, str], table: Table
 ) -> None:
     expire(table, 1)
-    assert IcebergTableLog(NAME, properties).begin() == Position(2, SNAPSHOT)
+    assert IcebergTableLog(NAME, properties).begin() == Position(2, 1)
     with pytest.raises(DataLostError, match="has the snapshots 2 to 3 on its main branch, and what was added before"):
         read(properties, 0)
     # What was read last has to be there: else nobody knows what follows it.
@@ -179,8 +180,10 @@ def test_a_whole_table_whose_snapshot_has_expired_stops_by_name(properties: Mapp
             whole(properties, snapshot)
     place = (f"iceberg:{NAME}", 0)
     offsets = TableOffsets(IcebergTableLog(NAME, properties))
-    assert offsets.starts([place])[place] == Position(2, SNAPSHOT).offset
-    assert offsets.at_timestamp([place], 1)[place] == Position(3).offset
+    assert offsets.at_timestamp([place], 1)[place] == Position(2).offset
+    check_first_offsets(offsets, {place[0]: {0: Position(2, SNAPSHOT).offset}}, [place[0]])
+    with pytest.raises(RefusedError, match=r"from file 1 of version 2 on.*initial_snapshot=True it can begin"):
+        check_first_offsets(offsets, {place[0]: {0: Position(2).offset}}, [place[0]])
     assert [sorted(ids(properties, version)) for version in whole(properties, 2)] == [[0, 1, 2, 3], [4, 5]]
 
 

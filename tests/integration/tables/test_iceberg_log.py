@@ -141,6 +141,8 @@ def test_snapshots_that_have_expired_before_they_were_read_stop_by_name(
     with pytest.raises(DataLostError, match=r"was read up to snapshot 1, .*; they are 2 to 3"):
         read(properties, 2)
     assert [version.version for version in read(properties, 3)] == [3]
+    within = list(IcebergTableLog(NAME, properties).versions(Position(2, 1)))
+    assert [version.version for version in within] == [2, 3]
 
 
 def test_the_whole_table_at_a_snapshot_is_read_first_and_then_what_later_ones_add(

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
-from airflow_provider_exactlyonce.tables.datasets import dataset_of
 from airflow_provider_exactlyonce.tables.positions import is_table
 
 if TYPE_CHECKING:
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceClusters
 
     Lineage = OperatorLineage[Any, Any]
-    Committed = tuple[CommitRecord, Sequence[CommitRecord], SourceClusters]
+    Datasets = Mapping[str, tuple[str, str]]
+    Committed = tuple[CommitRecord, Sequence[CommitRecord], SourceClusters, Datasets]
 
 #: Of a task that has made more commits than this, the newest are told.
 COMMITS_LIMIT: Final = 10_000
@@ -37,7 +37,7 @@ _Ranges = dict[tuple[str, int], list[int]]
 
 
 def committed_since(config: Mapping[str, Any], pipeline: str, since: int | None) -> Committed | None:
-    """Return a pipeline's newest commit, those since a time, oldest first, and the clusters of its sources.
+    """Return a pipeline's newest commit, those since a time, oldest first, its sources' clusters, and their tables.
 
     None is returned when it has never committed.
 
@@ -54,7 +54,8 @@ def committed_since(config: Mapping[str, Any], pipeline: str, since: int | None)
         if tail is None or tail.commit is None:
             return None
         sources = SourceClusters.claimed(config, tail.claim, source_config)
-        return tail.commit, [] if since is None else _newest(reader, tail, since), sources
+        commits = [] if since is None else _newest(reader, tail, since)
+        return tail.commit, commits, sources, tail.claim.source_datasets if tail.claim is not None else {}
 
 
 def _newest(reader: LedgerReader, tail: LedgerTail, since: int) -> list[CommitRecord]:
@@ -80,7 +81,7 @@ def lineage_of(known: Committed | None) -> Lineage:
 
     if known is None:
         return OperatorLineage()
-    last, commits, sources = known
+    last, commits, sources, tables = known
     pipeline = RunFacet().with_additional_properties(
         pipeline=last.pipeline,
         run=last.run,
@@ -94,7 +95,7 @@ def lineage_of(known: Committed | None) -> Lineage:
         late_rows=_sum(record.late_rows for record in commits),
     )
     return OperatorLineage(
-        inputs=_inputs(sources, last, commits),
+        inputs=_inputs(sources, tables, last, commits),
         outputs=_outputs(_namespace(sources.own), last, commits),
         run_facets={_PIPELINE_FACET: pipeline},
     )
@@ -110,7 +111,9 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return None if None in known else sum(filter(None, known))
 
 
-def _inputs(sources: SourceClusters, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[InputDataset]:
+def _inputs(
+    sources: SourceClusters, tables: Datasets, last: CommitRecord, commits: Sequence[CommitRecord]
+) -> list[InputDataset]:
     from openlineage.client.event_v2 import InputDataset
     from openlineage.client.generated.base import InputDatasetFacet
 
@@ -124,7 +127,7 @@ def _inputs(sources: SourceClusters, last: CommitRecord, commits: Sequence[Commi
     for topic in sorted(last.source):
         offsets: Any = InputDatasetFacet().with_additional_properties(**_facts(topic, read, commits))
         facets = {_OFFSETS_FACET: offsets} if commits else {}
-        namespace, name = dataset_of(topic) if is_table(topic) else (_namespace(sources.of(topic)), topic)
+        namespace, name = tables[topic] if is_table(topic) else (_namespace(sources.of(topic)), topic)
         datasets.append(InputDataset(namespace=namespace, name=name, inputFacets=facets))
     return datasets
 

@@ -278,6 +278,8 @@ class ClaimRecord:
     :param machine: where ``pid`` means its process, as in the lease; empty in a record of release 0.1.0
     :param source_clusters: {topics of a source, as text: (connection, the cluster's id)} of the sources that name a
         connection; all others are read from the pipeline's cluster
+    :param source_datasets: {table: (namespace, name)} of the tables that are read, as OpenLineage names what is where
+        they are
     """
 
     kind: ClassVar[str] = "run"
@@ -300,6 +302,7 @@ class ClaimRecord:
     plan: Mapping[str, Any] | None = None
     machine: str = ""
     source_clusters: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    source_datasets: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def key(self) -> bytes:
@@ -330,8 +333,10 @@ def encode(record: Record) -> bytes:
     :raises RefusedError: when no ledger topic accepts a record of that size
     """
     body: dict[str, Any] = {"schema": SCHEMA, "kind": record.kind, **vars(record), "before": vars(record.before)}
-    if isinstance(record, ClaimRecord) and not record.source_clusters:
-        del body["source_clusters"]
+    if isinstance(record, ClaimRecord):
+        for name in ("source_clusters", "source_datasets"):
+            if not body[name]:
+                del body[name]
     if isinstance(record, CommitRecord):
         body["digest"] = f"{record.digest:016x}"  # as text: many JSON readers round integers above 2**53
         body["sink"] = {

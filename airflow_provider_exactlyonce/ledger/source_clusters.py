@@ -250,6 +250,11 @@ class SourceTable(Cluster):
     def id(self) -> str:
         return self._there()
 
+    @cached_property
+    def dataset(self) -> tuple[str, str]:
+        """Where it was when it was first asked, as a namespace and a name of OpenLineage."""
+        return self.offsets.dataset
+
     @override
     def connect(self) -> None:
         """There is nothing to connect to."""
@@ -344,6 +349,12 @@ class SourceClusters:
     def recorded(self) -> dict[str, tuple[str, str]]:
         """Those that are not the pipeline's, as a claim has them."""
         return {str(source): (cluster.conn_id or "", cluster.id) for source, cluster in self._named.items()}
+
+    @property
+    def datasets(self) -> dict[str, tuple[str, str]]:
+        """The tables by their names, and where each is, as a claim has it."""
+        tables = (cluster for cluster in self._named.values() if isinstance(cluster, SourceTable))
+        return {table.name: table.dataset for table in tables}
 
     @cached_property
     def offsets(self) -> PartitionOffsets:

@@ -1,8 +1,10 @@
-"""Tables as OpenLineage names them."""
+"""Tables as OpenLineage names them, sources and sinks alike: by the directory that their rows are in.
+
+https://openlineage.io/docs/spec/naming has no names of its own for tables of Delta Lake and Apache Iceberg. What a
+catalog calls a table is no name either: each catalog's users call the catalog as they like.
+"""
 
 from __future__ import annotations
-
-from airflow_provider_exactlyonce.tables.positions import DELTA, parse
 
 
 def dataset_at(location: str) -> tuple[str, str]:
@@ -16,15 +18,3 @@ def dataset_at(location: str) -> tuple[str, str]:
     store, _, key = place.partition("/")
     user, _, host = store.rpartition("@")  # in Azure's URLs the container is there
     return f"{'s3' if scheme == 's3a' else scheme}://{host if ':' in user else store}", key.rstrip("/")
-
-
-def dataset_of(table: str) -> tuple[str, str]:
-    """Return the namespace and name of a source table; of one in a catalog what the catalog calls it.
-
-    :param table: its name, as ledgers have it
-    """
-    kind, place = parse(table)
-    if kind == DELTA:
-        return dataset_at(place)
-    catalog, _, name = place.partition(".")
-    return f"{kind}://{catalog}", name

@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote
 
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
-from airflow_provider_exactlyonce.tables.positions import DELTA, Position, name_of
+from airflow_provider_exactlyonce.tables.positions import DELTA, SNAPSHOT, Position, name_of
 from airflow_provider_exactlyonce.tables.table_log import TableFile, TableLog, TableStore, TableVersion, check_size
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
 
 T = TypeVar("T")
@@ -93,12 +95,17 @@ class DeltaTableLog(TableLog):
         self._place: Final = place
         self._options: Final = dict(options)
         self._store: Final = DeltaStore(place, options)
-        self._known: Final[OrderedDict[int, TableVersion]] = OrderedDict()
+        self._known: Final[OrderedDict[Position, TableVersion]] = OrderedDict()
 
     @property
     @override
     def store(self) -> TableStore:
         return self._store
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._place
 
     @override
     def identity(self) -> str | None:
@@ -112,10 +119,9 @@ class DeltaTableLog(TableLog):
     @override
     def begin(self) -> Position:
         """Return the oldest version whose entry, and those of all after it, are in the log."""
-        names = self._asked(lambda: self._store.names(_LOG))
-        logged = {int(name[:20]) for name in names if name[20:] == ".json" and name[:20].isdecimal()}
+        entries, _ = self._logged()
         oldest = int(self._opened().version())
-        while oldest - 1 in logged:
+        while oldest - 1 in entries:
             oldest -= 1
         return Position(oldest)
 
@@ -126,6 +132,9 @@ class DeltaTableLog(TableLog):
     @override
     def versions(self, start: Position) -> Iterator[TableVersion]:
         number = start.version
+        if start.is_snapshot:
+            yield self._whole(number)
+            number += 1
         while (version := self._version(number)) is not None or not self._is_end(number):
             if version is not None:
                 yield version
@@ -145,7 +154,8 @@ class DeltaTableLog(TableLog):
             raise DataLostError(
                 f"version {number} of table {self.name} is not in its log any more, and the newest is {newest}: what "
                 "it added was not read yet. Keep the log longer (delta.logRetentionDuration), and begin a new "
-                "pipeline with a starting_version that is there"
+                "pipeline with a starting_version that is there, and initial_snapshot=True to read what the table has "
+                "then, too"
             )
         if newest < number - 1:
             raise DataLostError(
@@ -154,16 +164,72 @@ class DeltaTableLog(TableLog):
             )
         return newest == number - 1
 
+    def _logged(self) -> tuple[set[int], set[int]]:
+        """Return the versions whose entries are in the log, and those of which it has checkpoints."""
+        names = self._asked(lambda: self._store.names(_LOG))
+        numbered = [(int(name[:20]), name[20:]) for name in names if name[:20].isdecimal()]
+        entries = {number for number, end in numbered if end == ".json"}
+        return entries, {number for number, end in numbered if end.startswith(".checkpoint.")}
+
+    def _whole(self, number: int) -> TableVersion:
+        """Return the table as it is at a version.
+
+        :raises DataLostError: when nobody knows that any more
+        """
+        position = Position(number, SNAPSHOT)
+        if position in self._known:
+            return self._known[position]
+        self._check_can_be_rebuilt(number)
+        return self._remember(position, self._files_of(number, self._opened(number)))
+
+    def _check_can_be_rebuilt(self, number: int) -> None:
+        """Check that the log has a checkpoint, or its beginning, and all entries from there to a version."""
+        (entries, checkpoints), at = self._logged(), number
+        while at and at in entries - checkpoints:
+            at -= 1
+        if at not in checkpoints and not (at == 0 and at in entries):
+            raise DataLostError(
+                f"what table {self.name} had at version {number} is not known any more: its log was cleaned up. Keep "
+                "the log longer (delta.logRetentionDuration), and begin a new pipeline at a newer version, up to "
+                f"starting_version={self._opened().version()}, with initial_snapshot=True"
+            )
+
+    def _files_of(self, number: int, table: DeltaTable) -> TableVersion:
+        import pyarrow as pa
+
+        def has_deletions() -> bool:
+            return any(batch.num_rows for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()))
+
+        if "deletionVectors" in (table.protocol().reader_features or ()) and self._asked(has_deletions):
+            raise RefusedError(
+                f"table {self.name} has files without some of their rows at version {number} (deletion vectors), which "
+                "can't be read: begin at a version behind a REORG TABLE … APPLY (PURGE)"
+            )
+        actions = self._asked(lambda: pa.table(table.get_add_actions()))
+        check_size(self.name, number, actions.num_rows)
+        paths, sizes, rows = (actions[name].to_pylist() for name in ("path", "size_bytes", "num_records"))
+        partitions = _texts(actions["partition"]) if "partition" in actions.column_names else [{}] * len(paths)
+        files = map(self._file, [number] * len(paths), paths, sizes, rows, partitions)
+        return TableVersion(
+            version=number,
+            files=tuple(sorted(files, key=attrgetter("path"))),
+            columns=str(table.schema().to_json()),
+            first=SNAPSHOT,
+        )
+
     def _version(self, number: int) -> TableVersion | None:
         """Return a version, None when the log lacks it."""
-        if number in self._known:
-            return self._known[number]
+        position = Position(number)
+        if position in self._known:
+            return self._known[position]
         try:
             text = self._asked(lambda: self._store.open(_entry(number)).read())
         except FileNotFoundError:
             return None
-        version = self._parsed(number, text)
-        self._known[number] = version
+        return self._remember(position, self._parsed(number, text))
+
+    def _remember(self, position: Position, version: TableVersion) -> TableVersion:
+        self._known[position] = version
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return version
@@ -173,7 +239,7 @@ class DeltaTableLog(TableLog):
         removed, columns, committed = 0, None, 0
         for kind, body in self._actions(number, text):
             if kind == "add" and body.get("dataChange", True):
-                files.append(self._file(number, body))
+                files.append(self._added(number, body))
             elif kind == "remove" and body.get("dataChange", True):
                 removed += 1
             elif kind == "metaData":
@@ -202,28 +268,29 @@ class DeltaTableLog(TableLog):
                 except (ValueError, AttributeError) as error:
                     raise RefusedError(f"version {number} of table {self.name} is no entry of a log: {error}") from None
 
-    def _file(self, number: int, body: Mapping[str, Any]) -> TableFile:
-        path = unquote(body["path"])
+    def _added(self, number: int, body: Mapping[str, Any]) -> TableFile:
+        if body.get("deletionVector"):
+            raise RefusedError(
+                f"version {number} of table {self.name} adds {body['path']} without some of its rows (a deletion "
+                "vector), which can't be read"
+            )
+        statistics = json.loads(body["stats"]) if body.get("stats") else {}
+        partition = {name: value or None for name, value in (body.get("partitionValues") or {}).items()}
+        return self._file(number, body["path"], int(body["size"]), statistics.get("numRecords"), partition)
+
+    def _file(
+        self, number: int, escaped: str, size: int, rows: int | None, partition: Mapping[str, str | None]
+    ) -> TableFile:
+        path = unquote(escaped)
         if "://" in path or path.startswith("/"):
             raise RefusedError(
                 f"version {number} of table {self.name} has the file {path}, which is another table's, of which it is "
                 "a clone: read that one"
             )
-        if body.get("deletionVector"):
-            raise RefusedError(
-                f"version {number} of table {self.name} adds {path} without some of its rows (a deletion vector), "
-                "which can't be read"
-            )
-        statistics = json.loads(body["stats"]) if body.get("stats") else {}
-        return TableFile(
-            path=path,
-            bytes=int(body["size"]),
-            rows=statistics.get("numRecords"),
-            partition={name: value or None for name, value in (body.get("partitionValues") or {}).items()},
-        )
+        return TableFile(path=path, bytes=size, rows=rows, partition=partition)
 
-    def _open(self) -> DeltaTable | None:
-        """Return the table at its newest version, None when there is none."""
+    def _open(self, number: int | None = None) -> DeltaTable | None:
+        """Return the table at a version, None for its newest; None when there is none."""
         try:
             from deltalake import DeltaTable
             from deltalake.exceptions import TableNotFoundError
@@ -232,15 +299,15 @@ class DeltaTableLog(TableLog):
                 f"table {self.name} can't be read here: {error}. pip install 'airflow-provider-exactlyonce[delta]'"
             ) from error
         try:
-            table = self._asked(lambda: DeltaTable(self._place, storage_options=self._options))
+            table = self._asked(lambda: DeltaTable(self._place, version=number, storage_options=self._options))
         except TableNotFoundError:
             return None
         self._check_features(table.protocol().reader_features or ())
         self._check_mapping(table.metadata().configuration)
         return table
 
-    def _opened(self) -> DeltaTable:
-        return self._there(self._open())
+    def _opened(self, number: int | None = None) -> DeltaTable:
+        return self._there(self._open(number))
 
     def _check_features(self, features: Any) -> None:
         if unknown := sorted(set(features) - _FEATURES):
@@ -261,6 +328,18 @@ class DeltaTableLog(TableLog):
         from deltalake.exceptions import TableNotFoundError
 
         return self._answered(ask, FileNotFoundError, TableNotFoundError)
+
+
+def _texts(partitions: pa.ChunkedArray) -> list[dict[str, str | None]]:
+    """Return values of partitions as a log has them.
+
+    A time with a zone loses it: it is not known whether the log has one, and without it is not read.
+    """
+    import pyarrow as pa
+
+    values = pa.Table.from_struct_array(partitions)
+    local = (each.cast(pa.timestamp("us")) if pa.types.is_timestamp(each.type) else each for each in values.columns)
+    return pa.table([each.cast(pa.string()) for each in local], values.column_names).to_pylist()  # type: ignore[no-any-return]
 
 
 def _entry(version: int) -> str:

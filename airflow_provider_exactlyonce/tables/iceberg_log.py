@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
-from airflow_provider_exactlyonce.tables.positions import ICEBERG, Position, name_of
+from airflow_provider_exactlyonce.tables.positions import ICEBERG, SNAPSHOT, Position, name_of
 from airflow_provider_exactlyonce.tables.table_log import TableFile, TableLog, TableStore, TableVersion, check_size
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class IcebergTableLog(TableLog):
         self._catalog_name, _, self._identifier = place.partition(".")
         self._properties: Final = dict(properties)
         self._catalog: Catalog | None = None
-        self._known: Final[dict[int, TableVersion]] = {}
+        self._known: Final[dict[tuple[int, bool], TableVersion]] = {}
 
     @override
     def identity(self) -> str | None:
@@ -87,6 +87,11 @@ class IcebergTableLog(TableLog):
     def store(self) -> TableStore:  # a catalog may give new credentials
         return IcebergStore({name: str(value) for name, value in self._opened().io.properties.items()})
 
+    @property
+    @override
+    def location(self) -> str:
+        return str(self._opened().metadata.location)
+
     @override
     def field_ids(self) -> Mapping[str, int]:
         return {field.name: field.field_id for field in self._opened().schema().fields}
@@ -97,7 +102,8 @@ class IcebergTableLog(TableLog):
         history = self._history(table)
         if _is_whole(table, history):
             return Position(0)
-        return Position(_number(history[0]) + 1 if history else table.metadata.next_sequence_number())
+        # A reader can go on within the oldest snapshot, and not begin with it: what came before it is not known.
+        return Position(_number(history[0]), 1) if history else Position(table.metadata.next_sequence_number())
 
     @override
     def end(self) -> Position:
@@ -112,7 +118,8 @@ class IcebergTableLog(TableLog):
         schema_id = None
         for snapshot in history:
             if _number(snapshot) >= start.version:
-                yield self._version(table, snapshot, schema_id)
+                is_whole = start.is_snapshot and _number(snapshot) == start.version
+                yield self._version(table, snapshot, schema_id, is_whole=is_whole)
             schema_id = snapshot.schema_id
 
     def _check_goes_on(self, table: Table, history: Sequence[Snapshot], start: Position) -> None:
@@ -126,51 +133,64 @@ class IcebergTableLog(TableLog):
             raise DataLostError(
                 f"table {self.name} has the snapshots {there} on its main branch, and what was added before is not "
                 "known any more: keep its snapshots longer, or begin a new pipeline with a starting_version that is "
-                "there"
+                "there, and initial_snapshot=True to read what the table has then, too"
             )
         if last > 0 and last not in map(_number, history):
+            was = "is to be read as it is at" if start.is_snapshot else "was read up to"
             raise DataLostError(
-                f"table {self.name} was read up to snapshot {last}, which is not among those of its main branch any "
-                f"more; they are {there}. It has expired, or the table was rolled back, so what follows it can't be "
-                "known. Keep the newest snapshot that was read, or put it back; or begin a new pipeline"
+                f"table {self.name} {was} snapshot {last}, which is not among those of its main branch any more; they "
+                f"are {there}. It has expired, or the table was rolled back, so what follows it can't be known. Keep "
+                "the newest snapshot that was read, or put it back; or begin a new pipeline"
             )
 
-    def _version(self, table: Table, snapshot: Snapshot, schema_id: int | None) -> TableVersion:
-        if (known := self._known.get(snapshot.snapshot_id)) is not None:
+    def _version(self, table: Table, snapshot: Snapshot, schema_id: int | None, *, is_whole: bool) -> TableVersion:
+        """Return what a snapshot adds, or the whole table at it.
+
+        :param schema_id: of the columns of the snapshot before it
+        """
+        if (known := self._known.get((snapshot.snapshot_id, is_whole))) is not None:
             return known
         number, operation = _number(snapshot), snapshot.summary.operation.value if snapshot.summary else "unknown"
         files: list[TableFile] = []
-        rewrite = None if operation in ("append", "replace") else f"is of the operation {operation!r}"
-        if operation == "append":
-            files, deletes = self._added(table, snapshot)
+        rewrite = None if operation in ("append", "replace") or is_whole else f"is of the operation {operation!r}"
+        if operation == "append" or is_whole:
+            files, deletes = self._files(table, snapshot, is_whole=is_whole)
             check_size(self.name, number, len(files))
+            if deletes and is_whole:
+                raise RefusedError(
+                    f"table {self.name} has rows at version {number} that are deleted beside their files (merge on "
+                    "read), which can't be read: begin at a version behind a rewrite_data_files that carries the "
+                    "deletions out"
+                )
             rewrite = "adds files that delete rows" if deletes else None
         schema = snapshot.schema_id
-        changed = schema is not None and schema != schema_id
+        changed = schema is not None and (schema != schema_id or is_whole)
         version = TableVersion(
             version=number,
             files=() if rewrite else tuple(files),
             rewrite=rewrite,
             columns=_columns(table.schemas()[schema]) if changed and schema is not None else None,
             committed=snapshot.timestamp_ms,
+            first=SNAPSHOT if is_whole else 0,
         )
-        self._known[snapshot.snapshot_id] = version
+        self._known[snapshot.snapshot_id, is_whole] = version
         return version
 
-    def _added(self, table: Table, snapshot: Snapshot) -> tuple[list[TableFile], bool]:
-        """Return the data files that a snapshot adds, and whether it adds deletes, too."""
+    def _files(self, table: Table, snapshot: Snapshot, *, is_whole: bool) -> tuple[list[TableFile], bool]:
+        """Return the data files that a snapshot adds, or the table has at it, and whether there are deletes, too."""
         from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
 
         def entries() -> tuple[list[TableFile], bool]:
             files, deletes = [], False
             for manifest in snapshot.manifests(table.io):
-                if manifest.added_snapshot_id != snapshot.snapshot_id:
+                if manifest.added_snapshot_id != snapshot.snapshot_id and not is_whole:
                     continue
                 if manifest.content is not ManifestContent.DATA:
-                    deletes = True
+                    deletes = deletes or manifest.has_added_files() or manifest.has_existing_files()
                     continue
                 for entry in manifest.fetch_manifest_entry(table.io):
-                    if entry.status is ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id:
+                    is_new = entry.status is ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id
+                    if is_new or is_whole:
                         files.append(self._file(entry.data_file))
             return files, deletes
 

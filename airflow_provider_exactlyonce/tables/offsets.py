@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import DataLostError
 from airflow_provider_exactlyonce.kafka.stable_offsets import DescribedTopic, PartitionOffsets, Place
+from airflow_provider_exactlyonce.tables.datasets import dataset_at
 from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
 from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
 from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, PARTITION, Position, parse
@@ -92,6 +93,11 @@ class TableOffsets(PartitionOffsets):
             )
         self._identity = self._identity or identity
         return identity
+
+    @property
+    def dataset(self) -> tuple[str, str]:
+        """Where the table is, as a namespace and a name of OpenLineage."""
+        return dataset_at(self._log.location)
 
     def rows(self, start: int, end: int) -> int | None:
         """Return how many rows are between two positions, None when the table does not say."""

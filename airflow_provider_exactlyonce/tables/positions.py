@@ -1,8 +1,12 @@
 """Where a reader is in a table's versions: one number, so that what knows offsets of topics knows those of tables.
 
 A position is a version and how many of its files are read: ``version * 1,000,000 + files``. The end of version 12 is
-the beginning of version 13, ``13000000``. A table's name in ledgers, checkpoints and messages is its kind and its
-place, as in ``delta:s3://shop/orders``; no topic has a colon in its name.
+the beginning of version 13, ``13000000``. A reader that begins with the whole table as it is at version 12 begins at
+``12500000``: the files of the table are counted from there, and what follows them is version 13. So the ledger tells
+the rows of the table from those that a version adds, whatever a later version of the job declares.
+
+A table's name in ledgers, checkpoints and messages is its kind and its place, as in ``delta:s3://shop/orders``; no
+topic has a colon in its name.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 
 DELTA: Final = "delta"
 ICEBERG: Final = "iceberg"
-#: A version with more files can't be read: what follows the last of them would be the next version.
-FILES_PER_VERSION: Final = 1_000_000
+_PER_VERSION: Final = 1_000_000
+#: From here on the files of the whole table are counted. A version, or a table, with so many files can't be read.
+SNAPSHOT: Final = 500_000
 #: The only partition of a table.
 PARTITION: Final = 0
 _COLON: Final = ":"
@@ -26,7 +31,8 @@ class Position:
     """Everything before a version is read, and so many of the version's own files.
 
     :param version: the number of a Delta table's version, or the sequence number of an Iceberg table's snapshot
-    :param file: how many of the files that it adds, in their order
+    :param file: how many of the files that it adds, in their order; from :data:`SNAPSHOT` on, of all that the table
+        has at it
     """
 
     version: int
@@ -35,15 +41,22 @@ class Position:
     @classmethod
     def of(cls, offset: int) -> Self:
         """Return the position that an offset stands for."""
-        return cls(*divmod(offset, FILES_PER_VERSION))
+        return cls(*divmod(offset, _PER_VERSION))
 
     @property
     def offset(self) -> int:
         """The number that stands for it in checkpoints and ledgers."""
-        return self.version * FILES_PER_VERSION + self.file
+        return self.version * _PER_VERSION + self.file
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether what follows it is the whole table, or the rest of that."""
+        return self.file >= SNAPSHOT
 
     def __str__(self) -> str:
-        return f"file {self.file} of version {self.version}" if self.file else f"version {self.version}"
+        what = f"the table at version {self.version}" if self.is_snapshot else f"version {self.version}"
+        file = self.file % SNAPSHOT
+        return f"file {file} of {what}" if file else what
 
 
 def name_of(kind: str, place: str) -> str:
@@ -73,7 +86,7 @@ def distance(source: str, start: int, end: int) -> int:
     """Return how many offsets of a topic, or versions of a table, are between two offsets."""
     if end <= start:
         return 0
-    return -(-end // FILES_PER_VERSION) - start // FILES_PER_VERSION if is_table(source) else end - start
+    return -(-end // _PER_VERSION) - start // _PER_VERSION if is_table(source) else end - start
 
 
 def shown(source: str, partition: int, start: int, end: int) -> str:

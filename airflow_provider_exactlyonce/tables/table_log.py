@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.exceptions import (
     ExactlyOnceError,
     TableChangedError,
 )
-from airflow_provider_exactlyonce.tables.positions import FILES_PER_VERSION, Position
+from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 
 T = TypeVar("T")
 
@@ -35,12 +35,13 @@ class TableFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TableVersion:
-    """What one version adds.
+    """What one version adds; or the whole table as it is at one.
 
-    :param files: those whose rows no older version has, in their order
+    :param files: those whose rows no older version has, in their order; of a whole table all
     :param rewrite: what it does to rows of older versions, in words; None when it leaves them as they are
     :param columns: the table's columns from it on, as Spark writes a schema; None when they stay
     :param committed: milliseconds since the epoch
+    :param first: how the first file is counted in positions
     """
 
     version: int
@@ -48,6 +49,7 @@ class TableVersion:
     rewrite: str | None = None
     columns: str | None = None
     committed: int = 0
+    first: int = 0
 
 
 class TableStore(ABC):
@@ -81,6 +83,11 @@ class TableLog(ABC):
     def store(self) -> TableStore:
         """Where its data files are."""
 
+    @property
+    @abstractmethod
+    def location(self) -> str:
+        """Its directory: an absolute path, or a URL."""
+
     def field_ids(self) -> Mapping[str, int]:
         """Return the ids of its columns where files have them; the names of others are the files', too."""
         return {}
@@ -106,7 +113,7 @@ class TableLog(ABC):
 
     @abstractmethod
     def versions(self, start: Position) -> Iterator[TableVersion]:
-        """Yield the versions from a position on, oldest first, without a gap.
+        """Yield the versions from a position on, oldest first, without a gap; the first may be the whole table.
 
         :raises DataLostError: when some are gone, or the position is of another table or history
         :raises RefusedError: when a version has something that can't be read
@@ -172,10 +179,10 @@ def batch_end(versions: Iterable[TableVersion], start: Position, files: int | No
             if at == start:
                 raise
             break
-        read = at.file if version.version == at.version else 0
+        read = at.file - version.first if version.version == at.version else 0
         new = len(version.files) - read
         if left is not None and new > left:
-            return Position(version.version, read + left)
+            return Position(version.version, version.first + read + left)
         left = None if left is None else left - new
         at = Position(version.version + 1)
     return at
@@ -188,8 +195,8 @@ def files_between(versions: Iterable[TableVersion], start: Position, end: Positi
     """
     reading = iter(versions)
     while start < end and (version := next(reading, None)) is not None:
-        first = start.file if version.version == start.version else 0
-        last = end.file if version.version == end.version else FILES_PER_VERSION
+        first = start.file - version.first if version.version == start.version else 0
+        last = end.file - version.first if version.version == end.version else None
         if Position(version.version) < end:
             yield from version.files[first:last]
         start = Position(version.version + 1)
@@ -200,7 +207,7 @@ def check_size(name: str, version: int, files: int) -> None:
 
     :raises TableChangedError: when it can't
     """
-    if files >= FILES_PER_VERSION:
+    if files >= SNAPSHOT:
         raise TableChangedError(
-            f"version {version} of table {name} adds {files:,} files, and at most {FILES_PER_VERSION - 1:,} can be read"
+            f"version {version} of table {name} has {files:,} files, and at most {SNAPSHOT - 1:,} can be read"
         )

@@ -338,6 +338,7 @@ class Run:
             machine=process_identity.this_machine(),
             plan=self.options.plan,
             source_clusters=self.sources.recorded,
+            source_datasets=self.sources.datasets,
         )
 
     def _wait_until_stable(self, offset: int) -> None:

@@ -79,7 +79,9 @@ def check_first_offsets(
         if is_table(topic) and not start <= offset <= end:
             raise RefusedError(
                 f"starting_version of the source: table {topic} can be read from {Position.of(start)} on, and its next "
-                f"one is {Position.of(end)}; the pipeline can't begin at {Position.of(offset)}"
+                f"one is {Position.of(end)}; the pipeline can't begin at {Position.of(offset)}. With "
+                "initial_snapshot=True it can begin with the whole table at a starting_version that is there, such as "
+                "the newest"
             )
         if not start <= offset <= end:
             raise RefusedError(

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
 from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
 from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source, columns_of
 from airflow_provider_exactlyonce.streaming.sinks.file_checks import has_secret
-from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, PARTITION, Position, name_of
+from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, PARTITION, SNAPSHOT, Position, name_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,12 +34,14 @@ class TableSource(Source):
     whole. One that says that it only compacts files has no rows of its own.
 
     :ivar starting_version: the first version that a new pipeline reads
+    :ivar initial_snapshot: of that version all rows that the table has at it are read, not only those that it adds
     :ivar max_files_per_trigger: at most so many files a batch, None for no limit
     :ivar on_rewrite: what becomes of a version that takes rows out
     """
 
     schema: str
     starting_version: int
+    initial_snapshot: bool
     max_files_per_trigger: int | None
     on_rewrite: str
 
@@ -55,6 +57,8 @@ class TableSource(Source):
             raise RefusedError(f"schema of {self._shown} is not DDL: {error}") from error
         if not isinstance(self.starting_version, int) or self.starting_version < 0:
             raise self._refused("starting_version", "the number of a version, from 0")
+        if not isinstance(self.initial_snapshot, bool):
+            raise self._refused("initial_snapshot", "True or False")
         files = self.max_files_per_trigger
         if files is not None and (not isinstance(files, int) or files < 1):
             raise self._refused("max_files_per_trigger", "at least 1, or None for no limit")
@@ -92,7 +96,8 @@ class TableSource(Source):
     @property
     @override
     def first_offsets(self) -> Begins:
-        return {self.name: {PARTITION: Position(self.starting_version).offset}}
+        begin = Position(self.starting_version, SNAPSHOT if self.initial_snapshot else 0)
+        return {self.name: {PARTITION: begin.offset}}
 
     @override
     def read(
@@ -150,6 +155,8 @@ class DeltaSource(TableSource):
     :param path: an absolute path that driver and tasks share, or a URL of delta-rs, such as ``s3://bucket/table``
     :param schema: columns in Spark's DDL, for example ``"id BIGINT NOT NULL, price DECIMAL(12,2)"``
     :param starting_version: the first version that a new pipeline reads; the log has to have it
+    :param initial_snapshot: begin with all rows that the table has at ``starting_version``, and go on with what later
+        versions add: for a table whose older versions are gone
     :param max_files_per_trigger: at most so many files a batch, None for no limit; a version may be in several batches
     :param on_rewrite: ``"stop"``: a version that takes rows out (a delete, an update, a merge, an overwrite) stops the
         pipeline before it; ``"skip"``: nothing of such a version is read, what it adds neither
@@ -161,6 +168,7 @@ class DeltaSource(TableSource):
     path: str
     schema: str
     starting_version: int = 0
+    initial_snapshot: bool = False
     max_files_per_trigger: int | None = None
     on_rewrite: str = STOP
     conn_id: str | None = field(default=None, repr=False)  # as of a Kafka source: the pipeline's version stays
@@ -196,6 +204,8 @@ class IcebergSource(TableSource):
     :param table: the catalog's, the namespace's and the table's name, with dots
     :param schema: columns in Spark's DDL, for example ``"id BIGINT NOT NULL, price DECIMAL(12,2)"``
     :param starting_version: the sequence number of the first snapshot that a new pipeline reads, 0 for all
+    :param initial_snapshot: begin with all rows that the table has at that snapshot, and go on with what later ones
+        add: for a table whose older snapshots have expired
     :param max_files_per_trigger: at most so many files a batch, None for no limit; a snapshot may be in several batches
     :param on_rewrite: ``"stop"``: a snapshot that takes rows out (an overwrite or a delete) stops the pipeline before
         it; ``"skip"``: nothing of such a snapshot is read, what it adds neither
@@ -207,6 +217,7 @@ class IcebergSource(TableSource):
     table: str
     schema: str
     starting_version: int = 0
+    initial_snapshot: bool = False
     max_files_per_trigger: int | None = None
     on_rewrite: str = STOP
     conn_id: str | None = field(default=None, repr=False)

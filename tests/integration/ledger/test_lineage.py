@@ -19,10 +19,12 @@ from openlineage.client.uuid import generate_new_uuid
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.hooks import lineage
 from airflow_provider_exactlyonce.ledger.records import KAFKA, OtherSink
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
 from airflow_provider_exactlyonce.operators.upgrade import UpgradePipelineOperator
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
+from tests.ledger_records import commit_record
 
 COMMITS = 90
 FIRST = 71  # of the task; far enough from the end for a second window
@@ -109,6 +111,15 @@ def test_a_task_that_is_done_tells_the_offsets_that_were_committed_meanwhile(
     for facet in (offsets, facets["exactlyonce_offsets"], run):
         assert facet["_schemaURL"].startswith("https://openlineage.io/spec/")
         assert facet["_producer"]
+
+
+def test_a_table_that_is_read_has_the_name_that_the_run_found_it_by(tmp_path: Path) -> None:
+    read = commit_record(source={"iceberg:lake.shop.orders": {0: (0, 3_000_000)}})
+    sources = SourceClusters({"bootstrap.servers": "kafka:9092"}, {})
+    known = read, [read], sources, {"iceberg:lake.shop.orders": ("s3://lake", "warehouse/shop/orders")}
+    [table] = emitted(lineage.lineage_of(known), tmp_path)["inputs"]
+    assert (table["namespace"], table["name"]) == ("s3://lake", "warehouse/shop/orders")
+    assert table["inputFacets"]["exactlyonce_offsets"]["partitions"] == [{"partition": 0, "start": 0, "end": 3_000_000}]
 
 
 def test_a_task_that_fails_tells_the_same(

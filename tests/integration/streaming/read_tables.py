@@ -24,6 +24,7 @@ DELTA, ICEBERG = KINDS = ("delta", "iceberg")
 FILES: Final = 2  # that a version of the Delta table adds
 ROWS: Final = 40  # that a version adds
 _VERSION: Final = 1_000_000
+_WHOLE: Final = 500_000  # how the first file of a whole table is counted
 _SCHEMA: Final = pa.schema(
     [("id", pa.int64()), ("k", pa.string()), ("v", pa.decimal128(12, 2)), ("part", pa.int32()), ("note", pa.string())]
 )
@@ -50,6 +51,7 @@ class ReadTable(ABC):
         folder.mkdir(exist_ok=True)
         self.folder: Final = folder
         self.sent = 0
+        self._whole: list[tuple[int, int, str]] = []
 
     def append(self, versions: int = 1) -> None:
         for _ in range(versions):
@@ -76,6 +78,16 @@ class ReadTable(ABC):
     def _files(self) -> Iterator[tuple[int, int, str]]:
         """Yield version, number and path of each file that was added, in their order."""
 
+    def forget(self) -> int:
+        """Leave nothing of its history but its newest version, as retention does; returns which that is."""
+        version, files = self._expired()
+        self._whole = [(version, _WHOLE + number, path) for number, path in enumerate(files)]
+        return version
+
+    @abstractmethod
+    def _expired(self) -> tuple[int, list[str]]:
+        """Leave nothing but the newest version; returns its number, and its files in their order."""
+
     @abstractmethod
     def delete(self, condition: str) -> None: ...
 
@@ -83,7 +95,7 @@ class ReadTable(ABC):
         """Return the rows of the files from a position on to before another."""
         return [
             row
-            for version, number, path in self._files()
+            for version, number, path in (*self._whole, *self._files())
             if start <= version * _VERSION + number < end
             for row in pq.read_table(path, partitioning=None).to_pylist()
         ]
@@ -110,6 +122,13 @@ class ReadDelta(ReadTable):
 
     def delete(self, condition: str) -> None:
         DeltaTable(self.place).delete(condition)
+
+    def _expired(self) -> tuple[int, list[str]]:
+        table = DeltaTable(self.place)
+        table.create_checkpoint()
+        for version in range(table.version()):
+            Path(self.place, "_delta_log", f"{version:020d}.json").unlink()
+        return table.version(), sorted(table.file_uris())
 
     def compact(self) -> None:
         DeltaTable(self.place).optimize.compact()
@@ -161,6 +180,14 @@ class ReadIceberg(ReadTable):
 
     def delete(self, condition: str) -> None:
         self._table().delete(condition)
+
+    def _expired(self) -> tuple[int, list[str]]:
+        table = self._table()
+        older = [snapshot.snapshot_id for snapshot in table.metadata.snapshots][:-1]
+        table.maintenance.expire_snapshots().by_ids(older).commit()
+        newest = table.current_snapshot()
+        entries = table.inspect.entries(newest.snapshot_id).to_pylist()
+        return newest.sequence_number, [urlsplit(entry["data_file"]["file_path"]).path for entry in entries]
 
     def _table(self) -> Any:
         return load_catalog("shop", **self._properties).load_table("sales.orders")

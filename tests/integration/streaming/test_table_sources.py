@@ -123,6 +123,32 @@ def test_a_restored_pipeline_replays_the_recorded_versions_and_goes_on(pipeline:
 
 
 @pytest.mark.slow
+def test_a_table_whose_history_has_expired_is_read_whole_and_then_what_is_added(pipeline: TablePipeline) -> None:
+    pipeline.table.append(4)
+    version = pipeline.table.forget()
+    refused = pipeline.start()
+    assert refused.wait() == REFUSED, refused.output()[-4000:]
+    assert "initial_snapshot=True" in refused.output()
+    pipeline.environment["TEST_STARTING_VERSION"] = str(version)
+    pipeline.environment["TEST_FILES"] = "1"
+    for step in ("during-send:run=1:batch=0", "after-end-transaction:run=2:batch=1"):
+        driver = pipeline.start(step)
+        assert driver.wait() == -signal.SIGKILL, driver.output()[-4000:]
+        pipeline.table.append()
+        pipeline.check(complete=False)
+    assert cli.main(["savepoint", pipeline.world.pipeline, *at_home(pipeline)]) == 0
+    saved = pipeline.world.commits()
+    pipeline.finish()
+    before = pipeline.world.commits()
+    assert cli.main(["restore", pipeline.world.pipeline, "--commit", str(saved), *at_home(pipeline)]) == 0
+    pipeline.table.append()
+    del pipeline.environment["TEST_FILES"], pipeline.environment["TEST_STARTING_VERSION"]  # the ledger knows
+    pipeline.finish()
+    assert pipeline.world.commits() > before > saved
+    pipeline.check()
+
+
+@pytest.mark.slow
 @only_delta
 def test_a_commit_that_another_sink_has_already_is_made_of_the_same_files(
     pipeline: TablePipeline, tmp_path: Path

@@ -15,12 +15,15 @@ from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.table import Table
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_first_offsets
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
 from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
-from airflow_provider_exactlyonce.tables.positions import Position
+from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 from airflow_provider_exactlyonce.tables.table_log import TableVersion
+from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
+from tests.integration.streaming.sinks.iceberg.merge_on_read import delete_first_row
 
 NAME = "shop.sales.orders"
 
@@ -63,6 +66,19 @@ def read(properties: Mapping[str, str], start: int = 0) -> list[TableVersion]:
 def ids(properties: Mapping[str, str], version: TableVersion) -> list[int]:
     store = IcebergTableLog(NAME, properties).store
     return [number for file in version.files for number in pq.read_table(store.open(file.path))["id"].to_pylist()]
+
+
+def whole(properties: Mapping[str, str], version: int) -> list[TableVersion]:
+    return list(IcebergTableLog(NAME, properties).versions(Position(version, SNAPSHOT)))
+
+
+def compact(properties: Mapping[str, str], all_rows: pa.Table) -> None:
+    """Write all rows into one file, as a compaction does."""
+    ours = IcebergTable(NAME, properties)
+    ours.open()
+    new = list(_dataframe_to_data_files(ours.metadata, all_rows, ours.io))
+    ours.append(new, {}, lambda *_: {}, removed=list(current_files(ours)), changes_rows=False)
+    ours.close()
 
 
 def expire(table: Table, *numbers: int) -> None:
@@ -108,13 +124,8 @@ def test_a_snapshot_that_takes_rows_out_is_told(properties: Mapping[str, str], t
     assert last.files == ()
 
 
-def test_a_compaction_adds_no_rows(properties: Mapping[str, str], table: Table) -> None:
-    ours = IcebergTable(NAME, properties)
-    ours.open()
-    old = list(current_files(ours))
-    new = list(_dataframe_to_data_files(table.metadata, rows(0, 1, 2, 3, 4, 5), table.io))
-    ours.append(new, {}, lambda *_: {}, removed=old, changes_rows=False)
-    ours.close()
+def test_a_compaction_adds_no_rows(properties: Mapping[str, str]) -> None:
+    compact(properties, rows(0, 1, 2, 3, 4, 5))
     last = read(properties)[-1]
     assert (last.version, last.files, last.rewrite) == (4, (), None)
 
@@ -123,13 +134,69 @@ def test_snapshots_that_have_expired_before_they_were_read_stop_by_name(
     properties: Mapping[str, str], table: Table
 ) -> None:
     expire(table, 1)
-    assert IcebergTableLog(NAME, properties).begin() == Position(3)
+    assert IcebergTableLog(NAME, properties).begin() == Position(2, 1)
     with pytest.raises(DataLostError, match="has the snapshots 2 to 3 on its main branch, and what was added before"):
         read(properties, 0)
     # What was read last has to be there: else nobody knows what follows it.
     with pytest.raises(DataLostError, match=r"was read up to snapshot 1, .*; they are 2 to 3"):
         read(properties, 2)
     assert [version.version for version in read(properties, 3)] == [3]
+    within = list(IcebergTableLog(NAME, properties).versions(Position(2, 1)))
+    assert [version.version for version in within] == [2, 3]
+
+
+def test_the_whole_table_at_a_snapshot_is_read_first_and_then_what_later_ones_add(
+    properties: Mapping[str, str], table: Table
+) -> None:
+    table.refresh().append(rows(6))
+    expire(table, 1)
+    before = whole(properties, 2)
+    assert [(version.version, version.first) for version in before] == [(2, SNAPSHOT), (3, 0), (4, 0)]
+    assert [sorted(ids(properties, version)) for version in before] == [[0, 1, 2, 3], [4, 5], [6]]
+    assert before[0].columns == IcebergTableLog(NAME, properties).columns()
+    table.refresh().delete("id = 1")
+    compact(properties, rows(0, 2, 3, 4, 5, 6))
+    after = whole(properties, 2)
+    assert after[:3] == before
+    assert [(version.files, version.rewrite is None) for version in after[3:]] == [((), False), ((), True)]
+    assert [sorted(ids(properties, version)) for version in whole(properties, 6)] == [[0, 2, 3, 4, 5, 6]]
+    assert [sorted(ids(properties, version)) for version in whole(properties, 5)][:1] == [[0, 2, 3, 4, 5, 6]]
+
+
+def test_the_same_log_knows_the_whole_table_and_what_its_snapshot_adds(properties: Mapping[str, str]) -> None:
+    log = IcebergTableLog(NAME, properties)
+    first, second = (next(log.versions(Position(2, file))) for file in (SNAPSHOT, 0))
+    assert (len(first.files), len(second.files)) == (2, 1)
+    assert next(log.versions(Position(2, SNAPSHOT + 1))) is first
+    assert TableOffsets(log).rows(Position(2, SNAPSHOT + 1).offset, Position(4).offset) == 4
+    place = (log.name, 0)
+    assert TableOffsets(log).at_timestamp([place], 1)[place] == Position(1).offset
+
+
+def test_a_whole_table_whose_snapshot_has_expired_stops_by_name(properties: Mapping[str, str], table: Table) -> None:
+    expire(table, 1)
+    for snapshot in (0, 1):
+        with pytest.raises(
+            DataLostError, match=r"initial_snapshot=True|is to be read as it is at snapshot 1, which is"
+        ):
+            whole(properties, snapshot)
+    place = (f"iceberg:{NAME}", 0)
+    offsets = TableOffsets(IcebergTableLog(NAME, properties))
+    assert offsets.at_timestamp([place], 1)[place] == Position(2).offset
+    check_first_offsets(offsets, {place[0]: {0: Position(2, SNAPSHOT).offset}}, [place[0]])
+    with pytest.raises(RefusedError, match=r"from file 1 of version 2 on.*initial_snapshot=True it can begin"):
+        check_first_offsets(offsets, {place[0]: {0: Position(2).offset}}, [place[0]])
+    assert [sorted(ids(properties, version)) for version in whole(properties, 2)] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_rows_that_are_deleted_beside_their_files_are_refused_in_a_whole_table(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create(LONG, TEXT).append(pa.table({"id": [1, 2], "k": ["a", "b"]}))
+    (file,) = (tmp_path / "warehouse").rglob("*.parquet")
+    delete_first_row(lake, file)
+    with pytest.raises(RefusedError, match=r"has rows at version 2 that are deleted beside their files"):
+        list(lake.log().versions(Position(2, SNAPSHOT)))
+    assert [len(version.files) for version in lake.log().versions(Position(1, SNAPSHOT))] == [1, 0]
 
 
 def test_a_table_that_was_rolled_back_stops_by_name(properties: Mapping[str, str], table: Table) -> None:

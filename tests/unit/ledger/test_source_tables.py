@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceClusters, SourceTable
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from tests.ledger_records import claim_record, commit_record
-from tests.unit.tables.delta_tables import append
+from tests.unit.tables.delta_tables import append, entry
 
 OWN = "own"
 
@@ -63,6 +63,7 @@ def test_a_table_is_asked_by_itself_and_everything_else_the_cluster(path: Path) 
     assert made.here({name: 1, "orders": 2}) == {"orders": 2}
     assert made.topics(SourceTopics(names=(name,))) == [name]
     assert made.recorded == {name: ("", id_of(path))}
+    assert made.datasets == {name: ("file", str(path))}
     assert (table.topic_id(name), table.earliest(name), table.stable(name)) == (id_of(path), {0: 0}, {0: 3_000_000})
     assert made.offsets.starts([(name, 0)]) == {(name, 0): 0}
     (facts,) = table.checked([name], allow_single_replica=False).values()
@@ -116,6 +117,23 @@ def test_versions_that_are_gone_are_named(path: Path) -> None:
     with pytest.raises(RefusedError, match="from version 0 to before version 1, of commit 4"):
         check_input(clusters(path), stretch(path, 0, 3_000_000))
     check_input(clusters(path), stretch(path, 1_000_000, 3_000_000))
+
+
+def test_the_input_of_a_replay_of_a_whole_table_is_checked_up_to_its_files(path: Path) -> None:
+    DeltaTable(path).create_checkpoint()
+    for version in range(2):
+        entry(path, version).unlink()
+    made = clusters(path)
+    check_input(made, stretch(path, 2_500_000, 3_000_000))
+    assert made.records_at_most({f"delta:{path}": {0: (2_500_001, 3_000_000)}}) == 4
+    DeltaTable(path).optimize.compact()
+    DeltaTable(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    with pytest.raises(RefusedError, match=r"is gone: .* between the table at version 2 and version 3"):
+        check_input(made, stretch(path, 2_500_000, 3_000_000))
+    DeltaTable(path).create_checkpoint()
+    entry(path, 2).unlink()
+    with pytest.raises(RefusedError, match="from the table at version 2 to before version 3, of commit 4"):
+        check_input(clusters(path), stretch(path, 2_500_000, 3_000_000))
 
 
 def test_a_connection_is_found_in_the_environment_of_stores(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

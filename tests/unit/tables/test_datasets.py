@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_exactlyonce.tables.datasets import dataset_at, dataset_of
+from airflow_provider_exactlyonce.tables.datasets import dataset_at
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,3 @@ from airflow_provider_exactlyonce.tables.datasets import dataset_at, dataset_of
 )
 def test_a_directory_has_openlineages_name(location: str, dataset: tuple[str, str]) -> None:
     assert dataset_at(location) == dataset
-
-
-def test_a_source_table_has_the_name_that_a_sink_gives_it_or_its_catalogs() -> None:
-    assert dataset_of("delta:s3://lake/shop/orders") == dataset_at("s3://lake/shop/orders")
-    assert dataset_of("iceberg:shop.sales.orders") == ("iceberg://shop", "sales.orders")

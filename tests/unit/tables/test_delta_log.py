@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import pickle
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
 from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
-from airflow_provider_exactlyonce.tables.positions import Position
+from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 from airflow_provider_exactlyonce.tables.table_log import TableVersion
 from tests.unit.tables.delta_tables import actions, append, entry, rows, write_entry
 
@@ -130,6 +132,96 @@ def test_nothing_new_behind_a_log_that_was_cleaned_up_to_its_end(path: Path) -> 
     assert log_of(path).begin() == Position(2)
     with pytest.raises(DataLostError, match="version 2 of table"):
         read(path, 2)
+
+
+def clean_up(path: Path, before: int) -> None:
+    """Clean the log up, as retention does behind a checkpoint."""
+    DeltaTable(path, version=before).create_checkpoint()
+    for version in range(before):
+        entry(path, version).unlink(missing_ok=True)
+
+
+def whole(path: Path, version: int) -> list[TableVersion]:
+    return list(log_of(path).versions(Position(version, SNAPSHOT)))
+
+
+def test_the_whole_table_at_a_version_is_read_first_and_then_what_later_ones_add(path: Path) -> None:
+    append(path, 6)
+    before = whole(path, 2)
+    assert [(version.version, version.first) for version in before] == [(2, SNAPSHOT), (3, 0)]
+    assert (sorted(ids(path, before[0])), ids(path, before[1])) == ([0, 1, 2, 3, 4, 5], [6])
+    assert [file.rows for file in before[0].files] == [2, 2, 2]
+    assert before[0].columns == log_of(path).columns()
+    clean_up(path, 2)
+    DeltaTable(path).optimize.compact()
+    append(path, 7)
+    after = whole(path, 2)
+    assert after[:2] == before
+    assert [len(version.files) for version in after[2:]] == [0, 1]
+    newest = log_of(path).begin(), whole(path, 5)
+    assert newest[0] == Position(2)
+    assert sorted(ids(path, newest[1][0])) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_the_same_log_knows_the_whole_table_and_what_its_version_adds(path: Path) -> None:
+    log = log_of(path)
+    first, second = (next(log.versions(Position(1, file))) for file in (SNAPSHOT, 0))
+    assert (len(first.files), len(second.files)) == (2, 1)
+    assert next(log.versions(Position(1, SNAPSHOT + 1))) is first
+    assert TableOffsets(log).rows(Position(1, SNAPSHOT).offset, Position(3).offset) == 6
+    assert TableOffsets(log).rows(Position(1, SNAPSHOT + 1).offset, Position(2).offset) == 2
+
+
+def test_rows_that_were_taken_out_before_it_are_not_in_the_whole_table(path: Path) -> None:
+    DeltaTable(path).delete("id = 2")
+    assert sorted(ids(path, whole(path, 3)[0])) == [0, 1, 3, 4, 5]
+    assert [version.version for version in whole(path, 2)][1:] == [3]
+
+
+def test_a_whole_table_that_nobody_knows_any_more_stops_by_name(path: Path) -> None:
+    append(path, 6)
+    DeltaTable(path).create_checkpoint()
+    for version in (0, 1):
+        entry(path, version).unlink()
+    assert log_of(path).begin() == Position(2)
+    for version in range(3):  # of the last one there is its own entry, and no checkpoint before it
+        with pytest.raises(DataLostError, match=rf"had at version {version} is not known any more.*_version=3, with "):
+            whole(path, version)
+    assert sorted(ids(path, whole(path, 3)[0])) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_partitions_of_a_whole_table_have_the_texts_of_the_log_and_a_time_without_its_zone(tmp_path: Path) -> None:
+    at = datetime.datetime(2024, 2, 29, 23, 59, 59, 1)
+    values = {
+        "text": pa.array(["a/b=ü 50%", None]),
+        "day": pa.array([at.date(), None]),
+        "local": pa.array([at, None], pa.timestamp("us")),
+        "zoned": pa.array([at, None], pa.timestamp("us", "UTC")),
+        "yes": pa.array([True, None]),
+        "price": pa.array([Decimal("1.50"), None], pa.decimal128(12, 2)),
+        "small": pa.array([-3, None], pa.int16()),
+        "real": pa.array([-0.25, None]),
+    }
+    write_deltalake(tmp_path / "t", pa.table({"id": [1, 2], **values}), partition_by=list(values))
+    (logged,), (known,) = read(tmp_path / "t"), whole(tmp_path / "t", 0)
+    by_path = {file.path: file for file in logged.files}
+    assert [file.path for file in known.files] == sorted(by_path)
+    for file in known.files:
+        assert file.partition == by_path[file.path].partition
+
+
+def test_files_without_some_of_their_rows_are_refused_in_a_whole_table(path: Path) -> None:
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    write_entry(path, 3, [{"protocol": {**protocol, **features}}])
+    assert sorted(ids(path, whole(path, 3)[0])) == [0, 1, 2, 3, 4, 5]
+    (added,) = (action["add"] for action in actions(path, 0) if "add" in action)
+    both_rows = "^Bg9^0rr910000000000iXQKl0rr91000315c8Xg00031"
+    deletions = {"storageType": "i", "pathOrInlineDv": both_rows, "sizeInBytes": 36, "cardinality": 2}
+    removed = {"path": added["path"], "dataChange": True, "deletionTimestamp": 1}
+    write_entry(path, 4, [{"remove": removed}, {"add": {**added, "deletionVector": deletions}}])
+    with pytest.raises(RefusedError, match="without some of their rows at version 4"):
+        whole(path, 4)
 
 
 def test_a_table_that_was_made_anew_stops_by_name(path: Path) -> None:

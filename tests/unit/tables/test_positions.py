@@ -7,15 +7,25 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import shown
 from airflow_provider_exactlyonce.tables import positions
-from airflow_provider_exactlyonce.tables.positions import Position, distance
+from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position, distance
 
 
 def test_a_position_is_a_number_in_the_order_of_reading() -> None:
-    read = [Position(0), Position(0, 1), Position(1), Position(12, 999_999), Position(13)]
+    read = [Position(0), Position(0, 1), Position(1), Position(12, 499_999), Position(13)]
     offsets = [position.offset for position in read]
-    assert offsets == sorted(offsets) == [0, 1, 1_000_000, 12_999_999, 13_000_000]
+    assert offsets == sorted(offsets) == [0, 1, 1_000_000, 12_499_999, 13_000_000]
     assert [Position.of(offset) for offset in offsets] == read == sorted(read)
     assert [str(position) for position in read[1:3]] == ["file 1 of version 0", "version 1"]
+
+
+def test_a_whole_table_is_read_before_the_version_after_it() -> None:
+    read = [Position(12), Position(12, SNAPSHOT - 1), Position(12, SNAPSHOT), Position(12, SNAPSHOT + 3), Position(13)]
+    assert read == sorted(read)
+    assert [position.is_snapshot for position in read] == [False, False, True, True, False]
+    assert read[2].offset == 12_500_000
+    assert Position.of(12_500_003) == read[3]
+    assert [str(position) for position in read[2:4]] == ["the table at version 12", "file 3 of the table at version 12"]
+    assert distance("delta:/t", read[2].offset, Position(15).offset) == 3
 
 
 def test_what_is_between_two_positions_of_a_table_is_counted_in_versions() -> None:

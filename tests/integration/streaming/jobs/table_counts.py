@@ -19,6 +19,8 @@ source = {"delta": DeltaSource, "iceberg": IcebergSource}[os.environ["TEST_KIND"
     source=source(
         os.environ["TEST_TABLE"],
         "id BIGINT NOT NULL, k STRING NOT NULL, v DECIMAL(12,2) NOT NULL",
+        starting_version=int(os.environ.get("TEST_STARTING_VERSION", "0")),
+        initial_snapshot="TEST_STARTING_VERSION" in os.environ,
         max_files_per_trigger=int(os.environ.get("TEST_FILES", "3")),
         on_rewrite=os.environ.get("TEST_ON_REWRITE", "stop"),
         conn_id=os.environ.get("TEST_CONN_ID"),

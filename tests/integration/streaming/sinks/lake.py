@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.streaming.sinks.delta.schema import arrow_columns
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkAttempt, SinkCommitter, SinkContext, SinkEntry
+from airflow_provider_exactlyonce.tables.table_log import TableLog
 from tests.waiting import eventually
 
 PIPELINE: Final = "shop"
@@ -145,6 +146,10 @@ class Lake(ABC):
     @abstractmethod
     def keep(self) -> Callable[[], object]:
         """Return what sets the table back to how it is now."""
+
+    @abstractmethod
+    def log(self) -> TableLog:
+        """Return the table as it is read as a source."""
 
     def write(self, first: int, count: int) -> None:
         """Append :func:`rows` as any other writer does."""

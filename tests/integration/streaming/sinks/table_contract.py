@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, CommitUnknownError, FencedError
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
+from airflow_provider_exactlyonce.tables.offsets import TableOffsets
 from tests.integration.streaming.sinks.lake import COLUMNS, EVERY_TYPE, ODD, PIPELINE, VALUES, Lake, Live, rows
 
 Audited = tuple[Live, list[SinkEntry]]
@@ -46,6 +47,13 @@ class TableContract:
         assert namespace == "file"
         assert lake.files()
         assert all(file.is_relative_to(name) for file in lake.files())
+
+    def test_lineage_knows_the_table_as_a_source_by_the_name_that_it_has_as_a_sink(
+        self, lake: Lake, tmp_path: Path
+    ) -> None:
+        live = Live(lake.sink(), tmp_path)
+        live.commit(rows(0, 5))
+        assert TableOffsets(lake.log()).dataset == live.committer.dataset
 
     # Others, and zombies
 

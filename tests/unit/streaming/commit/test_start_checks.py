@@ -201,9 +201,11 @@ def test_a_pipeline_begins_at_a_version_that_the_table_has(tmp_path: Path) -> No
     append(table, 1)
     append(table, 2)
     name, offsets = f"delta:{table}", TableOffsets(DeltaTableLog(str(table), {}))
-    for version in (0, 1, 2):
-        check_first_offsets(offsets, {name: {0: version * 1_000_000}}, [name])
+    for position in (0, 500_000, 1_000_000, 1_500_000, 2_000_000):
+        check_first_offsets(offsets, {name: {0: position}}, [name])
     with pytest.raises(
         RefusedError, match=r"from version 0 on, and its next one is version 2.* can't begin at version 3"
     ):
         check_first_offsets(offsets, {name: {0: 3_000_000}}, [name])
+    with pytest.raises(RefusedError, match=r"can't begin at the table at version 2.*initial_snapshot=True"):
+        check_first_offsets(offsets, {name: {0: 2_500_000}}, [name])

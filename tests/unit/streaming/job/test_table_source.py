@@ -48,6 +48,8 @@ def test_it_begins_where_the_checkpoint_says_or_else_where_it_declares() -> None
     sources = made.sources.values()
     assert table_begins(sources) == {"delta:/t": {0: 3_000_000}}
     assert table_begins(sources, {"in": {0: 5}, "delta:/t": {0: 7_000_002}}) == {"delta:/t": {0: 7_000_002}}
+    whole = IcebergSource("a.b.c", SCHEMA, starting_version=3, initial_snapshot=True)
+    assert table_begins([whole]) == {"iceberg:a.b.c": {0: 3_500_000}}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,7 @@ def test_it_begins_where_the_checkpoint_says_or_else_where_it_declares() -> None
         (DeltaSource, {"path": "/t", "schema": "id NUMBER"}, r"schema of DeltaSource\('/t'\) is not DDL"),
         (DeltaSource, {"path": "/t", "schema": None}, r"schema of DeltaSource\('/t'\) is not DDL"),
         (DeltaSource, {"path": "/t", "schema": SCHEMA, "starting_version": -1}, r"version=-1 of DeltaSource\('/t'\)"),
+        (DeltaSource, {"path": "/t", "schema": SCHEMA, "initial_snapshot": 3}, "initial_snapshot=3 of .*: True or"),
         (DeltaSource, {"path": "/t", "schema": SCHEMA, "max_files_per_trigger": 0}, "max_files_per_trigger=0 of"),
         (IcebergSource, {"table": "a.b.c", "schema": SCHEMA, "on_rewrite": "x"}, r"on_rewrite='x' of .*: 'stop'"),
         (IcebergSource, {"table": "a.b.c", "schema": SCHEMA, "conn_id": ""}, "conn_id='' of"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,9 +22,9 @@ from airflow_provider_exactlyonce.streaming.job.table_stream import (
     tasks,
 )
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
-from airflow_provider_exactlyonce.tables.positions import Position
+from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 from airflow_provider_exactlyonce.tables.table_log import TableFile
-from tests.unit.tables.delta_tables import append, rows
+from tests.unit.tables.delta_tables import append, entry, rows
 
 COLUMNS = T.StructType([T.StructField("id", T.LongType()), T.StructField("text", T.StringType())])
 ALL = ReadAllAvailable()
@@ -38,10 +39,11 @@ def path(tmp_path: Path) -> Path:
     return table
 
 
-def reader_of(path: Path, *, start: int = 0, files: int | None = None, skips: bool = False) -> TableStreamReader:
-    reading = TableReading(
-        name=f"delta:{path}", columns=COLUMNS, start=Position(start), files=files, skips=skips, options={}
-    )
+def reader_of(
+    path: Path, *, start: int = 0, files: int | None = None, skips: bool = False, whole: bool = False
+) -> TableStreamReader:
+    begin = Position(start, SNAPSHOT if whole else 0)
+    reading = TableReading(name=f"delta:{path}", columns=COLUMNS, start=begin, files=files, skips=skips, options={})
     reader: TableStreamReader = pickle.loads(pickle.dumps(TableStreamReader(reading)))  # as it comes to its process
     return reader
 
@@ -88,6 +90,41 @@ def test_a_range_that_is_read_again_has_the_same_rows_whatever_was_written_since
     append(path, 9)
     DeltaTable(path).optimize.compact()
     assert ids(reader_of(path), at(path, 1_000_000), at(path, 3_000_000)) == before == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("files", [None, 1, 2, 4])
+def test_a_table_is_read_as_it_is_at_a_version_and_on_and_a_range_of_it_again_with_the_same_rows(
+    path: Path, files: int | None
+) -> None:
+    append(path, 6, 7)
+    DeltaTable(path).create_checkpoint()
+    for version in range(3):
+        entry(path, version).unlink()
+    append(path, 8)
+    reader = reader_of(path, start=3, whole=True, files=files)
+    ranges = [reader.initialOffset()]
+    while (end := reader.latestOffset(ranges[-1], reader.getDefaultReadLimit())) != ranges[-1]:
+        ranges.append(end)
+    assert (ranges[0], ranges[-1]) == (at(path, 3_500_000), at(path, 5_000_000))
+    read = [ids(reader, start, end) for start, end in pairwise(ranges)]
+    assert sorted(chain.from_iterable(read)) == list(range(9))
+    assert read[-1][-1] == 8
+    assert len(read) == {None: 1, 1: 5, 2: 3, 4: 2}[files]
+    DeltaTable(path).optimize.compact()
+    append(path, 9)
+    again = reader_of(path, files=files)  # whatever is declared by now
+    assert [ids(again, start, end) for start, end in pairwise(ranges)] == read
+    DeltaTable(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    with pytest.raises(RuntimeError, match=r"DataLostError.* is gone: it was compacted and vacuumed"):
+        ids(again, ranges[0], ranges[1])
+
+
+def test_a_whole_table_whose_columns_are_others_stops_the_stream(path: Path) -> None:
+    other = pa.table({"id": pa.array([7], pa.int32()), "text": ["x"]})
+    write_deltalake(path, other, mode="overwrite", schema_mode="overwrite")
+    reader = reader_of(path, start=3, whole=True)
+    with pytest.raises(RuntimeError, match=r"version 3 of table .* changes its columns: its column 'id' is integer"):
+        reader.latestOffset(reader.initialOffset(), ALL)
 
 
 def test_what_is_available_now_is_what_was_there_then(path: Path) -> None:

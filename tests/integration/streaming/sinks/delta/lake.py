@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
+from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
 from tests.delta_reader import read_delta
 from tests.integration.streaming.sinks.lake import Lake
 
@@ -48,6 +49,10 @@ class DeltaLake(Lake):
     @override
     def sink(self, **changed: Any) -> DeltaSink:
         return DeltaSink(**{"name": "lake", "path": str(self.path), **changed})
+
+    @override
+    def log(self) -> DeltaTableLog:
+        return DeltaTableLog(str(self.path), {})
 
     @override
     def read(self) -> list[dict[str, Any]]:

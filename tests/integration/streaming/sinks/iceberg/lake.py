@@ -21,6 +21,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.streaming import IcebergSink
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
+from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
 from tests.iceberg_reader import newest_metadata, read_iceberg
 from tests.integration.streaming.sinks.lake import Lake
 
@@ -50,7 +51,7 @@ class IcebergLake(Lake):
     CONFLICTS = (CommitFailedException, ValidationException)
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.properties = folder, catalog_in(folder)
+        self.folder, self.properties, self.name = folder, catalog_in(folder), NAME
 
     @property
     def catalog(self) -> Catalog:
@@ -58,12 +59,12 @@ class IcebergLake(Lake):
 
     @property
     def table(self) -> Table:
-        return self.catalog.load_table(NAME)
+        return self.catalog.load_table(self.name)
 
     @property
     def opened(self) -> IcebergTable:
         """The table as the sink has it, looked at now."""
-        table = IcebergTable(f"lake.{NAME}", self.properties)
+        table = IcebergTable(f"lake.{self.name}", self.properties)
         assert table.open()
         return table
 
@@ -74,12 +75,16 @@ class IcebergLake(Lake):
     @override
     def sink(self, **changed: Any) -> IcebergSink:
         return IcebergSink(
-            **{"table": f"lake.{NAME}", "name": "lake", "catalog_properties": self.properties, **changed}
+            **{"table": f"lake.{self.name}", "name": "lake", "catalog_properties": self.properties, **changed}
         )
 
     @override
+    def log(self) -> IcebergTableLog:
+        return IcebergTableLog(f"lake.{self.name}", self.properties)
+
+    @override
     def read(self) -> list[dict[str, Any]]:
-        return read_iceberg(newest_metadata(self.folder / "catalog.db", NAME))
+        return read_iceberg(newest_metadata(self.folder / "catalog.db", self.name))
 
     @override
     def read_by_library(self) -> list[dict[str, Any]]:
@@ -144,7 +149,7 @@ class IcebergLake(Lake):
 
     def create(self, *fields: NestedField, **more: Any) -> Table:
         self.catalog.create_namespace_if_not_exists("shop")
-        return self.catalog.create_table(NAME, Schema(*fields), **more)
+        return self.catalog.create_table(self.name, Schema(*fields), **more)
 
     def find(self, **scan: Any) -> list[dict[str, Any]]:
         """Return the rows that pyiceberg finds."""

@@ -60,6 +60,19 @@ def named_files(sink: IcebergSink) -> set[str]:
     return {entry.data_file.file_path.removeprefix("file://") for entry in entries}
 
 
+def write_old(sink: IcebergSink, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Make a sink's table, with rows of somebody else."""
+    catalog, _, name = sink.table.partition(".")
+    opened = load_catalog(catalog, **sink.catalog_properties)
+    data = pa.Table.from_pylist(list(rows))
+    opened.create_namespace_if_not_exists("shop")
+    table = opened.create_table(name, data.schema)
+    if sink.partition_by:
+        with table.update_spec() as spec:
+            spec.add_identity(*sink.partition_by)
+    table.append(data)
+
+
 class TestIcebergSink(SinkConformance):
     kills = 2
     faults = 3
@@ -112,15 +125,7 @@ class TestIcebergCompactions(TestIcebergSink):
 
 class OverOthersInIceberg(OverOthers, TestIcebergSink):
     def write_old(self, sink: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-        catalog, _, name = sink.table.partition(".")
-        opened = load_catalog(catalog, **sink.catalog_properties)
-        data = pa.Table.from_pylist(list(rows))
-        opened.create_namespace_if_not_exists("shop")
-        table = opened.create_table(name, data.schema)
-        if sink.partition_by:
-            with table.update_spec() as spec:
-                spec.add_identity(*sink.partition_by)
-        table.append(data)
+        write_old(sink, rows)
 
     def named_files(self, sink: Any) -> set[str]:
         return named_files(sink)

@@ -1,3 +1,3 @@
 """Exactly-once PySpark streams, run from Apache Airflow."""
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"

@@ -132,6 +132,10 @@ def _opened(system: AbstractFileSystem) -> Store:
         from airflow_provider_exactlyonce.storage import hdfs
 
         return hdfs.open_store(system)
+    if "gs" in protocols:
+        from airflow_provider_exactlyonce.storage import gcs
+
+        return gcs.open_store(system)
     raise RefusedError(
         f"{type(system).__name__} is no file system for a home: it is not known that of two who create a file one "
         "does. Use a path, s3:, or hdfs:"

@@ -26,8 +26,20 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[str]:
+    with object_stores.gcs() as address:
+        yield address
+
+
 @pytest.fixture(
-    params=["local", "memory", "moto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("seaweedfs", "hdfs"))]
+    params=[
+        "local",
+        "memory",
+        "moto",
+        "gcs",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("seaweedfs", "hdfs")),
+    ]
 )
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Give an empty folder."""
@@ -39,5 +51,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         hadoop: HadoopCluster = request.getfixturevalue("hadoop")
         return UPath(f"{hadoop.hdfs}/{uuid.uuid4()}")  # type: ignore[return-value]
     address = request.getfixturevalue(request.param)
+    if request.param == "gcs":
+        return UPath(f"gs://bucket/{uuid.uuid4()}", **object_stores.gcs_options(address))  # type: ignore[return-value]
     place: Any = UPath(f"s3://bucket/{uuid.uuid4()}", **object_stores.options(address))
     return place  # type: ignore[no-any-return]

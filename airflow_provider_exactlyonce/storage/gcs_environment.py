@@ -7,27 +7,47 @@ user's own, or the service account of the host.
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-#: The file with the credentials: a service account's key, or a configuration of workload identity federation.
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+#: The file with the credentials.
 CREDENTIALS: Final = "GOOGLE_APPLICATION_CREDENTIALS"
-
 #: An emulator's address, as in Google's own libraries; it takes requests of everybody.
-_EMULATOR: Final = "STORAGE_EMULATOR_HOST"
+EMULATOR: Final = "STORAGE_EMULATOR_HOST"
+
 #: gcsfs would first ask another service what kind of bucket it is, for a minute where there is no such service.
 _KINDS_OF_BUCKETS: Final = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
 
 
 def options_of_environment() -> dict[str, Any]:
-    """Return what gcsfs is given: it keeps no listings, since others write there, too."""
+    """Return what gcsfs is given."""
+    return options(_emulator())
+
+
+def options(emulator: str | None, token: Any = "google_default") -> dict[str, Any]:
+    """Return what gcsfs is given: it keeps no listings, since others write there, too.
+
+    :param emulator: its address, None for Google's servers
+    :param token: the credentials, by default those that it finds
+    """
     os.environ.setdefault(_KINDS_OF_BUCKETS, "false")
-    emulator = _emulator()
-    return {
-        "use_listings_cache": False,
-        "access": "read_write",
-        "token": "anon" if emulator else "google_default",
-        **({"endpoint_url": emulator} if emulator else {}),
-    }
+    reached = {"token": token} if emulator is None else {"token": "anon", "endpoint_url": emulator}
+    return {"use_listings_cache": False, "access": "read_write", **reached}
+
+
+def system_of(place: Any) -> AbstractFileSystem:
+    """Return the file system of a place, which looks for its credentials.
+
+    :raises OSError: when it finds none, or the host's service does not answer
+    """
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        return place.fs
+    except GoogleAuthError as error:
+        raise OSError(f"{place}: {error}") from error
 
 
 def hadoop_settings() -> dict[str, str]:
@@ -35,13 +55,15 @@ def hadoop_settings() -> dict[str, str]:
     emulator = _emulator()
     return {
         "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
-        "fs.gs.auth.type": "UNAUTHENTICATED" if emulator else "APPLICATION_DEFAULT",
+        "fs.gs.auth.type": "APPLICATION_DEFAULT" if emulator is None else "UNAUTHENTICATED",
         # Whether there is a directory of a file's name is not asked: each such look would cost as much as a write.
         "fs.gs.create.items.conflict.check.enable": "false",
-        **({"fs.gs.storage.root.url": f"{emulator}/"} if emulator else {}),
+        **({} if emulator is None else {"fs.gs.storage.root.url": f"{emulator}/"}),
     }
 
 
 def _emulator() -> str | None:
-    address = os.environ.get(_EMULATOR)
-    return address and (address if "://" in address else f"http://{address}").rstrip("/")
+    address = os.environ.get(EMULATOR)
+    if not address:
+        return None
+    return (address if "://" in address else f"http://{address}").rstrip("/")

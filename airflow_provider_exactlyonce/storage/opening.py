@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage import hdfs_clients, remote
+from airflow_provider_exactlyonce.storage import gcs_environment, hdfs_clients, remote
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.remote import identity_of
 from airflow_provider_exactlyonce.storage.s3_environment import options_of_environment
@@ -116,9 +116,10 @@ def store_of(place: Any) -> Store:
     """
     if isinstance(place, Path):
         return LOCAL
-    key = (identity_of(place.fs), os.getpid())  # clients do not outlive a fork
+    system = gcs_environment.system_of(place) if place.protocol == "gs" else place.fs
+    key = (identity_of(system), os.getpid())  # clients do not outlive a fork
     if key not in _STORES:
-        _STORES[key] = _opened(place.fs)
+        _STORES[key] = _opened(system)
     return _STORES[key]
 
 

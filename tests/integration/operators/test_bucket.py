@@ -280,7 +280,7 @@ def test_a_role_is_assumed_and_its_credentials_are_handed_on(
     home = home_at(checkpoint)
     json_store.write(home.control / "a.json", {"written": True})
     assert json_store.read(home.control / "a.json") == {"written": True}
-    environment = object_storage.driver_environment(checkpoint)
+    environment = object_storage.driver_environment(checkpoint, tmp_path)
     assert environment["AWS_ACCESS_KEY_ID"].startswith("ASIA")
     assert environment["AWS_SESSION_TOKEN"]
     assert "connection lake assumes arn:aws:iam::123456789012:role/streams" in said()

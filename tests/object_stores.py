@@ -164,6 +164,16 @@ def gcs_options(address: str) -> dict[str, Any]:
     return {"token": "anon", "endpoint_url": address, "use_listings_cache": False}
 
 
+def gcs_environment(address: str) -> dict[str, str]:
+    """Return the variables by which a driver finds the emulation."""
+    return {"STORAGE_EMULATOR_HOST": address}
+
+
+def gcs_connection(address: str) -> dict[str, Any]:
+    """Return Airflow's connection to the emulation."""
+    return {"conn_type": "google_cloud_platform", "extra": {"gcs.endpoint": address, "is_anonymous": True}}
+
+
 @contextmanager
 def gcs() -> Iterator[str]:
     """Run an emulation of Google Cloud Storage, with the conditions that it passes over; gives its address."""

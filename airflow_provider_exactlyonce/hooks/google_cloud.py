@@ -61,7 +61,7 @@ def driver_environment(connection: Any, folder: Path) -> Mapping[str, str]:
             return {}
         path = folder / "gcs.json"
         LOCAL.replace(path, json.dumps(key).encode(), durable=False)
-    return {gcs_environment.CREDENTIALS: str(path)}
+    return {gcs_environment.CREDENTIALS: str(Path(path).absolute())}
 
 
 def has_key(connection: Any) -> bool:

@@ -43,9 +43,9 @@ _PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 #: Refusals after which the same request may succeed.
 _TEMPORARY: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 _DENIED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
-#: The server has not heard of the request.
-_UNSENT: Final = (ClientConnectorError, ConnectionTimeoutError)
-_FAILURES: Final = (OSError, ClientError, HttpError, NonRetryableError, GoogleAuthError)
+#: There was no connection, or no valid token: the server has not heard of the request.
+_UNSENT: Final = (ClientConnectorError, ConnectionTimeoutError, GoogleAuthError, HttpError, NonRetryableError)
+_FAILURES: Final = (OSError, ClientError, *_UNSENT)
 
 
 def open_store(system: AbstractFileSystem) -> GcsStore:

@@ -56,8 +56,12 @@ def hadoop_settings() -> dict[str, str]:
     return {
         "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
         "fs.gs.auth.type": "APPLICATION_DEFAULT" if emulator is None else "UNAUTHENTICATED",
+        # Hadoop has settings of these names for a module of its own, and here it says 64m, which is no number.
+        "fs.gs.block.size": str(64 * 1024 * 1024),
         # Whether there is a directory of a file's name is not asked: each such look would cost as much as a write.
         "fs.gs.create.items.conflict.check.enable": "false",
+        # Nor is the kind of the bucket, which an emulation can't tell.
+        "fs.gs.hierarchical.namespace.folders.enable": "false",
         **({} if emulator is None else {"fs.gs.storage.root.url": f"{emulator}/"}),
     }
 

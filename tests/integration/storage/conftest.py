@@ -32,15 +32,10 @@ def gcs() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(
-    params=[
-        "local",
-        "memory",
-        "moto",
-        "gcs",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("seaweedfs", "hdfs")),
-    ]
-)
+FAST, SLOW = ("local", "memory", "moto"), ("seaweedfs", "gcs", "hdfs")
+
+
+@pytest.fixture(params=[*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Give an empty folder."""
     if request.param == "local":
@@ -52,6 +47,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         return UPath(f"{hadoop.hdfs}/{uuid.uuid4()}")  # type: ignore[return-value]
     address = request.getfixturevalue(request.param)
     if request.param == "gcs":
-        return UPath(f"gs://bucket/{uuid.uuid4()}", **object_stores.gcs_options(address))  # type: ignore[return-value]
-    place: Any = UPath(f"s3://bucket/{uuid.uuid4()}", **object_stores.options(address))
+        place: Any = UPath(f"gs://bucket/{uuid.uuid4()}", **object_stores.gcs_options(address))
+    else:
+        place = UPath(f"s3://bucket/{uuid.uuid4()}", **object_stores.options(address))
     return place  # type: ignore[no-any-return]

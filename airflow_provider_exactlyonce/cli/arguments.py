@@ -25,7 +25,7 @@ SHARED: Final[Mapping[str, Mapping[str, Any]]] = {
     "--pipeline": {"metavar": "NAME", "help": "which pipeline of the file, if it declares several"},
     "--home": {
         "metavar": "DIR",
-        "help": "the pipeline's home, a directory or a URL of s3: or hdfs:, if it is not where its last run started",
+        "help": "the pipeline's home, a directory or a URL of s3:, gs: or hdfs:, if not where its last run started",
     },
     "--bootstrap-servers": {"metavar": "HOST:PORT", "help": f"Kafka brokers, instead of {VARIABLE}"},
     "--json": {"action": "store_true", "help": "print JSON"},

@@ -29,7 +29,7 @@ def add_to(program: Command) -> None:
         example="/data/shop-totals s3://my-bucket/pipelines/shop-totals",
         exit_codes={0: "moved, now or by an earlier call", 65: "the pipeline, or a backfill of it, runs"},
     )
-    copy.add_argument("source", metavar="SRC", help="the home, a directory or s3://BUCKET/DIRECTORY")
+    copy.add_argument("source", metavar="SRC", help="the home, a directory or a URL such as s3://BUCKET/DIRECTORY")
     copy.add_argument("target", metavar="DST", help="where it shall be, a directory that is empty or is not there")
     declare(copy, *CLUSTER)
 

@@ -24,8 +24,8 @@ def add_to(program: Command) -> None:
     command.add_argument(
         "--into-spark",
         action="store_true",
-        help="also put the jars of the connector and of homes on S3 among Spark's own: for an image to which nothing "
-        "is shipped",
+        help="also put the jars of the connector and of homes in buckets among Spark's own: for an image to which "
+        "nothing is shipped",
     )
     declare(command, "--json")
 

@@ -1,4 +1,6 @@
-"""The broker's, the connector's and s3a's jars: resolved once per user, verified, and found again in milliseconds.
+"""The broker's jars, and those that Spark needs for Kafka and for buckets.
+
+They are resolved once per user, verified, and found again in milliseconds.
 
 A stamp beside the jars holds each one's size and times as they were when its SHA-256 was last compared with the one
 that is written down here. The kernel sets a file's change time at every write, so equal times mean equal bytes and the
@@ -29,9 +31,10 @@ from airflow_provider_exactlyonce.files import replacing, try_lock
 KAFKA_VERSION: Final = "4.3.1"
 SPARK_VERSION: Final = "4.2.0"
 HADOOP_VERSION: Final = "3.5.0"
+GCS_CONNECTOR_VERSION: Final = "4.0.4"
 CACHE_VARIABLE: Final = "EXACTLYONCE_CACHE"
 CHECKSUMS: Final = Path(__file__).with_name("checksums.txt")
-#: The class with which Spark creates files on S3 exclusively; `scripts/build_jar.py` makes it of the source beside it.
+#: Classes with which Spark creates files of a checkpoint exclusively; `scripts/build_jar.py` makes it of the sources.
 EXCLUSIVE_FILES_JAR: Final = Path(__file__).with_name("exclusive-checkpoint-files.jar")
 STAMP_NAME: Final = "verified.json"
 STAGING_PREFIX: Final = "staging-"
@@ -69,6 +72,9 @@ DEVKIT: Final = JarSet(f"kafka-{KAFKA_VERSION}-spark-{SPARK_VERSION}", DEPENDENC
 S3A: Final = JarSet(
     f"s3a-{HADOOP_VERSION}", DEPENDENCIES.with_name("s3a.xml"), CHECKSUMS.with_name("s3a_checksums.txt")
 )
+GCS: Final = JarSet(
+    f"gcs-{GCS_CONNECTOR_VERSION}", DEPENDENCIES.with_name("gcs.xml"), CHECKSUMS.with_name("gcs_checksums.txt")
+)
 
 
 def broker_jars(progress: Progress = logger.info) -> list[Path]:
@@ -92,8 +98,15 @@ def s3a_jars(progress: Progress = logger.info) -> list[Path]:
 
     :raises DevkitError: when it isn't there and can't be had
     """
-    resolve(progress, S3A)
-    return [S3A.directory / name for name in S3A.digests]
+    return _jars_of(S3A, progress)
+
+
+def gcs_jars(progress: Progress = logger.info) -> list[Path]:
+    """Return what ``spark.jars`` needs to read and write Google Cloud Storage, resolving it first if it isn't there.
+
+    :raises DevkitError: when it isn't there and can't be had
+    """
+    return _jars_of(GCS, progress)
 
 
 def complete_spark(progress: Progress = logger.info) -> None:
@@ -102,7 +115,8 @@ def complete_spark(progress: Progress = logger.info) -> None:
     :raises DevkitError: when they aren't there and can't be had, or there is no Spark
     """
     folder = spark_jars()
-    for jar in [*spark_connector_jars(progress), EXCLUSIVE_FILES_JAR, *s3a_jars(progress)]:
+    buckets = (*s3a_jars(progress), *gcs_jars(progress))
+    for jar in [*spark_connector_jars(progress), EXCLUSIVE_FILES_JAR, *buckets]:
         if not (folder / jar.name).exists():
             shutil.copyfile(jar, folder / jar.name)
 
@@ -150,7 +164,7 @@ def resolve(progress: Progress, jars: JarSet = DEVKIT) -> None:
 def clear_cache() -> None:
     """Remove what :func:`resolve` made, and nothing that somebody else put there."""
     cache = cache_directory()
-    ours = ("kafka-*-spark-*", "s3a-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
+    ours = ("kafka-*-spark-*", "s3a-*", "gcs-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
     for path in [path for pattern in ours for path in cache.glob(pattern)]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -173,6 +187,11 @@ def exclusive(lock: Path, progress: Progress) -> Iterator[None]:
             progress(f"waiting for another process that is filling {lock.parent}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _jars_of(jars: JarSet, progress: Progress) -> list[Path]:
+    resolve(progress, jars)
+    return [jars.directory / name for name in jars.digests]
 
 
 def _jars(configuration: str, progress: Progress) -> list[Path]:

@@ -70,7 +70,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     remote: dict[str, str] = {}
     local: dict[str, str] = {}
     if cluster is None:
-        reach = object_storage.driver_environment(home.location)
+        reach = object_storage.driver_environment(home.location, home.here)
         local = {**settings.env_vars, **spark_submit.python_environment(), **secrets, **reach}
         local |= class_archive.environment({**os.environ, **local}, settings.conf)
     elif not anywhere:
@@ -80,7 +80,8 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         )
     else:
         local = spark_submit.submission_environment()
-        reach = object_storage.driver_environment(home.location)
+        object_storage.check_for_cluster(home.location)
+        reach = object_storage.driver_environment(home.location, home.here)
         if "AWS_PROFILE" in reach:
             raise RefusedError(
                 f"{home.location}: its connection names the profile {reach['AWS_PROFILE']}, which is in a file of "

@@ -1,8 +1,8 @@
 """The one place that knows how a home in a bucket is reached with an Airflow connection, here and in a driver.
 
 ``s3://aws_default@bucket/pipelines/shop`` is Airflow's own way to name a place in a bucket and a connection to it. Here
-the connection opens the place through Airflow's Amazon provider. A driver gets the place without the connection, and
-the credentials in its environment, where botocore, Hadoop and delta-rs look for them.
+the connection opens the place: one on S3 through Airflow's Amazon provider. A driver gets the place without the
+connection, and the credentials in its environment, where Python, Hadoop and delta-rs look for them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.hooks import google_cloud
 from airflow_provider_exactlyonce.storage.s3_environment import KEYS
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
 
 _log = logging.getLogger(__name__)
 
-#: By connection and what it says: one that was changed is opened anew, and the same one once.
-_SYSTEMS: Final[dict[tuple[str, str], AbstractFileSystem]] = {}
+#: The type of the connection that opens a place, by the place's scheme.
+_TYPES: Final[Mapping[str, str]] = {"s3": "aws", "gs": google_cloud.CONN_TYPE}
+#: By connection and what it says: one that was changed is read anew, and the same one once.
+_OPTIONS: Final[dict[tuple[str, str], Mapping[str, Any]]] = {}
 _OPENING: Final = threading.Lock()
 
 
@@ -40,45 +40,70 @@ def split(location: str) -> tuple[str | None, str]:
     place = parts._replace(netloc=container).geturl()
     if ":" in user:  # which is not shown
         raise RefusedError(f"checkpoint={place!r} has a password in it; name a connection: s3://CONN_ID@BUCKET/PATH")
-    if parts.scheme != "s3" or not user:
-        raise RefusedError(f"checkpoint={location!r}: a connection opens s3://CONN_ID@BUCKET/PATH, and nothing else")
+    if parts.scheme not in _TYPES or not user:
+        forms = " and ".join(f"{scheme}://CONN_ID@BUCKET/PATH" for scheme in _TYPES)
+        raise RefusedError(f"checkpoint={location!r}: a connection opens {forms}, and nothing else")
     return user, place
 
 
-def open_place(conn_id: str, place: Path) -> Path:
-    """Return a place in a bucket, with a connection's credentials; those that end are renewed by the provider.
+def open_place(conn_id: str, place: Any) -> Path:
+    """Return a place in a bucket, with a connection's credentials; those that end are renewed by what opens it.
 
-    :param conn_id: connection of type ``aws``
+    :param conn_id: connection of type ``aws``, or ``google_cloud_platform``
     :param place: the same with the environment's
     :raises AirflowNotFoundException: when there is no such connection: the provider would go on without credentials
-    :raises RefusedError: when it is of another type, or the provider lacks what it needs
+    :raises RefusedError: when it is of another type, or can't be used, or its provider lacks what it needs
     """
     from upath import UPath
 
-    said = hashlib.sha256(_connection(conn_id).get_uri().encode()).hexdigest()
+    connection = _connection(conn_id, place.protocol)
+    said = hashlib.sha256(connection.get_uri().encode()).hexdigest()
     with _OPENING:
-        system = _SYSTEMS.get((conn_id, said))
-        if system is None:
-            system = _SYSTEMS[conn_id, said] = _open(conn_id)
-    opened: Any = UPath(str(place), **system.storage_options)
+        options = _OPTIONS.get((conn_id, said))
+        if options is None:
+            read = google_cloud.options(connection) if place.protocol == "gs" else _options_of_s3(conn_id)
+            options = _OPTIONS[conn_id, said] = read
+    opened: Any = UPath(str(place), **options)
     return opened  # type: ignore[no-any-return]
 
 
-def driver_environment(location: str) -> Mapping[str, str]:
-    """Return what a driver needs in its environment to reach its home.
+def driver_environment(location: str, here: Path) -> Mapping[str, str]:
+    """Return what a driver beside the task needs in its environment to reach its home.
 
-    Nothing of a connection without keys: an instance profile, a container's role or a web identity is found by the
-    driver itself, which can renew it. Credentials of a role that the connection assumes are handed on as they are.
+    Nothing of a connection without keys: an instance profile, a container's role, a web identity or a service account
+    is found by the driver itself, which can renew it.
 
+    :param here: folder of this host, for a key that has to be a file
     :raises AirflowNotFoundException: when there is no such connection
     :raises RefusedError: when it can't be used
     """
-    conn_id, _ = split(location)
+    conn_id, place = split(location)
     if conn_id is None:
         return {}
+    if urlsplit(place).scheme == "gs":
+        return google_cloud.driver_environment(_connection(conn_id, "gs"), here)
+    return _environment_of_s3(conn_id)
+
+
+def check_for_cluster(location: str) -> None:
+    """Check that a driver in a cluster, not beside the task, can reach its home.
+
+    :raises AirflowNotFoundException: when there is no such connection
+    :raises RefusedError: when it can't
+    """
+    conn_id, place = split(location)
+    if conn_id is not None and urlsplit(place).scheme == "gs" and google_cloud.has_key(_connection(conn_id, "gs")):
+        raise RefusedError(
+            f"{location}: its connection has a key, which is in a file of this host, and the driver runs in a "
+            "cluster: use a connection without a key, and the cluster's own service account"
+        )
+
+
+def _environment_of_s3(conn_id: str) -> Mapping[str, str]:
+    """Credentials of a role that the connection assumes are handed on as they are."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 
-    _connection(conn_id)
+    _connection(conn_id, "s3")
     hook = S3Hook(aws_conn_id=conn_id)
     config = hook.conn_config
     variables = {
@@ -103,21 +128,23 @@ def driver_environment(location: str) -> Mapping[str, str]:
     return environment
 
 
-def _connection(conn_id: str) -> Any:
+def _connection(conn_id: str, scheme: str) -> Any:
     from airflow.sdk import Connection
 
     connection = Connection.get(conn_id)
-    if connection.conn_type != "aws":
+    if connection.conn_type != _TYPES[scheme]:
         raise RefusedError(
-            f"connection {conn_id} is of type {connection.conn_type}: a home on s3: takes one of type aws"
+            f"connection {conn_id} is of type {connection.conn_type}: a home on {scheme}: takes one of type "
+            f"{_TYPES[scheme]}"
         )
     return connection
 
 
-def _open(conn_id: str) -> AbstractFileSystem:
+def _options_of_s3(conn_id: str) -> Mapping[str, Any]:
     from airflow.sdk.io import get_fs
 
     try:
-        return get_fs("s3", conn_id)
+        options: Mapping[str, Any] = get_fs("s3", conn_id).storage_options
     except (ImportError, ValueError) as error:
         raise RefusedError(f"{error}; a home on s3: needs airflow-provider-exactlyonce[s3]") from error
+    return options

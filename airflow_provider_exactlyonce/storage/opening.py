@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage import hdfs_clients, remote
+from airflow_provider_exactlyonce.storage import gcs_environment, hdfs_clients, remote, s3_environment
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.remote import identity_of
-from airflow_provider_exactlyonce.storage.s3_environment import options_of_environment
 from airflow_provider_exactlyonce.storage.store import Store
 
 if TYPE_CHECKING:
@@ -21,10 +20,16 @@ if TYPE_CHECKING:
 
 LOCAL: Final = LocalStore()
 
-#: What a location of each scheme looks like, and the package that opens it.
-_SCHEMES: Final[Mapping[str, tuple[str, str]]] = {
-    "s3": ("s3://bucket/directory", "s3fs"),
-    "hdfs": ("hdfs://host:port/directory", "hdfs-native"),
+#: What a location of each scheme looks like, the package that opens it, and the extra that brings that.
+_SCHEMES: Final[Mapping[str, tuple[str, str, str]]] = {
+    "s3": ("s3://bucket/directory", "s3fs", "s3"),
+    "gs": ("gs://bucket/directory", "gcsfs", "gcs"),
+    "hdfs": ("hdfs://host:port/directory", "hdfs-native", "hdfs"),
+}
+#: What opens a place with the environment's credentials is given.
+_OPTIONS: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
+    "s3": s3_environment.options_of_environment,
+    "gs": gcs_environment.options_of_environment,
 }
 _HADOOP_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a"}
 _STORES: Final[dict[tuple[str, int], Store]] = {}
@@ -52,16 +57,16 @@ def place_of(location: Any) -> Path:
     from upath import UPath
 
     scheme, server, key = parts.scheme, parts.netloc.rpartition("@")[2], parts.path.strip("/")
-    form, package = _SCHEMES[scheme]
+    form, package, extra = _SCHEMES[scheme]
     if not server or not key:
         raise RefusedError(f"{location!r} names no directory: give {form}")
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         raise RefusedError(
             f"{package}, which reads and writes {scheme}:, is not installed: install "
-            f"airflow-provider-exactlyonce[{scheme}]"
+            f"airflow-provider-exactlyonce[{extra}]"
         )
     # Credentials are the environment's.
-    place: Any = UPath(f"{scheme}://{server}/{key}", **(options_of_environment() if scheme == "s3" else {}))
+    place: Any = UPath(f"{scheme}://{server}/{key}", **_OPTIONS.get(scheme, dict)())
     return place  # type: ignore[no-any-return]
 
 
@@ -116,9 +121,10 @@ def store_of(place: Any) -> Store:
     """
     if isinstance(place, Path):
         return LOCAL
-    key = (identity_of(place.fs), os.getpid())  # clients do not outlive a fork
+    system = gcs_environment.system_of(place) if place.protocol == "gs" else place.fs
+    key = (identity_of(system), os.getpid())  # clients do not outlive a fork
     if key not in _STORES:
-        _STORES[key] = _opened(place.fs)
+        _STORES[key] = _opened(system)
     return _STORES[key]
 
 
@@ -132,7 +138,11 @@ def _opened(system: AbstractFileSystem) -> Store:
         from airflow_provider_exactlyonce.storage import hdfs
 
         return hdfs.open_store(system)
+    if "gs" in protocols:
+        from airflow_provider_exactlyonce.storage import gcs
+
+        return gcs.open_store(system)
     raise RefusedError(
         f"{type(system).__name__} is no file system for a home: it is not known that of two who create a file one "
-        "does. Use a path, s3:, or hdfs:"
+        "does. Use a path, s3:, gs:, or hdfs:"
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars
+from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, gcs_jars, s3a_jars
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
-from airflow_provider_exactlyonce.storage import s3_environment
+from airflow_provider_exactlyonce.storage import gcs_environment, s3_environment
 from airflow_provider_exactlyonce.storage.opening import is_local
 from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, FILE_MANAGER
 
@@ -55,6 +55,13 @@ FILE_SYSTEMS: Final[Mapping[str, SparkFileSystem]] = {
         keys=s3_environment.hadoop_keys,
         file_manager="exactlyonce.ExclusiveCheckpointFileManager",
         needs="org.apache.hadoop.fs.s3a.S3AFileSystem",
+    ),
+    "gs": SparkFileSystem(
+        own_jars=(EXCLUSIVE_FILES_JAR,),
+        jars=gcs_jars,
+        settings=gcs_environment.hadoop_settings,
+        file_manager="exactlyonce.UploadingCheckpointFileManager",
+        needs="com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
     ),
     # It renames a finished file to its place, unless there is one.
     "hdfs": SparkFileSystem(

@@ -50,7 +50,7 @@ def add_arguments(add: Callable[..., object]) -> None:
 
     :param add: :meth:`argparse.ArgumentParser.add_argument`, or what stands for it
     """
-    add("--home", required=True, help="the pipeline's home, a directory or a URL of s3: or hdfs:; made if absent")
+    add("--home", required=True, help="the pipeline's home, a directory or a URL of s3:, gs: or hdfs:; made if absent")
     add(
         "--until",
         default=FOREVER,

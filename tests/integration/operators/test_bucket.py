@@ -245,7 +245,7 @@ def test_who_waits_for_a_home_reads_its_lease_once_a_look_and_the_account_now_an
     ("location", "message"),
     [
         ("s3://AKIA:hunter2@bucket/shop", "has a password in it"),
-        ("gs://lake@bucket/shop", "a connection opens s3://"),
+        ("abfss://lake@bucket/shop", "a connection opens s3://"),
         ("s3://@bucket/shop", "a connection opens s3://"),
         ("s3://lake@bucket", "names no directory"),
     ],
@@ -280,7 +280,7 @@ def test_a_role_is_assumed_and_its_credentials_are_handed_on(
     home = home_at(checkpoint)
     json_store.write(home.control / "a.json", {"written": True})
     assert json_store.read(home.control / "a.json") == {"written": True}
-    environment = object_storage.driver_environment(checkpoint)
+    environment = object_storage.driver_environment(checkpoint, tmp_path)
     assert environment["AWS_ACCESS_KEY_ID"].startswith("ASIA")
     assert environment["AWS_SESSION_TOKEN"]
     assert "connection lake assumes arn:aws:iam::123456789012:role/streams" in said()

@@ -26,9 +26,16 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(
-    params=["local", "memory", "moto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("seaweedfs", "hdfs"))]
-)
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[str]:
+    with object_stores.gcs() as address:
+        yield address
+
+
+FAST, SLOW = ("local", "memory", "moto"), ("seaweedfs", "gcs", "hdfs")
+
+
+@pytest.fixture(params=[*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Give an empty folder."""
     if request.param == "local":
@@ -39,5 +46,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         hadoop: HadoopCluster = request.getfixturevalue("hadoop")
         return UPath(f"{hadoop.hdfs}/{uuid.uuid4()}")  # type: ignore[return-value]
     address = request.getfixturevalue(request.param)
-    place: Any = UPath(f"s3://bucket/{uuid.uuid4()}", **object_stores.options(address))
+    if request.param == "gcs":
+        place: Any = UPath(f"gs://bucket/{uuid.uuid4()}", **object_stores.gcs_options(address))
+    else:
+        place = UPath(f"s3://bucket/{uuid.uuid4()}", **object_stores.options(address))
     return place  # type: ignore[no-any-return]

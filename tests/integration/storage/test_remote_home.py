@@ -1,4 +1,4 @@
-"""A pipeline whose whole home is on an S3 server or on HDFS: it runs exactly once, and each command works on it."""
+"""A pipeline whose whole home is in a bucket or on HDFS: it runs exactly once, and each command works on it."""
 
 from __future__ import annotations
 
@@ -120,13 +120,16 @@ class Pipeline:
             assert object_stores.SECRET.encode() not in read
 
 
-@pytest.fixture(
-    params=["moto", pytest.param("seaweedfs", marks=pytest.mark.slow), pytest.param("hadoop", marks=pytest.mark.slow)]
-)
+SLOW = ("seaweedfs", "gcs", "hadoop")
+
+
+@pytest.fixture(params=["moto", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def server(request: pytest.FixtureRequest) -> Server:
     running = request.getfixturevalue(request.param)
     if isinstance(running, HadoopCluster):
         return Server(f"{running.hdfs}/pipelines", {})
+    if request.param == "gcs":
+        return Server("gs://a_connection@bucket/pipelines", object_stores.gcs_environment(running))
     address = running.address if isinstance(running, Faults) else running
     return Server("s3://a_connection@bucket/pipelines", object_stores.environment(address))
 
@@ -247,6 +250,7 @@ def test_a_commit_asks_the_store_for_what_it_needs_and_no_more(pipeline: Pipelin
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("server", ["moto", "seaweedfs", "hadoop"], indirect=True)
 def test_a_savepoint_is_restored_exactly_and_every_command_works(pipeline: Pipeline) -> None:
     world = pipeline.world
     world.send(1500)
@@ -325,7 +329,7 @@ def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["moto", "hadoop"], indirect=True)
+@pytest.mark.parametrize("server", ["moto", "gcs", "hadoop"], indirect=True)
 def test_a_restore_that_is_killed_at_each_step_is_repeated_and_exact(pipeline: Pipeline) -> None:
     world = pipeline.world
     world.send(900)

@@ -34,26 +34,41 @@ def world(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[
     world.end()
 
 
-def connect(monkeypatch: pytest.MonkeyPatch, world: World, address: str) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+def connect(
+    monkeypatch: pytest.MonkeyPatch,
+    world: World,
+    address: str,
+    connection: Callable[[str], dict[str, Any]] = object_stores.connection,
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "STORAGE_"))]:
         monkeypatch.delenv(name)
     connections: dict[str, dict[str, Any]] = {
-        "LAKE": object_stores.connection(address),
+        "LAKE": connection(address),
         "SPARK_DEFAULT": {"conn_type": "spark", "host": "local[2]"},
         "KAFKA_DEFAULT": {"conn_type": "kafka", "extra": dict(world.config)},
     }
-    for name, connection in connections.items():
-        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
+    for name, described in connections.items():
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(described))
 
 
+@pytest.mark.parametrize(
+    ("server", "scheme", "connection"),
+    [("moto", "s3", object_stores.connection), ("gcs", "gs", object_stores.gcs_connection)],
+)
 def test_a_task_runs_its_pipeline_in_a_bucket_over_a_kill_and_lost_answers(
-    world: World, moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World,
+    server: str,
+    scheme: str,
+    connection: Callable[[str], dict[str, Any]],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    checkpoint = f"s3://lake@bucket/{uuid.uuid4()}"
+    checkpoint = f"{scheme}://lake@bucket/{uuid.uuid4()}"
     topics = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
-    with object_stores.proxy(moto) as faults:
-        connect(monkeypatch, world, faults.address)
+    with object_stores.proxy(request.getfixturevalue(server)) as faults:
+        connect(monkeypatch, world, faults.address, connection)
         faults.plan("GET", *["", "", "", "", "503", "", "", "", "", "drop"] * 3)
         task = StreamingPipelineOperator(
             task_id="stream",

@@ -1,4 +1,4 @@
-"""What Spark does with a checkpoint on S3, through the class of this package, and on HDFS."""
+"""What Spark does with a checkpoint in a bucket, through the classes of this package, and on HDFS."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ RACES = 5
 
 
 S3 = "exactlyonce.ExclusiveCheckpointFileManager"
+GCS = "exactlyonce.UploadingCheckpointFileManager"
 HDFS = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("server", "manager"), [("moto", S3), ("seaweedfs", S3), ("hadoop", HDFS)])
+@pytest.mark.parametrize(("server", "manager"), [("moto", S3), ("seaweedfs", S3), ("gcs", GCS), ("hadoop", HDFS)])
 def test_of_all_who_create_a_file_of_a_checkpoint_one_does(
     server: str, manager: str, request: pytest.FixtureRequest
 ) -> None:
     """Spark's own way has several winners in each race on S3; on HDFS it is the one that is used."""
     running = request.getfixturevalue(server)
-    address = {} if isinstance(running, HadoopCluster) else object_stores.environment(running)
-    root = running.hdfs if isinstance(running, HadoopCluster) else "s3://bucket"
+    if isinstance(running, HadoopCluster):
+        root, address = running.hdfs, {}
+    elif server == "gcs":
+        root, address = "gs://bucket", object_stores.gcs_environment(running)
+    else:
+        root, address = "s3://bucket", object_stores.environment(running)
     environment = {**object_stores.environment_of_commands(address), "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, checkpoint_races.__file__, f"{root}/{uuid.uuid4()}", str(RACES)]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks.object_storage import driver_environment, split
 
 HOME = "s3://lake@bucket/shop"
+HERE = Path("/nowhere")
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,7 @@ def test_keys_are_handed_on_and_no_session_token_of_the_worker_is_mixed_in(monke
         login="key",
         password="hunter2",
     )
-    assert driver_environment(HOME) == {
+    assert driver_environment(HOME, HERE) == {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "hunter2",
         "AWS_SESSION_TOKEN": "",
@@ -51,20 +53,20 @@ def test_keys_are_handed_on_and_no_session_token_of_the_worker_is_mixed_in(monke
 def test_a_session_token_goes_with_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"aws_access_key_id": "key", "aws_secret_access_key": "hunter2", "aws_session_token": "token"}
     connect(monkeypatch, extra=keys)
-    assert driver_environment(HOME)["AWS_SESSION_TOKEN"] == "token"
+    assert driver_environment(HOME, HERE)["AWS_SESSION_TOKEN"] == "token"
 
 
 def test_what_a_driver_finds_and_renews_itself_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, extra={"region_name": "eu-central-1"})
-    assert driver_environment(HOME) == {"AWS_REGION": "eu-central-1", "AWS_DEFAULT_REGION": "eu-central-1"}
+    assert driver_environment(HOME, HERE) == {"AWS_REGION": "eu-central-1", "AWS_DEFAULT_REGION": "eu-central-1"}
     connect(monkeypatch, extra={"profile_name": "streams"})
     none = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SESSION_TOKEN": ""}
-    assert driver_environment(HOME) == {"AWS_PROFILE": "streams", **none}
-    assert driver_environment("s3://bucket/shop") == {}
-    assert driver_environment("/a/path") == {}
+    assert driver_environment(HOME, HERE) == {"AWS_PROFILE": "streams", **none}
+    assert driver_environment("s3://bucket/shop", HERE) == {}
+    assert driver_environment("/a/path", HERE) == {}
 
 
 def test_a_connection_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, "postgres")
     with pytest.raises(RefusedError, match="connection lake is of type postgres: a home on s3: takes one of type aws"):
-        driver_environment(HOME)
+        driver_environment(HOME, HERE)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage import s3_environment
-from airflow_provider_exactlyonce.storage.opening import hadoop_url, location_of, names_in, place_of
+from airflow_provider_exactlyonce.storage import gcs_environment, s3_environment
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, location_of, names_in, place_of, store_of
 
-VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
+VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
 
 
 @pytest.fixture(autouse=True)
@@ -46,18 +47,26 @@ def test_a_place_on_hdfs_keeps_its_name_node(location: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "package"), [("s3://bucket/home", "s3fs"), ("hdfs://namenode:8020/home", "hdfs-native")]
+    ("location", "package", "extra"),
+    [
+        ("s3://bucket/home", "s3fs", "s3"),
+        ("gs://bucket/home", "gcsfs", "gcs"),
+        ("hdfs://namenode:8020/home", "hdfs-native", "hdfs"),
+    ],
 )
-def test_a_client_that_is_not_installed_is_named(location: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_is_not_installed_is_named(
+    location: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RefusedError, match=f"{package}, which .* is not installed: install airflow-provider-exactly"):
+    with pytest.raises(RefusedError, match=f"{package}, which .* is not installed: install .*exactlyonce\\[{extra}]"):
         place_of(location)
 
 
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("gs://bucket/home", r"'gs://bucket/home': a home is a local path.*s3://, hdfs://; gs: is not read"),
+        ("abfss://a@b/home", r"'abfss://a@b/home': a home is a local path.*s3://, gs://, hdfs://; abfss: is not read"),
+        ("gs://bucket", "names no directory: give gs://bucket/directory"),
         ("s3://bucket", "names no directory"),
         ("s3:///home", "names no directory"),
         ("hdfs:///home", "names no directory: give hdfs://host:port/directory"),
@@ -90,6 +99,31 @@ def test_python_and_hadoop_are_told_the_same_of_a_server(monkeypatch: pytest.Mon
             "fs.s3a.path.style.access": "true",
         }.items()
     )
+
+
+def test_a_place_on_google_cloud_storage_is_opened_with_what_google_s_libraries_find(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place: Any = place_of("gs://google_cloud_default@bucket/pipelines/shop/")
+    assert str(place) == hadoop_url(place) == "gs://bucket/pipelines/shop"
+    assert place.storage_options == {"use_listings_cache": False, "access": "read_write", "token": "google_default"}
+    assert gcs_environment.hadoop_settings()["fs.gs.auth.type"] == "APPLICATION_DEFAULT"
+    assert "fs.gs.storage.root.url" not in gcs_environment.hadoop_settings()
+    for address in ("127.0.0.1:4443", "http://127.0.0.1:4443/"):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        assert gcs_environment.options_of_environment()["endpoint_url"] == "http://127.0.0.1:4443"
+        assert gcs_environment.options_of_environment()["token"] == "anon"
+        settings = gcs_environment.hadoop_settings()
+        assert settings["fs.gs.auth.type"] == "UNAUTHENTICATED"
+        assert settings["fs.gs.storage.root.url"] == "http://127.0.0.1:4443/"
+
+
+def test_without_credentials_nothing_is_known_and_nobody_is_anonymous(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "nothing.json"))
+    with pytest.raises(OSError, match=r"nothing\.json was not found"):
+        store_of(place_of("gs://bucket/home"))
 
 
 def test_keys_that_end_go_to_hadoop_with_their_token_and_no_keys_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

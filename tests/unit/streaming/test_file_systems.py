@@ -17,12 +17,14 @@ def test_a_home_on_this_machine_gets_the_class_of_this_package_with_the_other_ja
     assert file_systems.driver_jars([], complete=False) == [], "it goes without, too"
 
 
-@pytest.mark.parametrize("arguments", [["--home", "s3://bucket/home"], ["--until", "available", "--home=s3://c@b/h"]])
-def test_a_home_on_s3_needs_sparks_module_and_the_class_of_this_package(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("arguments", [["--home", "{}://bucket/home"], ["--until", "available", "--home={}://c@b/h"]])
+def test_a_home_in_a_bucket_needs_its_module_and_a_class_of_this_package(
+    arguments: list[str], scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = Path("hadoop-aws.jar")
-    s3 = replace(file_systems.FILE_SYSTEMS["s3"], jars=lambda: [module])
-    monkeypatch.setattr(file_systems, "FILE_SYSTEMS", {"s3": s3})
+    module = Path("connector.jar")
+    system = replace(file_systems.FILE_SYSTEMS[scheme], jars=lambda: [module])
+    monkeypatch.setattr(file_systems, "FILE_SYSTEMS", {scheme: system})
+    arguments = [argument.format(scheme) for argument in arguments]
     assert file_systems.driver_jars(arguments) == [EXCLUSIVE_FILES_JAR, module]
     assert file_systems.driver_jars(arguments, complete=False) == [EXCLUSIVE_FILES_JAR]

@@ -257,12 +257,12 @@ def read_committed(config: Mapping[str, str], topic: str) -> list[Record]:
     return records
 
 
-def check_ledger(world: World) -> list[CommitRecord]:
+def check_ledger(world: World, begins: Mapping[tuple[str, int], int] | None = None) -> list[CommitRecord]:
     """I4: commits are gapless and their source ranges tile the source; runs only rise."""
     commits, runs = world.ledger()
     assert [record.commit for record in commits] == list(range(1, len(commits) + 1))
     assert [record.run for record in runs] == sorted({record.run for record in runs})
-    ends: dict[tuple[str, int], int] = {}
+    ends = dict(begins or {})
     for record in commits:
         for topic, ranges in record.source.items():
             for partition, (start, end) in ranges.items():

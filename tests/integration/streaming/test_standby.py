@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -63,10 +64,11 @@ def memory(pid: int) -> dict[str, int]:
     """Return the megabytes of memory that each process of a driver's session has of its own, or shares by its part."""
     sizes = {}
     for process in Path("/proc").iterdir():
-        if process.name.isdigit() and os.getsid(int(process.name)) == pid:
-            lines = (process / "smaps_rollup").read_text().splitlines()
-            size = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-            sizes[(process / "comm").read_text().strip()] = size // 1024
+        with suppress(ProcessLookupError, FileNotFoundError):  # one that ends meanwhile
+            if process.name.isdigit() and os.getsid(int(process.name)) == pid:
+                lines = (process / "smaps_rollup").read_text().splitlines()
+                size = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+                sizes[(process / "comm").read_text().strip()] = size // 1024
     return sizes
 
 

@@ -55,6 +55,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hooks.arguments",
                 "hooks.clusters",
                 "hooks.connections",
+                "hooks.google_cloud",
                 "hooks.home",
                 "hooks.kafka",
                 "hooks.launch",

@@ -32,6 +32,8 @@ from tests.shared_jvm import SharedJvm
 _AIRFLOW_HOME = tempfile.mkdtemp(prefix="exactlyonce-airflow-")
 os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
 os.environ.setdefault("KAFKA_OPTS", class_archives.BROKER_OPTIONS)
+# Read when gcsfs is imported; see storage/gcs_environment.py, which the tests' servers do without.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # What tests write is in memory where that has room: homes, databases and tables wait for a disk all the time.
 _MEMORY = Path("/dev/shm")

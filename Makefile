@@ -4,7 +4,7 @@ PYTHON ?= python3
 # Given to pytest, as in: make test ARGS="tests/unit -k sequencer"
 ARGS ?=
 # Processes that share out the test files: while some wait for a broker or a JVM, the others keep two cores busy
-WORKERS ?= 3
+WORKERS ?= 4
 # Faults of the crash matrix: make crash-matrix N=1000
 N ?= 96
 # How long everything is killed, a fraction too: make soak HOURS=0.2

@@ -81,8 +81,9 @@ class JsonBlocks:
         """
         for batch in batches:
             fits, decoded = self.decode(batch.column("value"))
+            others = ~fits
             given = [
-                column if name in kept else _where(~fits, column)
+                column if name in kept else _where(others, column)
                 for name, column in zip(batch.schema.names, batch.columns, strict=True)
             ]
             columns = [*given, pa.array(fits), *decoded]

@@ -78,7 +78,8 @@ class JsonValues:
             F.filter(self._parsed(), judge), lambda record: F.struct(*_named(numbered, self._row(record)))
         )
         decoded = self._decoded(records, blocks)
-        rows = decoded.select("*", F.inline(F.when(F.col(_IN_BLOCK), self._nothing(records)).otherwise(alone)))
+        nothing = self._nothing(numbered, records)
+        rows = decoded.select("*", F.inline(F.when(F.col(_IN_BLOCK), nothing).otherwise(alone)))
         in_block = [*(f"{_IN_BLOCK}_{number}" for number in range(len(self._schema))), *self._places]
         columns = [
             F.when(F.col(_IN_BLOCK), F.col(one)).otherwise(F.col(other))
@@ -123,12 +124,12 @@ class JsonValues:
         values = [_field(record, field).cast(field.dataType) for field in self._schema.fields]
         return values + [record[place] for place in self._places]
 
-    def _nothing(self, records: DataFrame) -> Column:
+    def _nothing(self, names: Iterable[str], records: DataFrame) -> Column:
         """Return an array of a row without values, for a record that is in a block."""
         kinds = [field.dataType for field in self._schema.fields]
         kinds += [records.schema[place].dataType for place in self._places]
-        row = StructType([StructField(f"{_ALONE}_{number}", kind) for number, kind in enumerate(kinds)])
-        return F.array(F.lit(None).cast(row))
+        row = [StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
+        return F.array(F.lit(None).cast(StructType(row)))
 
     @property
     def _names(self) -> list[str]:

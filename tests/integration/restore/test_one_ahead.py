@@ -39,6 +39,7 @@ def forget_newest(case: Case) -> None:
     checkpoint.remove("commits", int(checkpoint.newest_commit() or 0))
 
 
+@pytest.mark.slow
 def test_a_commit_that_the_checkpoint_runs_again_with_other_rows_is_judged_as_a_replay_of_one_commit(
     bench: Bench,
 ) -> None:

@@ -62,7 +62,7 @@ def content(store: Store, place: Path) -> bytes | None:
     return stored.content if stored else None
 
 
-@pytest.mark.parametrize("fault", ["lose", "drop", "503", "slow"])
+@pytest.mark.parametrize("fault", ["lose", "drop", "503", pytest.param("slow", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_write_that_was_not_answered_is_repeated_and_known_again(
     store: Store, place: Path, faults: Faults, fault: str, times: int
@@ -161,7 +161,7 @@ def test_without_any_answer_nobody_knows_and_whoever_looks_finds_it(store: Store
     assert content(store, place) == b"mine"
 
 
-@pytest.mark.parametrize("fault", ["lose", "drop", "503", "slow"])
+@pytest.mark.parametrize("fault", ["lose", "drop", "503", pytest.param("slow", marks=pytest.mark.slow)])
 def test_a_read_is_repeated_and_no_answer_is_never_taken_for_no_file(
     store: Store, place: Path, faults: Faults, fault: str
 ) -> None:

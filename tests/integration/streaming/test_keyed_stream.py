@@ -153,6 +153,7 @@ class Timed(Everything):
             service.delete_event_time_timer(timestamp + 10_000)
 
 
+@pytest.mark.slow
 def test_spark_and_the_harness_give_the_same_by_event_time(spark: SparkSession, tmp_path: Path) -> None:
     batches = events(seed=11)
     expected = KeyedHarness(Timed(), "k", watermark_delay=DELAY)

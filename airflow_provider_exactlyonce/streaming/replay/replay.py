@@ -180,7 +180,8 @@ class Replay:
     def needs_restart(self) -> bool:
         """Tell whether the next batch has to be put into Spark's log, because Spark sees no reason to plan it.
 
-        That is a batch without data of another version: this one's watermark may not have moved. From any thread.
+        That is a batch without data of another version: this one's watermark may not have moved. The first of a start
+        lies in the log already, and is begun however long the start takes. From any thread.
 
         :raises ExactlyOnceError: when Spark has not begun the next recorded batch for long
         """
@@ -189,6 +190,7 @@ class Replay:
             self._next is not None
             and not self._comparison.is_exact(self._next[1])
             and not self._busy
+            and self.report.done > self._started_at
             and time.monotonic() - self._moved > _NO_REASON_SECONDS
         )
 

@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceEr
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.replay import replay as replay_module
 from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay
 from tests.ledger_records import commit_record
 
@@ -198,6 +199,19 @@ def test_a_query_that_ends_without_having_replayed_anything_is_an_error(tmp_path
     assert replay.prepare(one_start_per_batch=None)
     with pytest.raises(ExactlyOnceError, match="ended at commit 1 of 2"):
         replay.check_progress()
+
+
+def test_only_what_spark_was_told_is_put_into_its_log_by_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_module, "_NO_REASON_SECONDS", -1.0)
+    query = Query(tmp_path, ["o", "t", "t-"])
+    replay = query.open()
+    assert replay.prepare(one_start_per_batch="by hand")
+    assert not replay.needs_restart(), "its start may take long, but it finds the batch in its log"
+    replay.recorded(query.planned(1))
+    replay.repeated()
+    assert replay.needs_restart()
 
 
 def test_other_rows_stop_the_replay_unless_they_were_accepted_or_can_not_be_compared(tmp_path: Path) -> None:

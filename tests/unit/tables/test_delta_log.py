@@ -267,7 +267,7 @@ def test_what_can_t_be_read_is_refused_by_name(path: Path, version: dict[str, An
 
 def test_an_entry_that_is_no_entry_is_refused(path: Path) -> None:
     entry(path, 3).write_text("{torn")
-    with pytest.raises(RefusedError, match=r"version 3 of table .* is no entry of a log"):
+    with pytest.raises(RefusedError, match=r"version 3 of table .* is no entry of a Delta log"):
         read(path, 3)
 
 

@@ -190,7 +190,7 @@ def exclusive(lock: Path, progress: Progress) -> Iterator[None]:
 
 
 def _jars(jars: JarSet, progress: Progress, folder: str = "") -> list[Path]:
-    resolve(progress, jars)
+    resolve(progress, jars=jars)
     return [jars.directory / name for name in jars.digests if name.startswith(folder)]
 
 

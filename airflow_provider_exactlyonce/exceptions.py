@@ -120,7 +120,7 @@ class BadRecordError(DataError):
 
 
 class TableChangedError(DataError):
-    """A version of a source table takes rows out, or its columns are not those that are declared."""
+    """A version of a source table removes rows, or its columns are not those that are declared."""
 
 
 class StateValueError(DataError):

@@ -212,7 +212,7 @@ def _without_backfills(home: Home, pipeline: str) -> Iterator[None]:
             yield
     except HeldError as error:
         raise AlreadyRunningError(
-            f"somebody has the turn of the backfills of {pipeline}: {error.note or error}. End that first"
+            f"another process has the turn of the backfills of {pipeline}: {error.note or error}. End that first"
         ) from error
 
 

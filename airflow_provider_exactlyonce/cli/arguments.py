@@ -25,16 +25,13 @@ SHARED: Final[Mapping[str, Mapping[str, Any]]] = {
     "--pipeline": {"metavar": "NAME", "help": "which pipeline of the file, if it declares several"},
     "--home": {
         "metavar": "DIR",
-        "help": "the pipeline's home, a directory or a URL of s3:, gs: or hdfs:, if not where its last run started",
+        "help": "the pipeline's home, a directory or a URL of s3:, gs: or hdfs: (default: where its last run started)",
     },
     "--bootstrap-servers": {"metavar": "HOST:PORT", "help": f"Kafka brokers, instead of {VARIABLE}"},
     "--json": {"action": "store_true", "help": "print JSON"},
     "--master": {"default": "local[*]", "metavar": "URL", "help": "Spark master (default: %(default)s)"},
     "--conf": {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": "a Spark setting; repeatable"},
-    "--packages": {
-        "metavar": "NAMES",
-        "help": "packages for Spark, instead of the connector that this project resolves",
-    },
+    "--packages": {"metavar": "NAMES", "help": "packages for Spark, instead of the connector that comes by itself"},
     "--timeout": {
         "type": float,
         "default": 300.0,

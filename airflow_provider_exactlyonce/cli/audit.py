@@ -30,8 +30,10 @@ def add_to(program: Command) -> None:
         exit_codes={0: "every invariant holds", 69: "an invariant is violated"},
     )
     declare(command, "pipeline", *CLUSTER)
-    command.add_argument("--from-commit", type=int, default=0, metavar="N", help="the first commit to check")
-    command.add_argument("--to-commit", type=int, default=0, metavar="N", help="the last commit to check")
+    command.add_argument(
+        "--from-commit", type=int, default=0, metavar="N", help="the first commit (default: the oldest)"
+    )
+    command.add_argument("--to-commit", type=int, default=0, metavar="N", help="the last commit (default: the newest)")
     command.add_argument(
         "--allow-foreign", action="store_true", help="ignore records that others have written to the sink's topics"
     )

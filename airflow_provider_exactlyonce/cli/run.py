@@ -54,7 +54,8 @@ class _Forward(argparse.Action):
 
 def _add_forwarded(group: Any, name: str, **about: Any) -> None:
     nargs = 0 if about.get("action") == "store_true" else None
-    group.add_argument(name, action=_Forward, nargs=nargs, dest="forwarded", metavar="VALUE", help=about["help"])
+    metavar = about.get("metavar", "VALUE")
+    group.add_argument(name, action=_Forward, nargs=nargs, dest="forwarded", metavar=metavar, help=about["help"])
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -66,8 +66,12 @@ def add_to(program: Command) -> None:
     )
     declare(clean_up, *PIPELINE)
     count, days = DEFAULT_RETENTION.count, DEFAULT_RETENTION.days
-    clean_up.add_argument("--count", type=int, default=count, help="keep the newest (default: %(default)s)")
-    clean_up.add_argument("--days", type=float, default=days, help="keep the younger (default: %(default)g)")
+    clean_up.add_argument(
+        "--count", type=int, default=count, metavar="N", help="keep the newest N (default: %(default)s)"
+    )
+    clean_up.add_argument(
+        "--days", type=float, default=days, metavar="N", help="keep those of the last N days (default: %(default)g)"
+    )
 
 
 def _savepoints(given: argparse.Namespace) -> Savepoints:

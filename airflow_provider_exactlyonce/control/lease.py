@@ -166,7 +166,7 @@ class Hold:
                 yield
             except ChangedError as error:
                 raise AlreadyRunningError(
-                    f"somebody has taken pipeline {self._lease.pipeline} over meanwhile: {error}; look, and try again"
+                    f"another process has taken pipeline {self._lease.pipeline} over meanwhile: {error}. Try again"
                 ) from error
 
 

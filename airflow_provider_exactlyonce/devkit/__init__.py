@@ -1,1 +1,1 @@
-"""A real Kafka broker and Spark's Kafka connector for the demo and the tests; needs Python and Java only."""
+"""A real Kafka broker for development and tests, and what drivers start with: jars, an archive of Spark's classes."""

@@ -82,7 +82,7 @@ def broker_jars(progress: Progress = logger.info) -> list[Path]:
 
     :raises DevkitError: when it isn't there and can't be had
     """
-    return _jars("broker", progress)
+    return _jars(DEVKIT, progress, "broker/")
 
 
 def spark_connector_jars(progress: Progress = logger.info) -> list[Path]:
@@ -90,7 +90,7 @@ def spark_connector_jars(progress: Progress = logger.info) -> list[Path]:
 
     :raises DevkitError: when it isn't there and can't be had
     """
-    return _jars("spark", progress)
+    return _jars(DEVKIT, progress, "spark/")
 
 
 def s3a_jars(progress: Progress = logger.info) -> list[Path]:
@@ -98,7 +98,7 @@ def s3a_jars(progress: Progress = logger.info) -> list[Path]:
 
     :raises DevkitError: when it isn't there and can't be had
     """
-    return _jars_of(S3A, progress)
+    return _jars(S3A, progress)
 
 
 def gcs_jars(progress: Progress = logger.info) -> list[Path]:
@@ -106,7 +106,7 @@ def gcs_jars(progress: Progress = logger.info) -> list[Path]:
 
     :raises DevkitError: when it isn't there and can't be had
     """
-    return _jars_of(GCS, progress)
+    return _jars(GCS, progress)
 
 
 def complete_spark(progress: Progress = logger.info) -> None:
@@ -189,14 +189,9 @@ def exclusive(lock: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _jars_of(jars: JarSet, progress: Progress) -> list[Path]:
-    resolve(progress, jars)
-    return [jars.directory / name for name in jars.digests]
-
-
-def _jars(configuration: str, progress: Progress) -> list[Path]:
-    resolve(progress)
-    return [DEVKIT.directory / name for name in DEVKIT.digests if name.startswith(f"{configuration}/")]
+def _jars(jars: JarSet, progress: Progress, folder: str = "") -> list[Path]:
+    resolve(progress, jars=jars)
+    return [jars.directory / name for name in jars.digests if name.startswith(folder)]
 
 
 def _download(jars: JarSet, progress: Progress) -> None:

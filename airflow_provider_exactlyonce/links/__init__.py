@@ -1,1 +1,1 @@
-"""Links from a task to Spark."""
+"""Links of a task: the pipeline's status, Spark's pages, a savepoint, an audit's report."""

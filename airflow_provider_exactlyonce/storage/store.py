@@ -20,7 +20,7 @@ whom that makes a difference puts something into them that nobody else has.
 * :class:`ChangedError`, or :class:`HeldError`, of what was to be changed only if it was as it had been read.
 
 :class:`OutcomeUnknownError` means *don't know*: it was written, or not, or will be yet. Any other :class:`OSError` of a
-write means the same, of a read that nothing is known. Who reads the place again knows what is there now.
+write means the same, of a read that nothing is known. A second read of the place tells what is there now.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOG: Final = "_delta_log"
+#: The folder of the log in the table's directory.
+LOG: Final = "_delta_log"
 _MAPPING: Final = "delta.columnMapping.mode"
 #: What a reader of a version's own files need not know of. Rows that a deletion vector takes out are a rewrite.
 _FEATURES: Final = frozenset(
@@ -147,7 +148,7 @@ class DeltaTableLog(TableLog):
 
         :raises DataLostError: when it was cleaned up, or is of another log
         """
-        if number and self._asked(lambda: self._store.is_there(_entry(number - 1))):
+        if number and self._asked(lambda: self._store.is_there(entry_of(number - 1))):
             return True
         newest = int(self._opened().version())
         if newest >= number and self._version(number) is None:
@@ -166,7 +167,7 @@ class DeltaTableLog(TableLog):
 
     def _logged(self) -> tuple[set[int], set[int]]:
         """Return the versions whose entries are in the log, and those of which it has checkpoints."""
-        names = self._asked(lambda: self._store.names(_LOG))
+        names = self._asked(lambda: self._store.names(LOG))
         numbered = [(int(name[:20]), name[20:]) for name in names if name[:20].isdecimal()]
         entries = {number for number, end in numbered if end == ".json"}
         return entries, {number for number, end in numbered if end.startswith(".checkpoint.")}
@@ -223,7 +224,7 @@ class DeltaTableLog(TableLog):
         if position in self._known:
             return self._known[position]
         try:
-            text = self._asked(lambda: self._store.open(_entry(number)).read())
+            text = self._asked(lambda: self._store.open(entry_of(number)).read())
         except FileNotFoundError:
             return None
         return self._remember(position, self._parsed(number, text))
@@ -237,7 +238,7 @@ class DeltaTableLog(TableLog):
     def _parsed(self, number: int, text: bytes) -> TableVersion:
         files: list[TableFile] = []
         removed, columns, committed = 0, None, 0
-        for kind, body in self._actions(number, text):
+        for kind, body in actions_of(text, f"version {number} of table {self.name}"):
             if kind == "add" and body.get("dataChange", True):
                 files.append(self._added(number, body))
             elif kind == "remove" and body.get("dataChange", True):
@@ -259,14 +260,6 @@ class DeltaTableLog(TableLog):
             columns=columns,
             committed=committed,
         )
-
-    def _actions(self, number: int, text: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-        for line in text.splitlines():
-            if line.strip():
-                try:
-                    yield from json.loads(line).items()
-                except (ValueError, AttributeError) as error:
-                    raise RefusedError(f"version {number} of table {self.name} is no entry of a log: {error}") from None
 
     def _added(self, number: int, body: Mapping[str, Any]) -> TableFile:
         if body.get("deletionVector"):
@@ -342,5 +335,19 @@ def _texts(partitions: pa.ChunkedArray) -> list[dict[str, str | None]]:
     return pa.table([each.cast(pa.string()) for each in local], values.column_names).to_pylist()  # type: ignore[no-any-return]
 
 
-def _entry(version: int) -> str:
-    return f"{_LOG}/{version:020d}.json"
+def entry_of(version: int) -> str:
+    """Return the path of a version's entry in the log, below the table's directory."""
+    return f"{LOG}/{version:020d}.json"
+
+
+def actions_of(entry: bytes, what: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what an entry of the log consists of: the kind of each action, and its fields.
+
+    :param what: whose entry it is, for messages
+    :raises RefusedError: when it can't be read
+    """
+    for line in filter(bytes.strip, entry.splitlines()):
+        try:
+            yield from json.loads(line).items()
+        except (ValueError, AttributeError) as error:
+            raise RefusedError(f"{what} is no entry of a Delta log: {error}") from None

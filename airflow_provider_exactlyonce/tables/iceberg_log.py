@@ -159,8 +159,8 @@ class IcebergTableLog(TableLog):
             if deletes and is_whole:
                 raise RefusedError(
                     f"table {self.name} has rows at version {number} that are deleted beside their files (merge on "
-                    "read), which can't be read: begin at a version behind a rewrite_data_files that carries the "
-                    "deletions out"
+                    "read), which can't be read: begin at a version behind a rewrite_data_files that applies the "
+                    "deletions"
                 )
             rewrite = "adds files that delete rows" if deletes else None
         schema = snapshot.schema_id

@@ -88,7 +88,7 @@ class TableOffsets(PartitionOffsets):
         identity = self._log.identity()
         if identity is not None and self._identity not in (None, identity):
             raise DataLostError(
-                f"table {self._log.name} was made anew: its id is {identity}, and was {self._identity}. What it held "
+                f"table {self._log.name} was recreated: its id is {identity}, and was {self._identity}. What it held "
                 "and was not read is gone: begin a new pipeline, with a name and a home of its own"
             )
         self._identity = self._identity or identity

@@ -73,6 +73,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/deploy",
         "docs/kubernetes",
         "docs/homes",
+        "docs/move-home",
         "docs/metrics",
         "docs/speed",
         "docs/scale",

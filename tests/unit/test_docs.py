@@ -89,7 +89,7 @@ def test_the_steps_of_an_upgrade_are_drawn_from_their_table() -> None:
         ("backfill", (*RESTORE_NAMES[:2], *BACKFILL_NAMES)),
         ("file-sink", CONVERSION_NAMES),
         ("compaction", COMPACTION_NAMES),
-        ("homes", HOME_COPY_NAMES),
+        ("move-home", HOME_COPY_NAMES),
     ],
 )
 def test_every_fail_point_is_in_its_documents_table(document: str, names: tuple[str, ...]) -> None:

@@ -50,15 +50,20 @@ def add_arguments(add: Callable[..., object]) -> None:
 
     :param add: :meth:`argparse.ArgumentParser.add_argument`, or what stands for it
     """
-    add("--home", required=True, help="the pipeline's home, a directory or a URL of s3:, gs: or hdfs:; made if absent")
+    add(
+        "--home",
+        required=True,
+        metavar="DIR",
+        help="the pipeline's home, a directory or a URL of s3:, gs: or hdfs:; made if absent",
+    )
     add(
         "--until",
         default=FOREVER,
         help=f"{FORMS}; available: end when all that is available now is committed (default: forever)",
     )
-    add("--goal", help="name under which the target of --until is kept for the run's later starts")
-    add("--interval", help="trigger interval (default: the job's, or as soon as there is data)")
-    add("--bootstrap-servers", help=f"Kafka brokers, instead of {settings.KAFKA_VARIABLE}")
+    add("--goal", metavar="NAME", help="name under which the target of --until is kept for the run's later starts")
+    add("--interval", metavar="TIME", help="trigger interval (default: the job's, or as soon as there is data)")
+    add("--bootstrap-servers", metavar="HOST:PORT", help=f"Kafka brokers, instead of {settings.KAFKA_VARIABLE}")
     add("--accept-home", action="store_true", help="the home was moved on purpose; it replaces the one in the ledger")
     add(
         "--allow-single-replica",
@@ -78,6 +83,7 @@ def add_arguments(add: Callable[..., object]) -> None:
     add(
         "--standby",
         choices=[standbys.WARM],
+        metavar=standbys.WARM,
         help="if another driver holds the pipeline: make Spark ready, wait until that driver is lost, and take over",
     )
     add("--backfill", action="store_true", help="run the backfill that --home is of (started by exactlyonce backfill)")

@@ -17,9 +17,9 @@ A task that fails says ``{"failed": "…"}`` first if it can. An answer ``{"erro
 failed; it is given only after a while, so that the task whose failure was the first is also the first that Spark hears
 of.
 
-One thread serves all connections, and none of its calls waits for a peer. Who has not shown the secret is a stranger:
-it has little time and little room, there are never many, and nothing it does concerns the attempt. A task that breaks
-the protocol fails the attempt.
+One thread serves all connections, and none of its calls waits for a peer. A peer without the secret is a stranger: it
+has little time and little room, there are never many, and nothing it does concerns the attempt. A task that breaks the
+protocol fails the attempt.
 """
 
 from __future__ import annotations

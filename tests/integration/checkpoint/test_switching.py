@@ -100,7 +100,7 @@ def test_a_restore_that_froze_before_its_switch_leaves_what_a_later_restore_has_
             restored(home, hold, "fast")
         code, said = go_on()
     assert code == 1
-    assert "AlreadyRunningError: somebody has taken pipeline shop over meanwhile" in said
+    assert "AlreadyRunningError: another process has taken pipeline shop over meanwhile" in said
     assert in_use(home) == "fast"
     assert {directory.name for directory in home.lineages.iterdir()} == {"first", "fast"}, (
         "and nothing of its own stays"

@@ -93,7 +93,7 @@ def test_a_start_that_froze_before_its_claim_gives_way_to_a_restore_and_the_next
 
     with stopped.run("second") as run, monkeypatch.context() as freezing:
         freezing.setattr(topic, "ensure", frozen)
-        with pytest.raises(AlreadyRunningError, match="somebody has taken pipeline"):
+        with pytest.raises(AlreadyRunningError, match="another process has taken pipeline"):
             run.start()
     assert stopped.in_use() == "restored"
     with stopped.run("third") as run:

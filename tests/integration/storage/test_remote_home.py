@@ -173,7 +173,7 @@ def test_a_hold_that_was_lost_after_its_last_look_switches_nothing(moto: str, mo
             home.use(first.id)  # as a driver does once it has claimed the pipeline
             home.switch("another", hold.pointer)
 
-    with pytest.raises(AlreadyRunningError, match="somebody has taken pipeline shop over meanwhile"):
+    with pytest.raises(AlreadyRunningError, match="another process has taken pipeline shop over meanwhile"):
         restore()
     assert home.uses(first.id)
 

@@ -227,7 +227,7 @@ def test_a_table_that_was_made_anew_stops_by_name(properties: Mapping[str, str],
     catalog.drop_table("sales.orders")
     assert offsets.identity() is None
     catalog.create_table("sales.orders", rows().schema).append(rows(1))
-    with pytest.raises(DataLostError, match=f"was made anew: its id is .*, and was {before}"):
+    with pytest.raises(DataLostError, match=f"was recreated: its id is .*, and was {before}"):
         offsets.identity()
     with pytest.raises(DataLostError, match="was read up to snapshot 3"):
         read(properties, 4)

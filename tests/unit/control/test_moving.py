@@ -75,7 +75,7 @@ def test_a_driver_that_has_claimed_the_pipeline_keeps_it(tmp_path: Path) -> None
             with hold.sure():
                 moving.seal(old.path, move, hold.pointer)
 
-    with pytest.raises(AlreadyRunningError, match="somebody has taken pipeline shop over meanwhile"):
+    with pytest.raises(AlreadyRunningError, match="another process has taken pipeline shop over meanwhile"):
         seal_late()
     assert old.current() == lineage
     seal(old, move)

@@ -88,14 +88,14 @@ def test_a_table_that_was_made_anew_is_refused_at_the_start_and_before_a_commit(
     with pytest.raises(RefusedError, match="does not exist"):
         made.of(name).check_topic_ids({name: before})
     append(path, 1)
-    with pytest.raises(DataLostError, match="was made anew"):
+    with pytest.raises(DataLostError, match="was recreated"):
         made.of(name).check_topic_ids({name: before})
     with pytest.raises(
         RefusedError, match=rf"source topic {name} is read from table {name} now.*whose id was {before}"
     ):
         clusters(path).check(tail({name: ("", before)}), [SourceTopics(names=(name,))])
     claimed = SourceClusters.claimed({}, claim_record(source_clusters={name: ("", before)}))
-    with pytest.raises(DataLostError, match="was made anew"):
+    with pytest.raises(DataLostError, match="was recreated"):
         claimed.of(name).topic_id(name)
 
 

@@ -230,7 +230,7 @@ def test_a_table_that_was_made_anew_stops_by_name(path: Path) -> None:
     shutil.rmtree(path)
     assert offsets.identity() is None
     append(path, 1)
-    with pytest.raises(DataLostError, match=f"was made anew: its id is .*, and was {before}"):
+    with pytest.raises(DataLostError, match=f"was recreated: its id is .*, and was {before}"):
         offsets.identity()
     with pytest.raises(DataLostError, match="is at version 0, and versions up to 2 were read"):
         read(path, 3)
@@ -267,7 +267,7 @@ def test_what_can_t_be_read_is_refused_by_name(path: Path, version: dict[str, An
 
 def test_an_entry_that_is_no_entry_is_refused(path: Path) -> None:
     entry(path, 3).write_text("{torn")
-    with pytest.raises(RefusedError, match=r"version 3 of table .* is no entry of a log"):
+    with pytest.raises(RefusedError, match=r"version 3 of table .* is no entry of a Delta log"):
         read(path, 3)
 
 

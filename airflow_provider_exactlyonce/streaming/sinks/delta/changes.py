@@ -20,7 +20,7 @@ def actions(
     """Return what a version adds and removes, in the log's words.
 
     :param added: files, as the tasks describe theirs
-    :param changes_rows: whether who reads the versions one by one gets what is added
+    :param changes_rows: whether readers of single versions get what is added
     """
     now = int(time.time() * 1000)
     return [
@@ -40,7 +40,7 @@ def actions(
 
 
 class RowsOfPartitions(StagedRows[LoggedFile]):
-    """Rows that come in the place of all that are in their partitions.
+    """Rows that replace all that are in their partitions.
 
     :param files: theirs
     :param where: the table, for messages
@@ -70,6 +70,6 @@ def check_here(files: Sequence[LoggedFile], where: str) -> None:
     for file in files:
         if is_elsewhere(file.path):
             raise RefusedError(
-                f"{where} is a clone, and its file {file.path} is another table's, which this sink does not take out: "
+                f"{where} is a clone, and its file {file.path} is another table's, which this sink does not remove: "
                 "write to a table of its own"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
 
-from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import invariant
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles, flush_commit, local_path
+from airflow_provider_exactlyonce.tables.delta_log import LOG, actions_of, entry_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable, Field, Schema
     from deltalake.transaction import AddAction, RemoveAction
 
-_LOG: Final = "_delta_log"
 _CHECKPOINT_INTERVAL: Final = 100  # of delta-rs
 _VERSION: Final = re.compile(r"(\d{20})\.json")
 #: The key of the sink's part of a version's ``commitInfo``.
@@ -220,20 +219,14 @@ def is_elsewhere(path: str) -> bool:
 
 def versions(files: DeltaFiles) -> list[int]:
     """Return the versions whose entries are still in the log, in order."""
-    return [int(match[1]) for name in files.names(_LOG) if (match := _VERSION.fullmatch(name))]
+    return [int(match[1]) for name in files.names(LOG) if (match := _VERSION.fullmatch(name))]
 
 
 def actions(files: DeltaFiles, version: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what a version's entry in the log consists of: the kind of each action, and its fields.
+    """Return what a version's entry in the log consists of: the kind of each action, and its fields.
 
     :raises FileNotFoundError: when the entry was cleaned up
     :raises RefusedError: when it can't be read
     """
-    name = f"{_LOG}/{version:020d}.json"
-    for line in files.read(name).splitlines():
-        if not line.strip():
-            continue
-        try:
-            yield from json.loads(line).items()
-        except (ValueError, AttributeError) as error:
-            raise RefusedError(f"{files.place(name)} is no entry of a Delta log: {error}") from error
+    name = entry_of(version)
+    return actions_of(files.read(name), files.place(name))

@@ -48,7 +48,7 @@ def check_table(table: DeltaTable, partition_by: tuple[str, ...], where: str) ->
     configuration = metadata.configuration
     if (expiry := configuration.get(_EXPIRES)) is not None:
         raise RefusedError(
-            f"{where} has {_EXPIRES}={expiry!r}: a pipeline that stands still for longer would lose its claim and the "
+            f"{where} has {_EXPIRES}={expiry!r}: a pipeline that is stopped for longer would lose its claim and the "
             f"number of its newest commit. Remove it: ALTER TABLE … UNSET TBLPROPERTIES ('{_EXPIRES}')"
         )
     if configuration.get(_MAPPING, "none") != "none":
@@ -88,7 +88,7 @@ def check_whole_files(table: DeltaTable, where: str) -> None:
     if _VECTORS in {*(protocol.reader_features or ()), *(protocol.writer_features or ())}:
         raise RefusedError(
             f"{where} has the feature {_VECTORS}: rows of its files may be deleted beside them, which this sink can't "
-            f"keep when it writes them anew. Drop it: ALTER TABLE … DROP FEATURE {_VECTORS}"
+            f"keep when it rewrites them. Drop it: ALTER TABLE … DROP FEATURE {_VECTORS}"
         )
 
 

@@ -24,8 +24,8 @@ class DeltaSink(DeltaDeclaration):
 
     :param path: of the table: an absolute path that driver, tasks and readers share, or a URL of delta-rs, such as
         ``s3://bucket/table``
-    :param mode: ``"append"``; ``"upsert"``: the last row of each key comes in the place of what is there;
-        ``"overwrite partitions"``: a batch's rows come in the place of all that is in their partitions
+    :param mode: ``"append"``; ``"upsert"``: the last row of each key replaces what is there;
+        ``"overwrite partitions"``: a batch's rows replace all that is in their partitions
     :param key: for upsert, the columns that rows are replaced or deleted by; none of them may be null
     :param order: for upsert, the column whose greatest value tells which of several rows of a key in one batch is the
         last; without it that is the one that came last in its task, and rows of a key in two tasks are refused

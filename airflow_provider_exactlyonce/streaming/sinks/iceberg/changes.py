@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RowsOfPartitions(StagedRows["DataFile"]):
-    """Rows that come in the place of all that are in their partitions.
+    """Rows that replace all that are in their partitions.
 
     :param files: theirs
     :param where: the table, for messages
@@ -44,13 +44,13 @@ class RowsOfPartitions(StagedRows["DataFile"]):
             raise RefusedError(
                 f"{self._where} has files that were written before its partitions were changed, such as "
                 f"{file.file_path}: it is not known in which of today's partitions their rows are. rewrite_data_files "
-                "of Spark or Trino writes them anew"
+                "of Spark or Trino rewrites them"
             )
         return file.partition in self._replaced
 
 
 def check_whole_files(table: IcebergTable, where: str) -> None:
-    """Check that the rows of files are the rows of the table, so that they can be written anew.
+    """Check that the rows of files are the rows of the table, so that they can be rewritten.
 
     :param where: the table, for messages
     :raises RefusedError: when some are deleted
@@ -58,5 +58,5 @@ def check_whole_files(table: IcebergTable, where: str) -> None:
     if has_row_deletes(table):
         raise RefusedError(
             f"{where} has rows that are deleted beside their files (merge on read), which must not come back: "
-            "rewrite_data_files of Spark with remove-dangling-deletes carries the deletions out"
+            "rewrite_data_files of Spark with remove-dangling-deletes applies the deletions"
         )

@@ -28,8 +28,8 @@ class IcebergSink(IcebergDeclaration):
     :param conn_id: the connection to the catalog: one of ``EXACTLYONCE_STORES``, which operators fill
     :param catalog_properties: of the catalog, in pyiceberg's words, credentials too; they win over the connection's;
         never shown
-    :param mode: ``"append"``; ``"upsert"``: the last row of each key comes in the place of what is there;
-        ``"overwrite partitions"``: a batch's rows come in the place of all that is in their partitions
+    :param mode: ``"append"``; ``"upsert"``: the last row of each key replaces what is there;
+        ``"overwrite partitions"``: a batch's rows replace all that is in their partitions
     :param key: for upsert, the columns that rows are replaced or deleted by; none of them may be null
     :param order: for upsert, the column whose greatest value tells which of several rows of a key in one batch is the
         last; without it that is the one that came last in its task, and rows of a key in two tasks are refused
@@ -41,7 +41,7 @@ class IcebergSink(IcebergDeclaration):
     :param max_file_bytes: a file that has reached this size is closed, and another begun
     :param compact_every: after so many commits the driver writes small files of the sink together, up to
         ``max_file_bytes``, before the next batch; None for never
-    :param expire_snapshots: whether snapshots that are past the table's retention are then taken out of its metadata,
+    :param expire_snapshots: whether snapshots that are past the table's retention are then removed from its metadata,
         which is read and written with each commit; files are left to ``remove_orphan_files``
     :raises RefusedError: naming the parameter and what is accepted
     """

@@ -117,7 +117,7 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
         """Yield the rows of a file in some columns of the table."""
         if file.file_format != FileFormat.PARQUET:
             raise RefusedError(
-                f"{self.where} has {file.file_path}, and this sink writes only files of Parquet anew: "
+                f"{self.where} has {file.file_path}, and this sink rewrites only files of Parquet: "
                 "rewrite_data_files of Spark or Trino makes such of it"
             )
         scan = ArrowScan(self._table.metadata, self._table.io, columns, AlwaysTrue())

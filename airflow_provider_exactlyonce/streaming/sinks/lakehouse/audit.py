@@ -88,7 +88,7 @@ class History:
         """Compare the rows of the files that a version has written in the place of others; None where nobody says."""
         if None not in (*before, *after) and sum(filter(None, before)) != sum(filter(None, after)):
             self.findings.append(
-                f"{version} has {sum(filter(None, after))} rows in the place of {sum(filter(None, before))}, and says "
+                f"{version} has {sum(filter(None, after))} rows instead of {sum(filter(None, before))}, and says "
                 "that it has changed none"
             )
 

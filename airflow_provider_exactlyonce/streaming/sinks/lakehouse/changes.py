@@ -14,11 +14,11 @@ File = TypeVar("File")
 
 @dataclass(frozen=True, kw_only=True)
 class Change(Generic[File]):
-    """What one version adds to a table, and takes out of it.
+    """What one version adds to a table, and removes from it.
 
     :param added: files, as the tasks describe theirs
     :param removed: files of the version before
-    :param rows: how many more rows the table has then, or less; None when nobody says how many it had
+    :param rows: how many more rows the table has then, or less; None when it is not known how many it had
     """
 
     added: Sequence[Mapping[str, Any]]

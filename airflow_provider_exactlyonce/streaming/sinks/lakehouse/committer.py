@@ -211,7 +211,7 @@ class TableCommitter(SinkCommitter):
                 state = "is not there" if size is None else f"has {size} bytes"
                 raise BatchFailedError(
                     f"{self._files.place(file['path'])}, which a task has written with {file['size']} bytes, {state} "
-                    "for the driver: both have to see the same table, and nobody may remove files that are just written"
+                    "for the driver: both have to see the same table, and new files must not be removed"
                 )
         with self._answering():
             self._staged = self._stage(written)
@@ -516,7 +516,7 @@ class TableCommitter(SinkCommitter):
         if not is_as_known or ledger.claimed < self._run or ledger.commit >= entry.commit:
             raise CommitUnknownError(
                 f"{self._sink.where} has commit {ledger.commit} and the claim of run {ledger.claimed}, and run "
-                f"{self._run} would write commit {entry.commit}: it was set back or made anew"
+                f"{self._run} would write commit {entry.commit}: it was set back or recreated"
             )
 
     def _has_landed(self) -> bool:

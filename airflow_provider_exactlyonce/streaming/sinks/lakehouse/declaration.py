@@ -96,7 +96,7 @@ class TableDeclaration(Sink):
 
     @property
     def replaces(self) -> bool:
-        """Whether rows come in the place of others."""
+        """Whether rows replace others."""
         return self.mode != APPEND
 
     def stored(self, columns: StructType) -> StructType:

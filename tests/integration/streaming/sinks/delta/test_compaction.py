@@ -54,5 +54,5 @@ def test_a_table_whose_rows_may_be_deleted_beside_their_files_is_refused(lake: D
     name = "deletionVectors"
     lake.change("protocol", minReaderVersion=3, minWriterVersion=7, readerFeatures=[name], writerFeatures=[name])
     lake.sink().check_columns(COLUMNS)
-    with pytest.raises(RefusedError, match=f"has the feature {name}.* when it writes them anew"):
+    with pytest.raises(RefusedError, match=f"has the feature {name}.* when it rewrites them"):
         lake.sink(compact_every=3).check_columns(COLUMNS)

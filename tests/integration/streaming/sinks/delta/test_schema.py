@@ -52,7 +52,7 @@ def test_a_table_is_made_at_the_claim_and_not_before(lake: DeltaLake, tmp_path: 
         (
             [LONG, TEXT],
             {"configuration": {"delta.setTransactionRetentionDuration": "interval 7 days"}},
-            "delta.setTransactionRetentionDuration='interval 7 days': a pipeline that stands still for longer",
+            "delta.setTransactionRetentionDuration='interval 7 days': a pipeline that is stopped for longer",
         ),
         ([LONG, TEXT], {"configuration": {"delta.columnMapping.mode": "name"}}, r"columnMapping\.mode='name'"),
     ],

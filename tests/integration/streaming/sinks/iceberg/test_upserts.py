@@ -243,7 +243,7 @@ def test_files_that_are_not_of_parquet_are_refused(
     live.commit(rows(0, 5))
     entry = live.stage([{"id": 3, "k": "new"}])
     monkeypatch.setattr(DataFile, "file_format", property(lambda _: FileFormat.ORC))
-    with pytest.raises(RefusedError, match="writes only files of Parquet anew"):
+    with pytest.raises(RefusedError, match="rewrites only files of Parquet"):
         live.committer.commit(entry)
 
 

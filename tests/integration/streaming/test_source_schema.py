@@ -195,7 +195,7 @@ def test_a_schema_that_is_no_ddl_is_refused(spark: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("failOnDataLoss", "false"), ("kafka.isolation.level", "read_uncommitted")]
+    ("name", "value"), [("failOnDataLoss", "maybe"), ("kafka.isolation.level", "read_uncommitted")]
 )
 def test_an_option_that_would_lose_records_is_refused(name: str, value: str) -> None:
     with pytest.raises(SettingRefusedError, match=f"option {name} of KafkaSource is '{value}'"):

@@ -140,8 +140,8 @@ class _Parser:
         if isinstance(given, str):
             if given in _PRIMITIVES:
                 return AvroType(given)
-            inner = f"{space}.{given}"
-            name = inner if "." not in given and inner in self._named else given
+            name = f"{space}.{given}"
+            name = name if "." not in given and name in self._named else given
             if name not in self._named:
                 raise ValueError(f"there is no type {given!r}")
             return self._named[name]

@@ -38,7 +38,12 @@ def test_progress_takes_one_line_of_a_terminal_and_is_gone_in_the_end(
 def test_people_are_told_what_is_waited_for_once_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     heard = threading.Event()
-    monkeypatch.setattr(output, "tell", lambda text: (said.append(text), heard.set()))
+
+    def tell(text: str) -> None:
+        said.append(text)
+        heard.set()
+
+    monkeypatch.setattr(output, "tell", tell)
     with waiting("Kafka at a:1"):
         pass
     monkeypatch.setattr(output, "_PATIENCE_SECONDS", 0.01)

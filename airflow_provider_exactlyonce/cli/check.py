@@ -48,6 +48,7 @@ def _check(given: argparse.Namespace) -> int:
         "version": job.version,
         "job_hash": job.job_hash,
         "savepoint": savepoint.id,
+        "sources": {str(source.topics): source.connection for source in job.sources.values()},
         **report.document(),
     }
     print_answer(given, body, f"{given.job} against {savepoint.id}: {_told(report)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer, waiting
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.records import check_pipeline_name
 
@@ -41,7 +41,8 @@ def _doctor(given: argparse.Namespace) -> int:
 
     logging.getLogger("airflow_provider_exactlyonce").addHandler(logging.NullHandler())  # all is said in findings
     config = kafka_config.from_environment(given.bootstrap_servers)
-    examination = examine(check_pipeline_name(given.pipeline), config, given.home, fix=given.fix)
+    with waiting(f"Kafka at {config['bootstrap.servers']}, or of the home"):
+        examination = examine(check_pipeline_name(given.pipeline), config, given.home, fix=given.fix)
     print_answer(given, examination.to_json(), _told(examination))
     return 0 if examination.is_healthy else 1
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+_PATIENCE_SECONDS: Final = 3.0
 _ERASE_LINE: Final = "\r\033[K"
 
 
@@ -20,6 +22,21 @@ def print_answer(given: argparse.Namespace, body: object, text: str) -> None:
 def tell(text: str) -> None:
     """Tell people at once what is going on; what programs read is the answer only."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Tell people that an answer is waited for, once it takes some seconds.
+
+    :param what: has not answered then
+    """
+    late = threading.Timer(_PATIENCE_SECONDS, tell, (f"no answer yet of {what}: waiting",))
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 @contextmanager

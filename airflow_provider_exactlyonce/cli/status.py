@@ -10,7 +10,7 @@ from typing import Any, Final
 from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer, waiting
 from airflow_provider_exactlyonce.control import lease, restarts, standbys, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.pipeline_state import outlook, state_of
@@ -42,7 +42,7 @@ def _status(given: argparse.Namespace) -> None:
 
     config = reach.reached(given.bootstrap_servers)
     try:
-        with LedgerReader(config, given.pipeline) as reader:
+        with waiting(f"Kafka at {config['bootstrap.servers']}"), LedgerReader(config, given.pipeline) as reader:
             tail = reader.tail()
             if tail is None or tail.claim is None:
                 raise never_started(given.pipeline)

@@ -356,7 +356,7 @@ class SourceClusters:
         tables = (cluster for cluster in self._named.values() if isinstance(cluster, SourceTable))
         return {table.name: table.dataset for table in tables}
 
-    @cached_property
+    @property
     def offsets(self) -> PartitionOffsets:
         """The offsets of all topics, each topic's asked of its own cluster."""
         return RoutedOffsets(lambda topic: self.of(topic).offsets) if self._named else self.own.offsets

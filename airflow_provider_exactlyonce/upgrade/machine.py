@@ -11,6 +11,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +49,8 @@ from airflow_provider_exactlyonce.exceptions import (
     UpgradeUnstableError,
 )
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.upgrade import shadow_run, stability
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment, check_version
 from airflow_provider_exactlyonce.upgrade.transitions import Event, moved
@@ -138,6 +141,7 @@ class Upgrade:
             content = file.read_bytes()
             if {plan.job_hash} != {answer["job_hash"], hashlib.sha256(content).hexdigest()}:
                 raise RefusedError(f"{file} was changed since the upgrade began: begin another one")
+            self._check_sources(plan, answer["sources"])
             # What follows takes this, whatever becomes of the file.
             releases.keep(self._home, answer["version"], file, content)
         except AlreadyRunningError:
@@ -150,6 +154,23 @@ class Upgrade:
         if answer["verdict"] == "incompatible":
             return _refused(checked, IncompatibleVersionError(_why_incompatible(answer)))
         return moved(checked, Event.COMPATIBLE)
+
+    def _check_sources(self, plan: Plan, sources: Mapping[str, str | None]) -> None:
+        """Check that the new version reads its sources on the clusters that they were read from, as its start will.
+
+        :param sources: {topics of a source, as text: its connection}, None for the pipeline's own cluster
+        """
+        from confluent_kafka import KafkaException
+
+        config = self._tools.config()
+        connections = {text: connection for text, connection in sources.items() if connection is not None}
+        try:
+            with LedgerReader(config, plan.pipeline) as reader:
+                tail = reader.tail()
+            with closing(SourceClusters(config, connections, self._tools.find)) as clusters:
+                clusters.check(tail, map(SourceTopics.parse, sources))
+        except KafkaException as error:
+            raise ExactlyOnceError(f"where {plan.pipeline} is read from can't be seen: {error.args[0]}") from error
 
     def _check_way_back(self, plan: Plan, old: str) -> None:
         """Check what a rollback would need."""

@@ -136,7 +136,9 @@ class Driver:
         patterns = [
             source.topics for source in self._pipeline.sources.values() if source.topics.pattern and not source.may_lose
         ]
-        check_sources_are_there({*topics, *elsewhere}, known_sources(tail.commit if tail else None), patterns)
+        check_sources_are_there(
+            self._lifecycle.topics_read(run), known_sources(tail.commit if tail else None), patterns
+        )
         if tail is None or tail.commit is None:
             for source in self._pipeline.sources.values():
                 if source.first_offsets:

@@ -132,8 +132,7 @@ class PipelineDefinition:
         """
         diverts = self.sink is not None and self.sink.diverts
         frames = {
-            name: source.read(spark, config, begins=begins, leave_out_bad=diverts, may_lose=True)
-            for name, source in self.sources.items()
+            name: source.read(spark, config, begins, leave_out_bad=diverts) for name, source in self.sources.items()
         }
         return self.applied(frames)
 

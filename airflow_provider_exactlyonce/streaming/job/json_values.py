@@ -9,7 +9,19 @@ from typing import Final, Protocol
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, DecimalType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BooleanType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError
 from airflow_provider_exactlyonce.streaming.job.json_blocks import JsonBlocks
@@ -22,6 +34,11 @@ _IN_BLOCK: Final = "_exactlyonce_in_block"
 _ALONE: Final = "_exactlyonce_alone"
 _REASON: Final = "reason"
 _WIDE_SCALE: Final = 18
+#: What a FLOAT or DOUBLE is with quotes; without them a number that is too large is read as infinite.
+_INFINITE: Final = ("Infinity", "+Infinity", "-Infinity", "+INF", "-INF")
+#: How a time begins that has no date: Spark reads it as one of today.
+_WITHOUT_DATE: Final = r"(?:T|\d{1,2}:)"
+_BLANK: Final = r"[\x00-\x20\x7f]"  # which Spark leaves out before a time
 
 
 class _Record(Protocol):
@@ -58,6 +75,8 @@ class JsonValues:
         self._places = {place: name for place, name in (("offset", offset_column), ("topic", topic_column)) if name}
         # Nested ones, too; a field of such a name only costs time.
         self._has_floats = re.search('"(float|double)"', schema.json()) is not None
+        times = [field.name for field in schema.fields if isinstance(field.dataType, TimestampType)]
+        self._doubtful_time = _doubtful_time(times) if times else None
 
     def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
         """Return the schema's columns of records, and those with offset and topic.
@@ -104,11 +123,10 @@ class JsonValues:
         return F.array(F.struct("value", *_PLACE, parsed.alias(_PARSED)))
 
     def _reading_schema(self) -> StructType:
-        """Return the schema to parse with: decimals wide enough to see whether they would be rounded."""
+        """Return the schema to parse with, wide enough to see whether a value would become another one."""
         fields = StructType()
         for field in self._schema.fields:
-            wide = DecimalType(38, _WIDE_SCALE) if _is_checked_decimal(field) else field.dataType
-            fields.add(field.name, wide, nullable=True)
+            fields.add(field.name, _wide(field) or field.dataType, nullable=True)
         return fields.add(_CORRUPT, StringType(), nullable=True)
 
     def _decoded(self, records: DataFrame, blocks: JsonBlocks) -> DataFrame:
@@ -169,9 +187,11 @@ class JsonValues:
             value = _field(record, field)
             if not field.nullable:
                 reasons.append(F.when(value.isNull(), F.lit(f"the required field {field.name} is missing or null")))
-            if _is_checked_decimal(field):
-                message = F.lit(f"field {field.name} does not fit {field.dataType.simpleString()}: ")
-                reasons.append(F.when(~_keeps_its_digits(value, field), F.concat(message, value.cast("string"))))
+            message = F.lit(f"field {field.name} does not fit {field.dataType.simpleString()}: ")
+            if _wide(field) is not None:
+                reasons.append(F.when(~_stays_itself(value, field), F.concat(message, value.cast("string"))))
+            elif (becomes_another := _becomes_another(value, _given(text, field), field)) is not None:
+                reasons.append(F.when(becomes_another, F.concat(message, F.left(_given(text, field), F.lit(100)))))
         return F.coalesce(*reasons)
 
     def _certainly_fits(self, record: _Record) -> Column:
@@ -180,8 +200,12 @@ class JsonValues:
             value = _field(record, field)
             if not field.nullable:
                 fits &= value.isNotNull()
-            if _is_checked_decimal(field):
-                fits &= _keeps_its_digits(value, field)
+            if _wide(field) is not None:
+                fits &= _stays_itself(value, field)
+            elif _is_float(field):
+                fits &= ~_is_infinite(value)
+        if self._doubtful_time is not None:
+            fits &= ~_text(record).rlike(self._doubtful_time)
         return F.coalesce(fits, F.lit(False))
 
     def _is_certainly_one_object(self, record: _Record) -> Column:
@@ -197,7 +221,7 @@ class JsonValues:
         text = _text(record)
         reasons = []
         for field in self._schema.fields:
-            given = F.get_json_object(text, f"$['{field.name}']")
+            given = _given(text, field)
             message = F.lit(f"field {field.name} is not {field.dataType.simpleString()}: ")
             is_lost = _field(record, field).isNull() & given.isNotNull()
             reasons.append(F.when(is_lost, F.concat(message, F.left(given, F.lit(100)))))
@@ -233,18 +257,58 @@ def _is_one_value(text: Column) -> Column:
     return F.coalesce(F.get_json_object(both, "$[1]") == follows, F.lit(False))
 
 
+def _given(text: Column, field: StructField) -> Column:
+    """Return what a text has for a field, as it stands there."""
+    return F.get_json_object(text, f"$['{field.name}']")
+
+
 def _keeps_decimals(field: StructField) -> bool:
     """Say whether no decimal of a field is rounded unseen."""
-    return not isinstance(field.dataType, DecimalType) or _is_checked_decimal(field)
+    return not isinstance(field.dataType, DecimalType) or _wide(field) is not None
 
 
-def _is_checked_decimal(field: StructField) -> bool:
+def _wide(field: StructField) -> DataType | None:
+    """Return the type that a field is parsed as where Spark makes another value of what its own does not hold."""
     kind = field.dataType
-    return (
-        isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
-    )
+    if isinstance(kind, ByteType):
+        return ShortType()  # 128 to 255 would be negative
+    if isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE:
+        return DecimalType(38, _WIDE_SCALE)
+    return None
 
 
-def _keeps_its_digits(wide: Column, field: StructField) -> Column:
-    """Say whether a decimal is what was parsed: neither rounded nor too large; true for null."""
+def _stays_itself(wide: Column, field: StructField) -> Column:
+    """Say whether a number is what was parsed: neither rounded nor too large; true for null."""
     return wide.isNull() | F.coalesce(wide.try_cast(field.dataType) == wide, F.lit(False))
+
+
+def _becomes_another(value: Column, given: Column, field: StructField) -> Column | None:
+    """Say whether Spark has read another value than is given, None for a type where it does not."""
+    if _is_float(field):
+        return _is_infinite(value) & F.coalesce(~given.isin(*_INFINITE), F.lit(True))
+    if isinstance(field.dataType, TimestampType):
+        # A number is one of seconds, which Spark multiplies without a look at what overflows.
+        seconds = F.when(given.rlike(r"^-?\d{7,}$"), given.try_cast("bigint"))
+        return value.isNotNull() & (
+            given.rlike(f"^{_BLANK}*{_WITHOUT_DATE}") | F.coalesce(F.unix_seconds(value) != seconds, F.lit(False))
+        )
+    return None
+
+
+def _is_float(field: StructField) -> bool:
+    return isinstance(field.dataType, FloatType | DoubleType)
+
+
+def _is_infinite(value: Column) -> Column:
+    return F.coalesce(F.abs(value) == float("inf"), F.lit(False))
+
+
+def _doubtful_time(names: Iterable[str]) -> str:
+    """Return the expression of texts in which one of some fields may have a time that Spark reads as another one.
+
+    Names and values may be written with escapes, and in either kind of quotes.
+    """
+    name = f"[\"'](?:{'|'.join(map(re.escape, names))})[\"']"
+    without_date = rf"""["'](?:{_BLANK}|\\.)*{_WITHOUT_DATE}"""
+    escaped = r"\\u00" if all(map(str.isascii, names)) else r"\\u"
+    return rf"{name}\s*:\s*(?:{without_date}|-?\d{{13}})|{escaped}"

@@ -198,23 +198,16 @@ class KafkaSource(Source):
 
     @override
     def read(
-        self,
-        spark: SparkSession,
-        config: Mapping[str, str],
-        *,
-        begins: Begins = NOWHERE,
-        leave_out_bad: bool = False,
-        may_lose: bool = False,
+        self, spark: SparkSession, config: Mapping[str, str], begins: Begins = NOWHERE, *, leave_out_bad: bool = False
     ) -> DataFrame:
         """Return the stream.
 
         :param config: client configuration of the pipeline's cluster, in librdkafka's names
         :param begins: Spark finds them in the checkpoint by itself
         :param leave_out_bad: leave out records that do not fit, as :meth:`bad_records` gives them to the sink
-        :param may_lose: ``failOnDataLoss=false`` is for others to judge
         :raises SettingRefusedError: when an option would break the guarantee
         """
-        reader = spark.readStream.format("kafka").options(**self.spark_options(config, may_lose=may_lose))
+        reader = spark.readStream.format("kafka").options(**self.spark_options(config))
         try:
             records = reader.load()
         except Exception as error:
@@ -259,7 +252,7 @@ class KafkaSource(Source):
         own = self.topics.share(ranges)
         if self.schema is None or not any(own.values()):
             return None
-        options = self.spark_options(config, may_lose=True)
+        options = self.spark_options(config)
         options = {name: value for name, value in options.items() if _of(_DECLARED, name) is None}
         starts, ends = (
             {
@@ -296,14 +289,13 @@ class KafkaSource(Source):
     def may_lose(self) -> bool:
         return (_of(self.options, _FAIL_ON_LOSS) or "").lower() == "false"
 
-    def spark_options(self, config: Mapping[str, str], *, may_lose: bool = False) -> dict[str, str]:
-        """Return the options that Spark's source gets.
+    def spark_options(self, config: Mapping[str, str]) -> dict[str, str]:
+        """Return the options that Spark's source gets; whether records may be lost is judged with the guarantee.
 
-        :param may_lose: ``failOnDataLoss=false`` is for others to judge
         :raises SettingRefusedError: when an option would break the guarantee, or says other than a parameter
         """
         fixed = dict(_FIXED)
-        if may_lose and self.may_lose:
+        if self.may_lose:
             fixed[_FAIL_ON_LOSS] = "false"
         declared = self._declared()
         for name, value in self.options.items():

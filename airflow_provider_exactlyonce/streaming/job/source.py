@@ -91,20 +91,13 @@ class Source(ABC):
 
     @abstractmethod
     def read(
-        self,
-        spark: SparkSession,
-        config: Mapping[str, str],
-        *,
-        begins: Begins = NOWHERE,
-        leave_out_bad: bool = False,
-        may_lose: bool = False,
+        self, spark: SparkSession, config: Mapping[str, str], begins: Begins = NOWHERE, *, leave_out_bad: bool = False
     ) -> DataFrame:
         """Return the stream.
 
         :param config: client configuration of the pipeline's cluster, in librdkafka's names
         :param begins: where the checkpoint begins, which goes before what is declared
         :param leave_out_bad: leave out records that do not fit, as :meth:`bad_records` gives them to the sink
-        :param may_lose: ``failOnDataLoss=false`` is for others to judge
         """
 
     @abstractmethod

@@ -101,13 +101,7 @@ class TableSource(Source):
 
     @override
     def read(
-        self,
-        spark: SparkSession,
-        config: Mapping[str, str],
-        *,
-        begins: Begins = NOWHERE,
-        leave_out_bad: bool = False,
-        may_lose: bool = False,
+        self, spark: SparkSession, config: Mapping[str, str], begins: Begins = NOWHERE, *, leave_out_bad: bool = False
     ) -> DataFrame:
         """Return the stream; rows that do not fit stop the pipeline.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import decimal
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_exactlyonce.streaming.registry import avro_types
+from airflow_provider_exactlyonce.streaming.registry import avro_defaults, avro_types
 from airflow_provider_exactlyonce.streaming.registry.avro_types import AvroField, AvroType
 from airflow_provider_exactlyonce.streaming.registry.columnar import (
     Gathered,
@@ -29,6 +28,7 @@ Read = Callable[[Cursor, Rows], pa.Array | None]
 
 _UNITS: Final = {"millis": "ms", "micros": "us", "nanos": "ns"}
 _INT: Final = (-(2**31), 2**31 - 1)
+_MOST_DIGITS: Final = 38  # of a decimal
 #: What a value of one type may be read as, besides itself.
 _PROMOTIONS: Final = {
     "int": frozenset({"int", "long", "float", "double", "tinyint", "smallint"}),
@@ -129,7 +129,7 @@ class _Reader:
     def _record(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
         if reader is None or reader.kind != "record":
             raise SchemaMismatchError(f"{named(what)} is {writer}, which is not {reader}")
-        wanted = {name: field for field in reader.fields for name in (*field.aliases, field.name)}
+        wanted = _wanted(reader, {field.name for field in writer.fields})
         parts = []
         for field in writer.fields:
             target = wanted.get(field.name)
@@ -306,6 +306,8 @@ def _symbols(writer: AvroType, reader: AvroType | None, what: str) -> Read:
 
 def _decimals(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
     _, scale = writer.digits
+    if scale > _MOST_DIGITS and kind is not None:
+        raise SchemaMismatchError(f"{named(what)} is {writer}, and a decimal column has {_MOST_DIGITS} digits")
 
     def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
         piece = cursor.piece(rows, writer.size if writer.kind == "fixed" else cursor.signed(rows, what), what)
@@ -315,22 +317,27 @@ def _decimals(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
         cursor.fail(rows, larger, f"{named(what)} has more digits than a decimal column")
         words[larger] = 0
         buffers = [None, pa.py_buffer(np.ascontiguousarray(words))]
-        decimals = pa.Array.from_buffers(pa.decimal128(38, scale), len(words), buffers)
+        decimals = pa.Array.from_buffers(pa.decimal128(_MOST_DIGITS, scale), len(words), buffers)
         return cast(cursor, rows, decimals, kind, what)
 
     return read
 
 
+def _wanted(reader: AvroType, names: Set[str]) -> dict[str, AvroField]:
+    """Return a reader's fields by the names that a writer has for them: their own before their aliases.
+
+    :param names: of the writer's fields
+    """
+    wanted = {field.name: field for field in reader.fields if field.name in names}
+    for field in reader.fields:
+        alias = next((alias for alias in field.aliases if alias in names - wanted.keys()), None)
+        if alias is not None and field.name not in names:
+            wanted[alias] = field
+    return wanted
+
+
 def _default(field: AvroField, what: str) -> pa.Scalar:
     """Return what a reader has where a writer has nothing."""
-    kind = avro_types.arrow_type(field.type)
-    if not field.has_default:
-        if field.type.is_nullable:
-            return pa.scalar(None, kind)
+    if not field.has_default and not field.type.is_nullable:
         raise SchemaMismatchError(f"the required field {what + '.' if what else ''}{field.name} is missing")
-    given, value = field.given, field.type.value
-    if given is not None and value is not None and value.kind in ("bytes", "fixed"):
-        given = given.encode("latin-1")
-        if value.logical == "decimal":
-            given = decimal.Decimal(int.from_bytes(given, "big", signed=True)).scaleb(-value.digits[1])
-    return pa.scalar(given, kind)
+    return avro_defaults.default_of(field)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_exactlyonce.streaming.registry import avro_types
+from airflow_provider_exactlyonce.streaming.registry import avro_defaults, avro_types
 from airflow_provider_exactlyonce.streaming.registry.connection import RegistryAddress
 from airflow_provider_exactlyonce.streaming.registry.readers import AvroReader
 from airflow_provider_exactlyonce.streaming.registry.registry_format import Reader, RegistryFormat, Writer
@@ -34,7 +34,12 @@ class AvroFormat(RegistryFormat):
 
     def columns(self) -> str | None:
         """Return the columns of a source that reads records as the schema, in DDL; None when it names no schema."""
-        return None if self.schema is None else avro_types.columns_ddl(avro_types.parse(self.schema))
+        if self.schema is None:
+            return None
+        record = avro_types.parse(self.schema)
+        columns = avro_types.columns_ddl(record)
+        avro_defaults.check(record)
+        return columns
 
     def reading_schema(self, columns: str) -> str:
         """Return the Avro schema that a source reads records as.

@@ -140,7 +140,8 @@ class _Parser:
         if isinstance(given, str):
             if given in _PRIMITIVES:
                 return AvroType(given)
-            name = given if "." in given or not space or given in self._named else f"{space}.{given}"
+            name = f"{space}.{given}"
+            name = name if "." not in given and name in self._named else given
             if name not in self._named:
                 raise ValueError(f"there is no type {given!r}")
             return self._named[name]
@@ -177,7 +178,7 @@ class _Parser:
         logical = given.get("logicalType")
         if avro_type.kind not in _LOGICAL.get(str(logical), ()):
             return avro_type
-        digits = (int(given["precision"]), int(given.get("scale", 0))) if logical == "decimal" else (0, 0)
+        digits = (int(given.get("precision", 0)), int(given.get("scale", 0))) if logical == "decimal" else (0, 0)
         if logical == "decimal" and not 0 <= digits[1] <= digits[0] != 0:
             return avro_type  # the specification: then it is what lies below
         return replace(avro_type, logical=logical, digits=digits)

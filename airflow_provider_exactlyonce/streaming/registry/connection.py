@@ -119,9 +119,11 @@ class Registry:
         schemas: dict[str, str] = {}
         for reference in schema.references or ():
             what = f"version {reference.version} of subject {reference.subject}"
-            version = self._asked(
-                what, functools.partial(self._client.get_version, str(reference.subject), int(reference.version or 0))
+            # Records that are older than its deletion have it: as schemas by their ids, it stays readable.
+            ask = functools.partial(
+                self._client.get_version, str(reference.subject), int(reference.version or 0), deleted=True
             )
+            version = self._asked(what, ask)
             schemas |= {**self.referred(version.schema), str(reference.name): str(version.schema.schema_str)}
         return schemas
 

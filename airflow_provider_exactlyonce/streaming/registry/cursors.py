@@ -20,6 +20,7 @@ Rows = slice | Places
 #: Every record.
 ALL: Final = slice(None)
 _LONGEST_NUMBER: Final = 10  # bytes of a variable-length number of 64 bits
+_LIMIT: Final = divmod(10**38, 2**64)  # a decimal has 38 digits
 _MARGIN: Final = 64  # bytes behind the last record, which a look beyond its end finds
 
 
@@ -179,9 +180,9 @@ class Piece:
         return slots.take(pa.array(np.arange(0, 2 * count, 2)))
 
     def integers(self) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return them as two's complement integers of 128 bits: two words each, the lower first; and which are larger.
+        """Return them as two's complement integers of 128 bits: two words each, the lower first.
 
-        Their first byte is the highest.
+        Their first byte is the highest. And return which have more digits than a decimal.
         """
         width = max(16, int(self.size.max(initial=0)))
         place = (self._start + self.size)[:, None] + np.arange(-width, 0)
@@ -192,4 +193,7 @@ class Piece:
         larger = (digits[:, : width - 16] != sign[:, None]).any(axis=1)
         larger |= (digits[:, width - 16] >= 0x80) != negative
         words = np.ascontiguousarray(digits[:, width - 16 :]).view(">u8").astype(np.uint64)
+        high, low = words[:, 0].view(np.int64), words[:, 1]
+        larger |= (high > _LIMIT[0]) | ((high == _LIMIT[0]) & (low >= _LIMIT[1]))
+        larger |= (high < ~_LIMIT[0]) | ((high == ~_LIMIT[0]) & (low <= 2**64 - _LIMIT[1]))
         return words[:, ::-1], larger

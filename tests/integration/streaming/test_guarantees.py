@@ -139,7 +139,7 @@ def test_a_source_that_skips_what_is_gone_may_lose(spark: Any) -> None:
     source = KafkaSource("in", options={"failOnDataLoss": "False"})
     planned = plan(spark, source=source)
     assert (planned.gives, planned.is_weaker) == ("at_most_once", True)
-    assert source.spark_options({"bootstrap.servers": "a:1"}, may_lose=True)["failOnDataLoss"] == "false"
+    assert source.spark_options({"bootstrap.servers": "a:1"})["failOnDataLoss"] == "false"
 
 
 @pytest.mark.parametrize("setting", ["asyncProgressTrackingEnabled", "continuous", "spark.sql.streaming.realTime"])

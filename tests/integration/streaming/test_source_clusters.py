@@ -203,6 +203,18 @@ def test_a_topic_elsewhere_that_is_gone_or_recreated_stops_the_pipeline_by_name(
     assert f"source topic {made[0]} was recreated" in case.run(made, expected=REFUSED)
 
 
+def test_a_topic_of_a_pattern_that_is_gone_is_told_by_name_also_if_the_sink_has_its_name(
+    case: Case, topics: Topics, decoys: Topics
+) -> None:
+    [case.sink] = decoys.make("b")
+    topics.make("a", "b")
+    topics.send(20, "a", "b")
+    case.run(topics.pattern)
+    topics.delete("b")
+    topics.send(1, "a")
+    assert f"source topic {topics.name('b')}, which commit 1 read by" in case.run(topics.pattern, expected=REFUSED)
+
+
 def test_a_rescale_looks_for_what_is_replayed_on_the_sources_cluster(
     case: Case, topics: Topics, decoys: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:

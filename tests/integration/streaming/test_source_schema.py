@@ -141,13 +141,61 @@ def test_a_number_that_json_lacks_needs_quotes(spark: Any, schema: str) -> None:
     assert [row["at"] for row in source.fitted(frame, leave_out_bad=True).collect()] == [6, 7, 8]
 
 
+ANOTHER = "small TINYINT, at TIMESTAMP, ratio DOUBLE, half FLOAT"
+#: What Spark would read as another value, with nothing said.
+READ_AS_ANOTHER = {
+    '{"small": 200}': "field small does not fit tinyint: 200",
+    '{"small": -129}': "field small does not fit tinyint: -129",
+    '{"at": 9223372036855}': "field at does not fit timestamp: 9223372036855",
+    '{"at": -9223372036855}': "field at does not fit timestamp: -9223372036855",
+    '{"at": 1764000000000000000}': "field at does not fit timestamp: 1764000000000000000",
+    '{"at": "10:00"}': "field at does not fit timestamp: 10:00",
+    '{"at" :\t" T9:30:00.5Z"}': "field at does not fit timestamp:  T9:30:00.5Z",
+    "{'at': '7:05'}": "field at does not fit timestamp: 7:05",
+    '{"\\u0061t": "10:00"}': "field at does not fit timestamp: 10:00",
+    '{"at": "\\u0031\\u0030:00"}': "field at does not fit timestamp: 10:00",
+    '{"at": "\\t10:00"}': "field at does not fit timestamp: \t10:00",
+    '{"ratio": 1e400}': "field ratio does not fit double: ",
+    '{"ratio": -1e400, "half": "-INF"}': "field ratio does not fit double: ",
+    '{"half": 1e39}': "field half does not fit float: ",
+}
+ITSELF = (
+    *(
+        '{"small": 127}',
+        '{"small": -128}',
+        '{"small": null}',
+        '{"ratio": 1.7e308, "half": 3.4e38}',
+        '{"ratio": 1e-400}',
+    ),
+    *(
+        '{"at": 9223372036854}',
+        '{"at": -9223372036854}',
+        '{"at": 0}',
+        '{"at": "2026"}',
+        '{"at": "2026-11-23T10:00:00Z"}',
+    ),
+    *('{"ratio": "Infinity"}', '{"ratio": "-INF", "half": "+INF"}', '{"half": "NaN"}', '{"name": "10:00", "at": null}'),
+    *('{"name": {"at": "10:00"}, "at": "2026-11-23"}', '{"name": "\\u00e4 \\"at\\": \\"10:00\\""}'),
+)
+
+
+def test_a_value_that_spark_would_read_as_another_one_does_not_fit(spark: Any) -> None:
+    frame = kafka_frame(spark, *READ_AS_ANOTHER, *ITSELF).withColumn("headers", F.lit(None).cast(HEADERS_TYPE))
+    source = KafkaSource("in", schema=ANOTHER, offset_column="place")
+    fitting = sorted(row["place"] - 40 for row in source.fitted(frame, leave_out_bad=True).collect())
+    assert fitting == list(range(len(READ_AS_ANOTHER), len(READ_AS_ANOTHER) + len(ITSELF)))
+    reasons = [bytes(row["headers"][-1]["value"]).decode() for row in source.misfits(frame).collect()]
+    for reason, expected in zip(reasons, READ_AS_ANOTHER.values(), strict=True):
+        assert reason.startswith(expected)
+
+
 def test_a_schema_that_is_no_ddl_is_refused(spark: Any) -> None:
     with pytest.raises(RefusedError, match="'id NONSENSE': 'NONSENSE' is not a type"):
         parsed(spark, "{}", schema="id NONSENSE")
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("failOnDataLoss", "false"), ("kafka.isolation.level", "read_uncommitted")]
+    ("name", "value"), [("failOnDataLoss", "maybe"), ("kafka.isolation.level", "read_uncommitted")]
 )
 def test_an_option_that_would_lose_records_is_refused(name: str, value: str) -> None:
     with pytest.raises(SettingRefusedError, match=f"option {name} of KafkaSource is '{value}'"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -153,6 +155,21 @@ def test_a_cluster_that_is_away_or_takes_us_for_somebody_else_is_named_by_its_co
     with pytest.raises(kind) as raised:
         _ = made.own.client
     assert str(raised.value) == "Kafka at own:1 can't be reached: why"
+
+
+def test_the_connections_of_clusters_that_nobody_holds_any_more_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "trouble", lambda config: None)
+    config = {"bootstrap.servers": "127.0.0.1:1"}
+    made = SourceClusters(config, {"orders": "a"}, lambda conn_id: config)
+    assert made.offsets.describe(()) == {}
+    asked = weakref.ref(made.of("orders").offsets)
+    assert asked() is not None
+    gc.disable()  # a gate replaces them as often as their cluster is away, which is sooner than a collection
+    try:
+        del made
+        assert asked() is None
+    finally:
+        gc.enable()
 
 
 def test_a_question_without_an_answer_names_the_cluster() -> None:

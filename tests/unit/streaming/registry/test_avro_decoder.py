@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.registry import avro_types
 from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder
 from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
@@ -239,6 +240,113 @@ def test_a_readers_defaults_and_aliases_are_those_of_avro() -> None:
         [{"title": "ü", "count": 7, "tags": ["a"], "cost": Decimal("1.250"), "kind": "C"}],
         {},
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "value"),
+    [
+        (
+            {"type": "long", "logicalType": "timestamp-millis"},
+            1_700_000_000_123,
+            datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC),
+        ),
+        ({"type": "long", "logicalType": "timestamp-micros"}, 1, datetime(1970, 1, 1, 0, 0, 0, 1, UTC)),
+        ({"type": "long", "logicalType": "timestamp-nanos"}, -1_000, datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)),
+        ({"type": "long", "logicalType": "local-timestamp-millis"}, 1, datetime(1970, 1, 1, 0, 0, 0, 1_000)),
+        ({"type": "int", "logicalType": "date"}, 5, date(1970, 1, 6)),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 1},
+            "J" * 16,
+            Decimal(f"{int(b'J'.hex() * 16, 16)}E-1"),
+        ),
+        ("bytes", "\u00ff", b"\xff"),
+        ("double", 2**60 + 1, float(2**60)),
+        (["string", "null"], "a", "a"),
+        ({"type": "array", "items": "bytes"}, ["\u00ff"], [b"\xff"]),
+        ({"type": "map", "values": "int"}, {}, {}),
+        ({"type": "map", "values": ["null", "int"]}, {"a": 1, "b": None}, {"a": 1, "b": None}),
+        ({**record(("x", "int"), name="S"), "fields": [{"name": "x", "type": "int", "default": 7}]}, {}, {"x": 7}),
+    ],
+    ids=str,
+)
+def test_a_default_is_the_value_that_its_type_says(kind: Any, default: Any, value: Any) -> None:
+    reader = {"type": "record", "name": "R", "fields": [{"name": "it", "type": kind, "default": default}]}
+    assert AvroFormat(json.dumps(reader)).columns()
+    rows, reasons = decoded(record(("id", "int")), reader, written(record(("id", "int")), {"id": 1}))
+    assert (rows, reasons) == ([{"it": value}], {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [
+        ("int", "a"),
+        ("int", 1.5),
+        ("int", None),
+        ("string", 5),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, "B"),
+        ({"type": "long", "logicalType": "timestamp-nanos"}, 1),
+        ({"type": "array", "items": "int"}, [None]),
+        (record(("x", "int"), name="S"), {}),
+    ],
+    ids=str,
+)
+def test_a_default_that_is_no_value_of_its_field_is_refused_with_the_schema(kind: Any, default: Any) -> None:
+    inner = {"type": "record", "name": "I", "fields": [{"name": "it", "type": kind, "default": default}]}
+    for reader in (inner, record(("inner", {"type": "array", "items": inner}))):
+        with pytest.raises(RefusedError, match=r"the default .* of the Avro field it is no "):
+            AvroFormat(json.dumps(reader)).columns()
+
+
+@pytest.mark.parametrize(
+    ("fields", "aliases", "rows"),
+    [
+        (("a", "b"), {"a": ["b"]}, {"a": 1}),
+        (("b", "a"), {"a": ["b"]}, {"a": 2}),
+        (("b", "c"), {"a": ["c", "b"]}, {"a": 2}),
+        (("a",), {"a": [], "b": ["a"]}, {"a": 1, "b": None}),
+        (("a",), {"b": ["a"], "a": []}, {"a": 1, "b": None}),
+        (("a", "b"), {"a": ["b"], "b": ["a"]}, {"a": 1, "b": 2}),
+    ],
+)
+def test_a_field_is_found_by_its_own_name_before_an_alias(
+    fields: tuple[str, ...], aliases: dict[str, list[str]], rows: dict[str, int | None]
+) -> None:
+    writer = record(*((name, "int") for name in fields))
+    value = dict(zip(fields, itertools.count(1), strict=False))
+    wanted = [{"name": name, "type": ["null", "int"], "aliases": others} for name, others in aliases.items()]
+    reader = {"type": "record", "name": "R", "fields": wanted}
+    assert decoded(writer, reader, written(writer, value)) == ([rows], {})
+
+
+def test_a_name_without_a_name_space_is_of_the_one_around_it_before_it_is_of_none() -> None:
+    short, long = ({"type": "fixed", "name": "Code", "size": size} for size in (1, 2))
+    inner = {**record(("code", long), ("again", "Code"), name="Inner"), "namespace": "here"}
+    writer = record(("code", short), ("inner", inner), ("last", "Code"))
+    value = {"code": b"a", "inner": {"code": b"bb", "again": b"cc"}, "last": b"d"}
+    rows, reasons = decoded(writer, "inner STRUCT<again: BINARY>, last BINARY", [HEAD + b"abbccd"])
+    assert (rows, reasons) == ([{"inner": {"again": b"cc"}, "last": b"d"}], {})
+    assert written(writer, value) == [HEAD + b"abbccd"]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_decimal_has_38_digits_whatever_fits_its_bytes(sign: int) -> None:
+    writer = record(("it", {"type": "bytes", "logicalType": "decimal", "precision": 38}))
+    numbers = [sign * number for number in (10**38 - 1, 10**38, 10**38 + 1, 2**127 - 1)]
+    values = [HEAD + bytes([32]) + number.to_bytes(16, "big", signed=True) for number in numbers]
+    rows, reasons = decoded(writer, "it DECIMAL(38,0)", values)
+    assert rows == [{"it": Decimal(numbers[0])}, None, None, None]
+    assert reasons == dict.fromkeys((1, 2, 3), "field it has more digits than a decimal column")
+
+
+def test_a_decimal_that_says_no_digits_is_the_bytes_that_it_has() -> None:
+    writer = record(("it", {"type": "bytes", "logicalType": "decimal"}))
+    assert decoded(writer, "it BINARY", [HEAD + b"\x02a"]) == ([{"it": b"a"}], {})
+    many = record(("it", {"type": "bytes", "logicalType": "decimal", "precision": 60, "scale": 50}))
+    with pytest.raises(SchemaMismatchError, match=r"field it is decimal\(60,50\), and a decimal column has 38 digits"):
+        decoded(many, "it DECIMAL(38,0)", [])
+    assert decoded(record(("it", many["fields"][0]["type"]), ("last", "int")), "last INT", [HEAD + b"\0\2"])[0] == [
+        {"last": 1}
+    ]
 
 
 def test_types_that_have_themselves_in_them_are_passed_over() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import EARLIER_ROWS, SinkLedger
-from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, actions, is_elsewhere, versions
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, actions, versions
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+from airflow_provider_exactlyonce.tables.delta_log import is_elsewhere
 
 _Rows = dict[str, int | None]
 

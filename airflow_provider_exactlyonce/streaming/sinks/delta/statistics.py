@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Final
@@ -76,9 +77,10 @@ def _bounds(parts: Sequence[Any], path: tuple[str, ...], kind: pa.DataType) -> t
     if not valued or any(not part.has_min_max for part in valued):
         return None
     try:
-        return min(part.min for part in valued), max(part.max for part in valued)
+        bounds = min(part.min for part in valued), max(part.max for part in valued)
     except (OverflowError, ValueError):  # a year that Python has no date for
         return None
+    return None if any(bound in (math.inf, -math.inf) for bound in bounds) else bounds  # which JSON does not have
 
 
 def _lower(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import pickle
+import re
 import shutil
 from decimal import Decimal
 from pathlib import Path
@@ -190,6 +191,24 @@ def test_a_whole_table_that_nobody_knows_any_more_stops_by_name(path: Path) -> N
     assert sorted(ids(path, whole(path, 3)[0])) == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("gone", [[0, 1], [0, 1, 2, 3]])
+def test_a_new_pipeline_begins_where_it_can_go_on_and_nowhere_else(path: Path, gone: list[int]) -> None:
+    append(path, 6)
+    DeltaTable(path).create_checkpoint()
+    for version in gone:
+        entry(path, version).unlink()
+    offsets = TableOffsets(log_of(path))
+    for version in range(5):
+        for begin in (Position(version), Position(version, SNAPSHOT)):
+            try:
+                list(log_of(path).versions(begin))
+            except DataLostError as error:
+                with pytest.raises(RefusedError, match=f"starting_version of the source: {re.escape(str(error))}"):
+                    offsets.check_begin(begin.offset)
+            else:
+                offsets.check_begin(begin.offset)
+
+
 def test_partitions_of_a_whole_table_have_the_texts_of_the_log_and_a_time_without_its_zone(tmp_path: Path) -> None:
     at = datetime.datetime(2024, 2, 29, 23, 59, 59, 1)
     values = {
@@ -255,6 +274,8 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
             "maps its columns",
         ),
         ({"add": {"path": "s3://other/file.parquet", "size": 1}}, "a clone"),
+        ({"add": {"path": "file:/other/file.parquet", "size": 1}}, "a clone"),
+        ({"add": {"path": "/other/file.parquet", "size": 1}}, "a clone"),
         ({"add": {"path": "a.parquet", "size": 1, "deletionVector": {"storageType": "u"}}}, "deletion vector"),
         ({"newKind": {}}, "newKind"),
     ],
@@ -263,6 +284,27 @@ def test_what_can_t_be_read_is_refused_by_name(path: Path, version: dict[str, An
     write_entry(path, 3, [version])
     with pytest.raises(RefusedError, match=said):
         read(path, 3)
+
+
+@pytest.mark.parametrize(
+    "added", [{"deletionVector": {"storageType": "u"}}, {"path": "dbfs:/other/file.parquet"}], ids=["vector", "clone"]
+)
+def test_a_version_that_takes_rows_out_is_told_whatever_it_adds(path: Path, added: dict[str, Any]) -> None:
+    (body,) = (action["add"] for action in actions(path, 0) if "add" in action)
+    removed = {"path": body["path"], "dataChange": True, "deletionTimestamp": 1}
+    write_entry(path, 3, [{"remove": removed}, {"add": {**body, **added}}])
+    append(path, 9)
+    third, fourth = read(path, 3)
+    assert third.rewrite == "takes 1 files out of it"
+    assert third.files == ()
+    assert ids(path, fourth) == [9]
+
+
+@pytest.mark.parametrize("feature", ["typeWidening", "unheardOf", "catalogManaged"])
+def test_a_table_with_a_feature_that_nobody_here_knows_is_refused_by_name(path: Path, feature: str) -> None:
+    write_entry(path, 3, [{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [feature]}}])
+    with pytest.raises(RefusedError, match=f"has the features {feature}, which can't be read"):
+        log_of(path).identity()
 
 
 def test_an_entry_that_is_no_entry_is_refused(path: Path) -> None:

@@ -20,16 +20,12 @@ from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
 from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 from airflow_provider_exactlyonce.tables.table_log import TableVersion
-from tests.unit.tables.delta_tables import actions, append, entry, rows, write_entry
+from tests.unit.tables.delta_tables import actions, append, entry, rows, three_versions, write_entry
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Give a table with three versions, of which each adds one file of two rows."""
-    table = tmp_path / "orders"
-    for version in range(3):
-        append(table, 2 * version, 2 * version + 1)
-    return table
+    return three_versions(tmp_path / "orders")
 
 
 def log_of(path: Path) -> DeltaTableLog:

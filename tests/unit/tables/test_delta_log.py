@@ -22,6 +22,14 @@ from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 from airflow_provider_exactlyonce.tables.table_log import TableVersion
 from tests.unit.tables.delta_tables import actions, append, entry, rows, three_versions, write_entry
 
+#: A deletion vector.
+BOTH_ROWS = {
+    "storageType": "i",
+    "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000315c8Xg00031",
+    "sizeInBytes": 36,
+    "cardinality": 2,
+}
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -231,10 +239,8 @@ def test_files_without_some_of_their_rows_are_refused_in_a_whole_table(path: Pat
     write_entry(path, 3, [{"protocol": {**protocol, **features}}])
     assert sorted(ids(path, whole(path, 3)[0])) == [0, 1, 2, 3, 4, 5]
     (added,) = (action["add"] for action in actions(path, 0) if "add" in action)
-    both_rows = "^Bg9^0rr910000000000iXQKl0rr91000315c8Xg00031"
-    deletions = {"storageType": "i", "pathOrInlineDv": both_rows, "sizeInBytes": 36, "cardinality": 2}
     removed = {"path": added["path"], "dataChange": True, "deletionTimestamp": 1}
-    write_entry(path, 4, [{"remove": removed}, {"add": {**added, "deletionVector": deletions}}])
+    write_entry(path, 4, [{"remove": removed}, {"add": {**added, "deletionVector": BOTH_ROWS}}])
     with pytest.raises(RefusedError, match="without some of their rows at version 4"):
         whole(path, 4)
 
@@ -283,7 +289,7 @@ def test_what_can_t_be_read_is_refused_by_name(path: Path, version: dict[str, An
 
 
 @pytest.mark.parametrize(
-    "added", [{"deletionVector": {"storageType": "u"}}, {"path": "dbfs:/other/file.parquet"}], ids=["vector", "clone"]
+    "added", [{"deletionVector": BOTH_ROWS}, {"path": "dbfs:/other/file.parquet"}], ids=["vector", "clone"]
 )
 def test_a_version_that_takes_rows_out_is_told_whatever_it_adds(path: Path, added: dict[str, Any]) -> None:
     (body,) = (action["add"] for action in actions(path, 0) if "add" in action)

@@ -77,10 +77,9 @@ def _bounds(parts: Sequence[Any], path: tuple[str, ...], kind: pa.DataType) -> t
     if not valued or any(not part.has_min_max for part in valued):
         return None
     try:
-        bounds = min(part.min for part in valued), max(part.max for part in valued)
+        return min(part.min for part in valued), max(part.max for part in valued)
     except (OverflowError, ValueError):  # a year that Python has no date for
         return None
-    return None if any(bound in (math.inf, -math.inf) for bound in bounds) else bounds  # which JSON does not have
 
 
 def _lower(value: Any) -> Any:
@@ -103,6 +102,8 @@ def _plain(value: Any) -> Any:
         return f"{text}Z" if value.tzinfo is not None else text
     if isinstance(value, datetime.date):
         return value.isoformat()
+    if isinstance(value, float) and math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"  # JSON has no such number, and Spark writes these texts
     if isinstance(value, float | int | Decimal):
         return value
     return str(value)

@@ -396,6 +396,16 @@ class SourceClusters:
             total += records
         return total
 
+    def check_begins(self, first: Mapping[str, Mapping[int, int]]) -> None:
+        """Check that what tables have at positions can be read; of topics the offsets tell.
+
+        :raises RefusedError: naming what can't be read
+        """
+        for (topic, _), position in by_place(first).items():
+            cluster = self.of(topic)
+            if isinstance(cluster, SourceTable):
+                cluster.offsets.check_begin(position)
+
     def check_files(self, topic: str, start: int, end: int) -> None:
         """Check that the files of a table between two positions are there; of topics the offsets tell.
 

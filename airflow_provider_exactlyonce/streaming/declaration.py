@@ -25,7 +25,8 @@ from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.places import one_place
 from airflow_provider_exactlyonce.streaming.sinks.sink_routes import SinkRoutes
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
-from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, is_table, name_of
+from airflow_provider_exactlyonce.tables.datasets import dataset_at
+from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, is_table, name_of, parse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -142,16 +143,22 @@ def pipeline(
 
 def _check_tables(pipeline: str, routes: SinkRoutes, sources: Iterable[Source], *, allowed: bool) -> None:
     """Check that no sink writes to a table that is read."""
-    read = {name for source in sources for name in source.topics.names if is_table(name)}
+    read = {_place_of(name) for source in sources for name in source.topics.names if is_table(name)}
     for share in routes.others:
         facts = share.sink.facts
         places = [*facts.get("path", ()), *facts.get("table", ())]
         for place in places if facts.get("kind", ("",))[0] in (DELTA, ICEBERG) else ():
-            if name_of(facts["kind"][0], place.rstrip("/")) in read and not allowed:
+            if _place_of(name_of(facts["kind"][0], place)) in read and not allowed:
                 raise RefusedError(
                     f"pipeline {pipeline} would write to table {place}, and reads it: what it writes would be its next "
                     "input, for ever. Name another table; if it is meant, say so: @pipeline(allow_feedback=True)"
                 )
+
+
+def _place_of(table: str) -> tuple[str, ...]:
+    """Return what two names of one table have in common: a path may be written as a URL, too."""
+    kind, place = parse(table)
+    return (kind, *dataset_at(place)) if kind == DELTA else (kind, place)
 
 
 def _check_shares(pipeline: str, sources: Sequence[Source]) -> None:

@@ -14,7 +14,7 @@ def dataset_at(location: str) -> tuple[str, str]:
     """
     scheme, is_url, place = location.removeprefix("file:").partition("://")
     if not is_url:
-        return "file", "/" + scheme.lstrip("/")
+        return "file", "/" + scheme.strip("/")
     store, _, key = place.partition("/")
     user, _, host = store.rpartition("@")  # in Azure's URLs the container is there
     return f"{'s3' if scheme == 's3a' else scheme}://{host if ':' in user else store}", key.rstrip("/")

@@ -6,6 +6,7 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
@@ -14,7 +15,7 @@ from urllib.parse import unquote
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, DataLostError, RefusedError
 from airflow_provider_exactlyonce.tables.positions import DELTA, SNAPSHOT, Position, name_of
 from airflow_provider_exactlyonce.tables.table_log import TableFile, TableLog, TableStore, TableVersion, check_size
 
@@ -34,6 +35,8 @@ _FEATURES: Final = frozenset(
 #: What a version may say of itself that changes no row.
 _SILENT: Final = frozenset({"commitInfo", "txn", "domainMetadata", "cdc"})
 _REMEMBERED: Final = 1000
+#: Of an absolute path, or of a URL: Spark writes ``file:/a`` and ``dbfs:/a`` with one slash.
+_ELSEWHERE: Final = re.compile(r"([A-Za-z][\w+.-]*:)?/")
 
 
 class DeltaStore(TableStore):
@@ -236,11 +239,11 @@ class DeltaTableLog(TableLog):
         return version
 
     def _parsed(self, number: int, text: bytes) -> TableVersion:
-        files: list[TableFile] = []
+        added: list[Mapping[str, Any]] = []
         removed, columns, committed = 0, None, 0
         for kind, body in actions_of(text, f"version {number} of table {self.name}"):
             if kind == "add" and body.get("dataChange", True):
-                files.append(self._added(number, body))
+                added.append(body)
             elif kind == "remove" and body.get("dataChange", True):
                 removed += 1
             elif kind == "metaData":
@@ -252,10 +255,10 @@ class DeltaTableLog(TableLog):
                 committed = int(body.get("inCommitTimestamp") or body.get("timestamp") or 0)
             elif kind not in ("add", "remove", *_SILENT):
                 raise RefusedError(f"version {number} of table {self.name} has {kind!r}, which can't be read")
-        check_size(self.name, number, len(files))
+        check_size(self.name, number, len(added))
         return TableVersion(
             version=number,
-            files=() if removed else tuple(files),
+            files=() if removed else tuple(self._added(number, body) for body in added),
             rewrite=f"takes {removed:,} files out of it" if removed else None,
             columns=columns,
             committed=committed,
@@ -275,7 +278,7 @@ class DeltaTableLog(TableLog):
         self, number: int, escaped: str, size: int, rows: int | None, partition: Mapping[str, str | None]
     ) -> TableFile:
         path = unquote(escaped)
-        if "://" in path or path.startswith("/"):
+        if is_elsewhere(path):
             raise RefusedError(
                 f"version {number} of table {self.name} has the file {path}, which is another table's, of which it is "
                 "a clone: read that one"
@@ -295,12 +298,23 @@ class DeltaTableLog(TableLog):
             table = self._asked(lambda: DeltaTable(self._place, version=number, storage_options=self._options))
         except TableNotFoundError:
             return None
+        except BatchFailedError:
+            self._check_protocol()  # delta-rs opens no table with a feature that it does not know
+            raise
         self._check_features(table.protocol().reader_features or ())
         self._check_mapping(table.metadata().configuration)
         return table
 
     def _opened(self, number: int | None = None) -> DeltaTable:
         return self._there(self._open(number))
+
+    def _check_protocol(self) -> None:
+        """Check the features that the log names last."""
+        for number in sorted(self._logged()[0], reverse=True):
+            for kind, body in self._actions(number, self._asked(lambda at=number: self._store.open(_entry(at)).read())):
+                if kind == "protocol":
+                    self._check_features(body.get("readerFeatures") or ())
+                    return
 
     def _check_features(self, features: Any) -> None:
         if unknown := sorted(set(features) - _FEATURES):
@@ -321,6 +335,14 @@ class DeltaTableLog(TableLog):
         from deltalake.exceptions import TableNotFoundError
 
         return self._answered(ask, FileNotFoundError, TableNotFoundError)
+
+
+def is_elsewhere(path: str) -> bool:
+    """Tell whether a file is another table's, which this one is a clone of.
+
+    :param path: as the log has it, not escaped
+    """
+    return _ELSEWHERE.match(path) is not None
 
 
 def _texts(partitions: pa.ChunkedArray) -> list[dict[str, str | None]]:

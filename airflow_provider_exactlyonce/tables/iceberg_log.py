@@ -71,6 +71,7 @@ class IcebergTableLog(TableLog):
         self._catalog_name, _, self._identifier = place.partition(".")
         self._properties: Final = dict(properties)
         self._catalog: Catalog | None = None
+        self._looked_at: Table | None = None  # when the versions were last asked for
         self._known: Final[dict[tuple[int, bool], TableVersion]] = {}
 
     @override
@@ -94,7 +95,7 @@ class IcebergTableLog(TableLog):
 
     @override
     def field_ids(self) -> Mapping[str, int]:
-        return {field.name: field.field_id for field in self._opened().schema().fields}
+        return _field_ids((self._looked_at or self._opened()).schema())
 
     @override
     def begin(self) -> Position:
@@ -112,7 +113,7 @@ class IcebergTableLog(TableLog):
 
     @override
     def versions(self, start: Position) -> Iterator[TableVersion]:
-        table = self._opened()
+        table = self._looked_at = self._opened()
         history = self._history(table)
         self._check_goes_on(table, history, start)
         schema_id = None
@@ -136,11 +137,13 @@ class IcebergTableLog(TableLog):
                 "there, and initial_snapshot=True to read what the table has then, too"
             )
         if last > 0 and last not in map(_number, history):
-            was = "is to be read as it is at" if start.is_snapshot else "was read up to"
+            was = "is to be read as it is at" if start.is_snapshot else "is to be read on after"
+            before = max((number for number in map(_number, history) if number < last), default=None)
             raise DataLostError(
-                f"table {self.name} {was} snapshot {last}, which is not among those of its main branch any more; they "
-                f"are {there}. It has expired, or the table was rolled back, so what follows it can't be known. Keep "
-                "the newest snapshot that was read, or put it back; or begin a new pipeline"
+                f"table {self.name} {was} snapshot {last}, which is not among those of its main branch; they are "
+                f"{there}. It has expired, or the table was rolled back, or it is another branch's, so what follows it "
+                "can't be known. Keep the newest snapshot that was read, or put it back; or begin a new pipeline"
+                + ("" if before is None else f", such as with starting_version={before + 1}")
             )
 
     def _version(self, table: Table, snapshot: Snapshot, schema_id: int | None, *, is_whole: bool) -> TableVersion:
@@ -170,6 +173,7 @@ class IcebergTableLog(TableLog):
             files=() if rewrite else tuple(files),
             rewrite=rewrite,
             columns=_columns(table.schemas()[schema]) if changed and schema is not None else None,
+            field_ids={} if schema is None else _field_ids(table.schemas()[schema]),
             committed=snapshot.timestamp_ms,
             first=SNAPSHOT if is_whole else 0,
         )
@@ -270,6 +274,10 @@ def _is_whole(table: Table, history: Sequence[Snapshot]) -> bool:
 
 def _number(snapshot: Snapshot) -> int:
     return int(snapshot.sequence_number or 0)
+
+
+def _field_ids(schema: Any) -> dict[str, int]:
+    return {field.name: field.field_id for field in schema.fields}
 
 
 def _columns(schema: Any) -> str:

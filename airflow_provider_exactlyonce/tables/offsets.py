@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import DataLostError
+from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError, TableChangedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import DescribedTopic, PartitionOffsets, Place
 from airflow_provider_exactlyonce.tables.datasets import dataset_at
 from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
@@ -107,6 +107,16 @@ class TableOffsets(PartitionOffsets):
                 return None
             total += file.rows
         return total
+
+    def check_begin(self, position: int) -> None:
+        """Check that a new pipeline can begin at a position.
+
+        :raises RefusedError: when what it would read first is not known any more, or can't be read
+        """
+        try:
+            next(self._log.versions(Position.of(position)), None)
+        except (DataLostError, TableChangedError) as error:
+            raise RefusedError(f"starting_version of the source: {error}") from error
 
     def first_gone(self, start: int, end: int) -> str | None:
         """Return the first file between two positions that can't be read any more, None when all can.

@@ -132,11 +132,14 @@ def _repeated(text: str | None, wanted: pa.Field, count: int, where: str) -> pa.
             f"{where} is of partition {wanted.name}={text!r}, a time without a zone, which writers mean otherwise: "
             "leave the column out"
         )
+    if pa.types.is_binary(wanted.type):
+        raise TableChangedError(
+            f"{where} is of partition {wanted.name}={text!r}, bytes, which writers mean otherwise: leave the column out"
+        )
     try:
-        value = pa.scalar(text).cast(wanted.type)
+        return pa.repeat(pa.scalar(text).cast(wanted.type), count)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise TableChangedError(f"{where} is of partition {wanted.name}={text!r}, no {wanted.type}: {error}") from error
-    return pa.array([value.as_py()] * count, wanted.type)
 
 
 def _normal(kind: pa.DataType) -> Any:

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
 from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
 from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source, columns_of
-from airflow_provider_exactlyonce.streaming.sinks.file_checks import has_secret
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_plain, has_secret
 from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, PARTITION, SNAPSHOT, Position, name_of
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ class DeltaSource(TableSource):
             raise RefusedError("path of a DeltaSource has credentials in it; name a connection: conn_id")
         if not path.startswith("/") and "://" not in path:
             raise RefusedError(f"DeltaSource({path!r}): an absolute path, or a URL such as s3://bucket/table")
+        check_plain("DeltaSource", path)
         object.__setattr__(self, "path", path)
         self._check()
 

@@ -167,10 +167,27 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         name = self._reading.name
         if not self._reading.skips:
             check_appends(name, version)
-        if version.columns is None or (version.rewrite is not None and self._reading.skips):
+        elif version.rewrite is not None:
             return
-        if (misfit := table_rows.misfit(self._reading.columns, version.columns, needs_all=False)) is not None:
-            raise TableChangedError(f"version {version.version} of table {name} changes its columns: {misfit}")
+        if version.columns is not None:
+            misfit = table_rows.misfit(self._reading.columns, version.columns, needs_all=False)
+            if misfit is not None:
+                raise TableChangedError(f"version {version.version} of table {name} changes its columns: {misfit}")
+        self._check_names(version)
+
+    def _check_names(self, version: TableVersion) -> None:
+        """Check that each column is the one that had its name when the version was written.
+
+        Where files have ids of columns, a name may go to another column, or to none, without a version that says so.
+        """
+        field_ids = self._log.field_ids()
+        for column in self._reading.columns.names if field_ids else ():
+            now = field_ids.get(column)
+            if now is None or version.field_ids.get(column, now) != now:
+                raise TableChangedError(
+                    f"version {version.version} of table {self._reading.name} can't be read: its column {column!r} was "
+                    "renamed or dropped, or another one has the name now. Declare the columns as the table has them"
+                )
 
     def _checked(self, version: TableVersion) -> TableVersion:
         self._check(version)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 #: Of Parquet, as pyarrow calls them.
 CODECS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_ESCAPED: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 _SECRET_IN_URL: Final = re.compile(r"://[^/]*@")
 _NO_PARQUET: Final = ("variant", "void", "interval", "daytimeinterval", "yearmonthinterval", "time", "geometry")
 _NO_DIRECTORY: Final = ("array", "map", "struct", "binary", "float", "double", "timestamp")
@@ -54,6 +55,17 @@ def check_place(kind: str, name: str, path: str) -> None:
         raise RefusedError(f"{kind}(name={name!r}): path has credentials in it; give them in storage_options")
     if not path.startswith("/") and "://" not in path:
         raise RefusedError(f"{kind}(path={path!r}) is neither an absolute path nor a URL")
+
+
+def check_plain(kind: str, path: str) -> None:
+    """Check that a path on this machine means the same to delta-rs, which takes ``%20`` in it for a space.
+
+    :param kind: the sink's or the source's class, for messages
+    :raises RefusedError: when it does not
+    """
+    is_local = "://" not in path or path.startswith("file://")
+    if is_local and (match := _ESCAPED.search(path)):
+        raise RefusedError(f"{kind}(path={path!r}): delta-rs takes {match[0]!r} for another character: rename it")
 
 
 def has_secret(path: str) -> bool:
@@ -96,13 +108,19 @@ def check_parquet(columns: StructType, where: str) -> None:
     """
     if not columns.fields:
         raise RefusedError(f"{where}: the result has no columns")
-    seen: dict[str, str] = {}
+    _check_differ("columns", columns.names, where)
     for field in columns.fields:
-        if (twin := seen.setdefault(field.name.lower(), field.name)) != field.name:
-            raise RefusedError(
-                f"{where}: columns {twin!r} and {field.name!r} differ in case only; Spark can't read them"
-            )
         _check_type(field.name, field.dataType, where)
+
+
+def _check_differ(what: str, names: Sequence[str], where: str) -> None:
+    """Check that names stay different where case does not count."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if (twin := seen.get(name.lower())) is not None:
+            alike = "are called the same" if twin == name else "differ in case only"
+            raise RefusedError(f"{where}: {what} {twin!r} and {name!r} {alike}; Spark can't read them: rename one")
+        seen[name.lower()] = name
 
 
 def _check_type(name: str, kind: Any, where: str) -> None:
@@ -112,6 +130,7 @@ def _check_type(name: str, kind: Any, where: str) -> None:
             f"{where}: column {name!r} has the type {kind.simpleString()}, on which readers of Parquet don't agree; "
             "cast it to a string or a number"
         )
+    _check_differ(f"the fields of column {name!r},", getattr(kind, "names", ()), where)
     parts = [getattr(kind, part) for part in ("elementType", "keyType", "valueType") if hasattr(kind, part)]
     for part in (*parts, *(field.dataType for field in getattr(kind, "fields", ()))):
         _check_type(name, part, where)

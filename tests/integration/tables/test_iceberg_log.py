@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +14,14 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.table import Table
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.types import StringType as TextType
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import LongType, StringType, StructType
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_first_offsets
+from airflow_provider_exactlyonce.streaming.job.table_stream import TableReading, TableStreamReader
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
 from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
@@ -138,7 +144,7 @@ def test_snapshots_that_have_expired_before_they_were_read_stop_by_name(
     with pytest.raises(DataLostError, match="has the snapshots 2 to 3 on its main branch, and what was added before"):
         read(properties, 0)
     # What was read last has to be there: else nobody knows what follows it.
-    with pytest.raises(DataLostError, match=r"was read up to snapshot 1, .*; they are 2 to 3"):
+    with pytest.raises(DataLostError, match=r"is to be read on after snapshot 1, .*; they are 2 to 3"):
         read(properties, 2)
     assert [version.version for version in read(properties, 3)] == [3]
     within = list(IcebergTableLog(NAME, properties).versions(Position(2, 1)))
@@ -202,12 +208,26 @@ def test_rows_that_are_deleted_beside_their_files_are_refused_in_a_whole_table(t
 def test_a_table_that_was_rolled_back_stops_by_name(properties: Mapping[str, str], table: Table) -> None:
     second = table.metadata.snapshots[1].snapshot_id
     table.manage_snapshots().rollback_to_snapshot(second).commit()
-    with pytest.raises(DataLostError, match=r"was read up to snapshot 3, .*; they are 1 to 2"):
+    with pytest.raises(DataLostError, match=r"is to be read on after snapshot 3, .*; they are 1 to 2"):
         read(properties, 4)
     table.refresh().append(rows(9))
-    with pytest.raises(DataLostError, match="was read up to snapshot 3"):
+    with pytest.raises(DataLostError, match="is to be read on after snapshot 3"):
         read(properties, 4)
     assert [ids(properties, version) for version in read(properties, 3)] == [[9]]
+
+
+def test_a_new_pipeline_begins_at_a_snapshot_of_main_and_not_right_behind_anothers(
+    properties: Mapping[str, str], table: Table
+) -> None:
+    table.manage_snapshots().create_branch(table.metadata.snapshots[-1].snapshot_id, "audit").commit()
+    table.append(rows(8), branch="audit")
+    table.append(rows(9))
+    offsets = TableOffsets(IcebergTableLog(NAME, properties))
+    for begin in (Position(4), Position(5, SNAPSHOT), Position(6), Position(0, SNAPSHOT)):
+        offsets.check_begin(begin.offset)
+    for begin, was in ((Position(5), "is to be read on after"), (Position(4, SNAPSHOT), "is to be read as it is at")):
+        with pytest.raises(RefusedError, match=f"{was} snapshot 4, .* such as with starting_version=4"):
+            offsets.check_begin(begin.offset)
 
 
 def test_a_branch_of_its_own_is_not_read(properties: Mapping[str, str], table: Table) -> None:
@@ -229,7 +249,7 @@ def test_a_table_that_was_made_anew_stops_by_name(properties: Mapping[str, str],
     catalog.create_table("sales.orders", rows().schema).append(rows(1))
     with pytest.raises(DataLostError, match=f"was recreated: its id is .*, and was {before}"):
         offsets.identity()
-    with pytest.raises(DataLostError, match="was read up to snapshot 3"):
+    with pytest.raises(DataLostError, match="is to be read on after snapshot 3"):
         read(properties, 4)
 
 
@@ -265,6 +285,71 @@ def test_a_column_that_is_added_is_told_with_the_first_snapshot_of_it(
     assert third.columns is None
     assert fourth.columns is not None
     assert json.loads(fourth.columns)["fields"][-1]["type"] == "integer"
+
+
+COLUMNS = StructType().add("id", LongType()).add("text", StringType())
+
+
+def reader_of(properties: Mapping[str, str], columns: StructType = COLUMNS) -> TableStreamReader:
+    name = f"iceberg:{NAME}"
+    begin = Position(0)
+    return TableStreamReader(
+        TableReading(name=name, columns=columns, start=begin, files=None, skips=True, options=properties)
+    )
+
+
+def planned(reader: TableStreamReader, start: int, end: int) -> list[dict[str, Any]]:
+    name = f"iceberg:{NAME}"
+    first, last = ({name: {"0": Position(version).offset}} for version in (start, end))
+    return [row for part in reader.partitions(first, last) for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def rename(update: UpdateSchema) -> None:
+    update.rename_column("text", "words")
+
+
+def drop(update: UpdateSchema) -> None:
+    update.delete_column("text")
+
+
+def exchange(update: UpdateSchema) -> None:
+    update.rename_column("text", "words")
+    update.rename_column("other", "text")
+
+
+@pytest.mark.parametrize(
+    "changes", [[rename], [drop], [drop, lambda update: update.add_column("text", TextType())], [exchange]]
+)
+@pytest.mark.parametrize("has_more", [False, True])
+def test_a_column_whose_name_goes_to_another_one_or_to_none_stops_the_stream_and_is_no_null(
+    properties: Mapping[str, str], table: Table, changes: list[Callable[[UpdateSchema], None]], has_more: bool
+) -> None:
+    with table.update_schema() as update:
+        update.add_column("other", TextType())
+    reader = reader_of(properties)
+    assert [row["text"] for row in planned(reader, 0, 3)] == [f"row {number}" for number in range(4)]
+    for change in changes:
+        with table.refresh().update_schema(allow_incompatible_changes=True) as update:
+            change(update)
+    if has_more:
+        table.refresh().append(pa.table({"id": [9]}))
+    if len(changes) == 1 and changes != [exchange]:
+        with pytest.raises(RuntimeError, match=r"version 3 of table .* its column 'text' was renamed or dropped"):
+            reader.latestOffset({f"iceberg:{NAME}": {"0": Position(3).offset}}, ReadAllAvailable())
+    for read in (reader, reader_of(properties)):  # which has planned nothing before
+        with pytest.raises(RuntimeError, match=r"TableChangedError.* its column 'text' was renamed or dropped"):
+            planned(read, 3, 4)
+
+
+def test_a_column_is_read_by_the_name_that_it_has_now_and_what_came_later_is_null(
+    properties: Mapping[str, str], table: Table
+) -> None:
+    with table.update_schema() as update:
+        update.rename_column("text", "words")
+        update.add_column("more", TextType())
+    columns = StructType().add("id", LongType()).add("words", StringType()).add("more", StringType())
+    expected = {"id": 0, "words": "row 0", "more": None}
+    assert planned(reader_of(properties, columns), 0, 4)[0] == expected
 
 
 def test_a_store_goes_to_tasks(properties: Mapping[str, str]) -> None:

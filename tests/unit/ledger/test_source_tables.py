@@ -15,19 +15,16 @@ from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_i
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceClusters, SourceTable
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 from tests.ledger_records import claim_record, commit_record
-from tests.unit.tables.delta_tables import append, entry
+from tests.unit.tables.delta_tables import append, entry, three_versions
 
 OWN = "own"
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Give a table with three versions, of which each adds one file of two rows."""
-    table = tmp_path / "orders"
-    for version in range(3):
-        append(table, 2 * version, 2 * version + 1)
-    return table
+    return three_versions(tmp_path / "orders")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +49,17 @@ def stretch(path: Path, start: int, end: int, table_id: str | None = None) -> Co
     span = CommitSpan(first=4, last=4)
     span.add(commit_record(4, source={name: {0: (start, end)}}, source_topic_ids={name: table_id or id_of(path)}))
     return span
+
+
+def test_a_new_pipeline_begins_only_where_the_table_can_be_read(path: Path) -> None:
+    append(path, 6)
+    DeltaTable(path).create_checkpoint()
+    entry(path, 0).unlink()
+    made, name = clusters(path), f"delta:{path}"
+    made.check_begins({name: {0: Position(1).offset}, "events": {0: 7}})
+    made.check_begins({name: {0: Position(3, SNAPSHOT).offset}})
+    with pytest.raises(RefusedError, match=r"starting_version of the source: .* at version 1 is not known any more"):
+        made.check_begins({name: {0: Position(1, SNAPSHOT).offset}})
 
 
 def test_a_table_is_asked_by_itself_and_everything_else_the_cluster(path: Path) -> None:

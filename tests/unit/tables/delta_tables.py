@@ -23,6 +23,13 @@ def append(path: Path, *ids: int, **options: Any) -> None:
     write_deltalake(path, rows(*ids), mode="append", **options)
 
 
+def three_versions(path: Path) -> Path:
+    """Make a table with three versions, of which each adds one file of two rows."""
+    for version in range(3):
+        append(path, 2 * version, 2 * version + 1)
+    return path
+
+
 def entry(path: Path, version: int) -> Path:
     """Return a version's entry in the log."""
     return path / "_delta_log" / f"{version:020d}.json"

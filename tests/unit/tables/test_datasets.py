@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.tables.datasets import dataset_at
     [
         ("/lake/orders", ("file", "/lake/orders")),
         ("/lake/a#b?c:d", ("file", "/lake/a#b?c:d")),
+        ("/lake/orders/", ("file", "/lake/orders")),
         ("file:/lake/orders", ("file", "/lake/orders")),
         ("file:///lake/orders", ("file", "/lake/orders")),
         ("s3://lake/shop/orders/", ("s3://lake", "shop/orders")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import pickle
+import re
 import shutil
 from decimal import Decimal
 from pathlib import Path
@@ -19,16 +20,20 @@ from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
 from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 from airflow_provider_exactlyonce.tables.table_log import TableVersion
-from tests.unit.tables.delta_tables import actions, append, entry, rows, write_entry
+from tests.unit.tables.delta_tables import actions, append, entry, rows, three_versions, write_entry
+
+#: A deletion vector.
+BOTH_ROWS = {
+    "storageType": "i",
+    "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000315c8Xg00031",
+    "sizeInBytes": 36,
+    "cardinality": 2,
+}
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Give a table with three versions, of which each adds one file of two rows."""
-    table = tmp_path / "orders"
-    for version in range(3):
-        append(table, 2 * version, 2 * version + 1)
-    return table
+    return three_versions(tmp_path / "orders")
 
 
 def log_of(path: Path) -> DeltaTableLog:
@@ -190,6 +195,24 @@ def test_a_whole_table_that_nobody_knows_any_more_stops_by_name(path: Path) -> N
     assert sorted(ids(path, whole(path, 3)[0])) == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("gone", [[0, 1], [0, 1, 2, 3]])
+def test_a_new_pipeline_begins_where_it_can_go_on_and_nowhere_else(path: Path, gone: list[int]) -> None:
+    append(path, 6)
+    DeltaTable(path).create_checkpoint()
+    for version in gone:
+        entry(path, version).unlink()
+    offsets = TableOffsets(log_of(path))
+    for version in range(5):
+        for begin in (Position(version), Position(version, SNAPSHOT)):
+            try:
+                list(log_of(path).versions(begin))
+            except DataLostError as error:
+                with pytest.raises(RefusedError, match=f"starting_version of the source: {re.escape(str(error))}"):
+                    offsets.check_begin(begin.offset)
+            else:
+                offsets.check_begin(begin.offset)
+
+
 def test_partitions_of_a_whole_table_have_the_texts_of_the_log_and_a_time_without_its_zone(tmp_path: Path) -> None:
     at = datetime.datetime(2024, 2, 29, 23, 59, 59, 1)
     values = {
@@ -216,10 +239,8 @@ def test_files_without_some_of_their_rows_are_refused_in_a_whole_table(path: Pat
     write_entry(path, 3, [{"protocol": {**protocol, **features}}])
     assert sorted(ids(path, whole(path, 3)[0])) == [0, 1, 2, 3, 4, 5]
     (added,) = (action["add"] for action in actions(path, 0) if "add" in action)
-    both_rows = "^Bg9^0rr910000000000iXQKl0rr91000315c8Xg00031"
-    deletions = {"storageType": "i", "pathOrInlineDv": both_rows, "sizeInBytes": 36, "cardinality": 2}
     removed = {"path": added["path"], "dataChange": True, "deletionTimestamp": 1}
-    write_entry(path, 4, [{"remove": removed}, {"add": {**added, "deletionVector": deletions}}])
+    write_entry(path, 4, [{"remove": removed}, {"add": {**added, "deletionVector": BOTH_ROWS}}])
     with pytest.raises(RefusedError, match="without some of their rows at version 4"):
         whole(path, 4)
 
@@ -255,6 +276,8 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
             "maps its columns",
         ),
         ({"add": {"path": "s3://other/file.parquet", "size": 1}}, "a clone"),
+        ({"add": {"path": "file:/other/file.parquet", "size": 1}}, "a clone"),
+        ({"add": {"path": "/other/file.parquet", "size": 1}}, "a clone"),
         ({"add": {"path": "a.parquet", "size": 1, "deletionVector": {"storageType": "u"}}}, "deletion vector"),
         ({"newKind": {}}, "newKind"),
     ],
@@ -263,6 +286,27 @@ def test_what_can_t_be_read_is_refused_by_name(path: Path, version: dict[str, An
     write_entry(path, 3, [version])
     with pytest.raises(RefusedError, match=said):
         read(path, 3)
+
+
+@pytest.mark.parametrize(
+    "added", [{"deletionVector": BOTH_ROWS}, {"path": "dbfs:/other/file.parquet"}], ids=["vector", "clone"]
+)
+def test_a_version_that_takes_rows_out_is_told_whatever_it_adds(path: Path, added: dict[str, Any]) -> None:
+    (body,) = (action["add"] for action in actions(path, 0) if "add" in action)
+    removed = {"path": body["path"], "dataChange": True, "deletionTimestamp": 1}
+    write_entry(path, 3, [{"remove": removed}, {"add": {**body, **added}}])
+    append(path, 9)
+    third, fourth = read(path, 3)
+    assert third.rewrite == "takes 1 files out of it"
+    assert third.files == ()
+    assert ids(path, fourth) == [9]
+
+
+@pytest.mark.parametrize("feature", ["typeWidening", "unheardOf", "catalogManaged"])
+def test_a_table_with_a_feature_that_nobody_here_knows_is_refused_by_name(path: Path, feature: str) -> None:
+    write_entry(path, 3, [{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [feature]}}])
+    with pytest.raises(RefusedError, match=f"has the features {feature}, which can't be read"):
+        log_of(path).identity()
 
 
 def test_an_entry_that_is_no_entry_is_refused(path: Path) -> None:

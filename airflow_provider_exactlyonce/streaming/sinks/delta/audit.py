@@ -8,10 +8,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import EARLIER_ROWS, SinkLedger
-from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, actions, is_elsewhere, versions
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, actions, versions
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+from airflow_provider_exactlyonce.tables.delta_log import is_elsewhere
 
 _Rows = dict[str, int | None]
 
@@ -24,8 +25,13 @@ def read_history(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> Hi
     """
     history, rows, converted = History(), _Rows(), 0
     kept_versions = versions(files)
+    is_whole = kept_versions[:1] == [0]
     for number in kept_versions:
-        version_actions = list(actions(files, number))
+        try:
+            version_actions = list(actions(files, number))
+        except FileNotFoundError:  # cleaned up meanwhile, after all that were before it
+            history, rows, is_whole = History(), _Rows(), False
+            continue
         information = next((body for kind, body in version_actions if kind == "commitInfo"), {})
         added = [body for kind, body in version_actions if kind == "add"]
         removed = [body for kind, body in version_actions if kind == "remove"]
@@ -46,7 +52,7 @@ def read_history(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> Hi
         elif "entry" not in metadata or not replaces:
             _follow(history, rows, name, added, removed)
     # What was committed before the oldest version that is left, or before a conversion, nobody can tell any more.
-    history.since = converted if kept_versions[:1] == [0] else None
+    history.since = converted if is_whole else None
     return history
 
 

@@ -10,8 +10,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile, is_elsewhere
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile, escaped
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change, StagedRows
+from airflow_provider_exactlyonce.tables.delta_log import is_elsewhere
 
 
 def actions(
@@ -55,21 +56,38 @@ class RowsOfPartitions(StagedRows[LoggedFile]):
     def change(self) -> Change[LoggedFile]:
         replaced = {frozenset(file["partition"].items()) for file in self._files}
         removed = [file for file in self._log.files() if frozenset(file.partition.items()) in replaced]
-        check_here(removed, self._where)
+        for file in removed:
+            check_removable(file, self._where)
         rows = sum(file["rows"] for file in self._files)
         before = [file.rows for file in removed]
         more = None if None in before else rows - sum(filter(None, before))
         return Change(added=self._files, removed=removed, rows=more)
 
 
-def check_here(files: Sequence[LoggedFile], where: str) -> None:
-    """Check that files are in the table's own directory.
+def check_here(file: LoggedFile, where: str) -> None:
+    """Check that a file is in the table's own directory.
 
-    :raises RefusedError: naming one that is not
+    :raises RefusedError: when it is not
     """
-    for file in files:
-        if is_elsewhere(file.path):
-            raise RefusedError(
-                f"{where} is a clone, and its file {file.path} is another table's, which this sink does not remove: "
-                "write to a table of its own"
-            )
+    if is_elsewhere(file.path):
+        raise RefusedError(
+            f"{where} is a clone, and its file {file.path} is another table's, which this sink does not remove: "
+            "write to a table of its own"
+        )
+
+
+def check_removable(file: LoggedFile, where: str) -> None:
+    """Check that a version can remove a file.
+
+    A reader of the log knows a file by the text of its path. Spark leaves letters such as ü as they are, where delta-rs
+    escapes them: the file would stay in the table, and its rows be there beside those that come in their place.
+
+    :raises RefusedError: when it can't
+    """
+    check_here(file, where)
+    if file.logged != escaped(file.path):
+        raise RefusedError(
+            f"{where} has the file {file.logged}, which delta-rs would remove by another name, "
+            f"{escaped(file.path)}, so that it stays in the table: have Spark rewrite it with "
+            "delta.randomizeFilePrefixes=true, or use another table"
+        )

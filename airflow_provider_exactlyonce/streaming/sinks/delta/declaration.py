@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_place
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_place, check_plain
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.declaration import UPSERT, TableDeclaration
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class DeltaDeclaration(TableDeclaration):
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(self.path))
         check_place(self.KIND, self.name, self.path)
+        check_plain(self.KIND, self.path)
         super().__post_init__()
 
     @property

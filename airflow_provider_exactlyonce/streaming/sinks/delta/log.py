@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from airflow_provider_exactlyonce.exceptions import invariant
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles, flush_commit, local_path
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _CHECKPOINT_INTERVAL: Final = 100  # of delta-rs
 _VERSION: Final = re.compile(r"(\d{20})\.json")
+#: Characters, beside letters and digits, that delta-rs writes into a path of the log as they are.
+_PLAIN: Final = "!$&'()+,-./:;=@_~"
 #: The key of the sink's part of a version's ``commitInfo``.
 METADATA: Final = "exactlyonce"
 
@@ -29,12 +31,14 @@ class LoggedFile:
     """What a version of the log says of one of its files.
 
     :param path: relative to the table
+    :param logged: the path as the log has it, escaped
     :param rows: None when nobody has said
     :param partition: the values of the columns that the table is partitioned by, as texts
     :param bounds: of the columns that were asked for, when they are known: the least and the greatest value
     """
 
     path: str
+    logged: str
     size: int
     rows: int | None
     partition: Mapping[str, str | None]
@@ -128,6 +132,7 @@ class DeltaLog:
         return [
             LoggedFile(
                 path=unquote(path),
+                logged=path,
                 size=size,
                 rows=rows,
                 partition={name: of[number] for name, of in texts.items()},
@@ -203,6 +208,11 @@ class DeltaLog:
         return self.version > version
 
 
+def escaped(path: str) -> str:
+    """Return a path as delta-rs writes it into the log."""
+    return quote(path, safe=_PLAIN)
+
+
 def _fields(added: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
     """Return the parts of a column of structs, none when there is no such column."""
     import pyarrow.compute as pc
@@ -210,11 +220,6 @@ def _fields(added: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
     if name not in added.column_names:
         return {}
     return {field.name: pc.struct_field(added[name], [field.name]) for field in added.schema.field(name).type}
-
-
-def is_elsewhere(path: str) -> bool:
-    """Tell whether a file is another table's, which this one is a clone of."""
-    return "://" in path
 
 
 def versions(files: DeltaFiles) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -46,17 +46,24 @@ def delta_schema(columns: pa.Schema) -> Schema:
     return Schema.from_json(json.dumps(_nullable(json.loads(Schema.from_arrow(columns).to_json()))))
 
 
-def check_names(columns: Sequence[str], where: str) -> None:
-    """Check that Delta takes names of columns.
+def check_names(columns: StructType, where: str) -> None:
+    """Check that Delta takes the names of columns, and of the fields in them.
 
     :param where: the sink, for messages
     :raises RefusedError: naming the column
     """
-    for name in columns:
+    for name in _names(columns):
         if match := _NO_NAME.search(name):
             raise RefusedError(
                 f"{where}: column {name!r} has {match[0]!r} in its name, which Delta does not take: give it an alias"
             )
+
+
+def _names(kind: Any) -> Iterator[str]:
+    yield from getattr(kind, "names", ())
+    parts = [getattr(kind, part) for part in ("elementType", "keyType", "valueType") if hasattr(kind, part)]
+    for part in (*parts, *(field.dataType for field in getattr(kind, "fields", ()))):
+        yield from _names(part)
 
 
 def missing_columns(table: Schema, columns: pa.Schema, where: str, *, evolves: bool) -> list[Any]:

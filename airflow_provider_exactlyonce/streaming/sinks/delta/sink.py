@@ -53,7 +53,7 @@ class DeltaSink(DeltaDeclaration):
         self.check_key(columns)
         columns = self.stored(columns)
         check_parquet(columns, where)
-        schema.check_names(columns.names, where)
+        schema.check_names(columns, where)
         check_partitions(columns, self.partition_by, where)
         for name in self.partition_by:
             if columns[name].dataType.typeName() == "decimal":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Final
@@ -101,6 +102,8 @@ def _plain(value: Any) -> Any:
         return f"{text}Z" if value.tzinfo is not None else text
     if isinstance(value, datetime.date):
         return value.isoformat()
+    if isinstance(value, float) and math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"  # JSON has no such number, and Spark writes these texts
     if isinstance(value, float | int | Decimal):
         return value
     return str(value)

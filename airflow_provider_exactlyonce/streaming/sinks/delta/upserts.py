@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.streaming.sinks.delta.changes import check_here
-from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile
-from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import opened_parquet, with_columns, without_views
+from airflow_provider_exactlyonce.streaming.sinks.delta.changes import check_here, check_removable
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile, escaped
+from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import copied_columns, opened_parquet, with_columns
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import DeltaFile, OpenDeltaWriter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns, OrderedValues
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertTarget
@@ -40,7 +40,12 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
     @override
     def written(self, file: Mapping[str, Any]) -> LoggedFile:
         return LoggedFile(
-            path=file["path"], size=file["size"], rows=file["rows"], partition=file["partition"], bounds={}
+            path=file["path"],
+            logged=escaped(file["path"]),
+            size=file["size"],
+            rows=file["rows"],
+            partition=file["partition"],
+            bounds={},
         )
 
     @override
@@ -50,6 +55,10 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
     @override
     def name(self, file: LoggedFile) -> str:
         return file.path
+
+    @override
+    def check_removable(self, file: LoggedFile) -> None:
+        check_removable(file, self.where)
 
     @override
     def filter(self, keys: pa.Table) -> Callable[[LoggedFile], bool]:
@@ -64,7 +73,7 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
 
     @override
     def read(self, file: LoggedFile, names: Sequence[str]) -> pa.Table:
-        check_here([file], self.where)
+        check_here(file, self.where)
         with self._files.open(file.path) as opened:
             parquet = opened_parquet(opened)
             there = [name for name in names if name in parquet.schema_arrow.names]
@@ -77,7 +86,7 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
         name, begun = f"{self._folder}/{uuid.uuid4().hex}.parquet", 0
         with self._files.open(file.path) as opened:
             parquet = opened_parquet(opened)
-            schema = without_views(parquet.schema_arrow)
+            schema = copied_columns(parquet)
             copy = DeltaFile(self._files, name, schema, self._compression, file.partition)
             try:
                 for rows in parquet.iter_batches(batch_size=_ROWS):

@@ -153,10 +153,15 @@ def new_spec(partition_by: Sequence[str], schema: Schema) -> PartitionSpec:
                 source_id=schema.find_field(field.column).field_id,
                 field_id=PARTITION_FIELD_ID_START + number,
                 transform=parse_transform(field.transform),
-                name=f"{field.column}{end}",
+                name=f"{_plain_name(field.column)}{end}",
             )
         )
     return PartitionSpec(*fields)
+
+
+def _plain_name(column: str) -> str:
+    """Return a column's name for a field of Avro's, in ASCII: not all readers of manifests take other letters."""
+    return "".join(letter if letter.isascii() else f"_x{ord(letter):X}" for letter in column)
 
 
 def check_spec(spec: PartitionSpec, schema: Schema, partition_by: Sequence[str], where: str) -> None:

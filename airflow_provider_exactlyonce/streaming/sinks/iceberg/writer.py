@@ -32,6 +32,7 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
 
 _BOUNDS: Final = ("lower_bounds", "upper_bounds")
+_COUNTS_ONLY: Final = {"write.metadata.metrics.default": "counts"}
 _BY_COLUMN: Final = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", *_BOUNDS)
 
 
@@ -142,11 +143,18 @@ def describe(footer: pq.FileMetaData, format_: TableFormat, unordered: set[str])
     """
     columns = format_.columns
     ids = parquet_path_to_id_mapping(columns)
-    statistics = data_file_statistics_from_parquet_metadata(
-        parquet_metadata=footer,
-        stats_columns=compute_statistics_plan(columns, dict(format_.properties)),
-        parquet_column_mapping=ids,
-    ).to_serialized_dict()
+
+    def computed(properties: Mapping[str, str]) -> dict[str, Any]:
+        return data_file_statistics_from_parquet_metadata(
+            parquet_metadata=footer,
+            stats_columns=compute_statistics_plan(columns, dict(properties)),
+            parquet_column_mapping=ids,
+        ).to_serialized_dict()
+
+    try:
+        statistics = computed(format_.properties)
+    except UnicodeEncodeError:  # pyiceberg cuts a text before U+D7FF, and what it takes for the next letter is none
+        statistics = computed(_COUNTS_ONLY)
     for key in _unbounded(footer, ids) | {key for key in ids.values() if _may_be_nan(columns, key, unordered)}:
         for name in _BOUNDS:
             statistics[name].pop(key, None)

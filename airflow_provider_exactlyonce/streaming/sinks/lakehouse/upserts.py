@@ -59,6 +59,12 @@ class UpsertTarget(ABC, Generic[File]):
     def name(self, file: File) -> str:
         """Return what tells a file from all others, for good."""
 
+    def check_removable(self, file: File) -> None:
+        """Check that a version can take a file out.
+
+        :raises RefusedError: naming why it can't
+        """
+
     @abstractmethod
     def filter(self, keys: pa.Table) -> Callable[[File], bool]:
         """Return what tells, by what the table says of a file, whether it may have rows with some keys."""
@@ -98,6 +104,7 @@ class UpsertedRows(StagedRows[File]):
         for file in self._target.current_files():
             replaced, copy = self._copy(file) if self._keys.num_rows and self._may_have_keys(file) else (0, ())
             if replaced:
+                self._target.check_removable(file)
                 removed.append(file)
                 added += copy
                 rows -= replaced

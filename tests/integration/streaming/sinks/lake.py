@@ -229,9 +229,13 @@ class Live:
         )
 
     def decide(self, entry: SinkEntry) -> None:
+        self.put(entry)
+        self.committer.settled(self.number)
+
+    def put(self, entry: SinkEntry) -> None:
+        """Commit what is staged, and no more: nothing is settled or written together."""
         self.committer.commit(entry)
         self.number += 1
-        self.committer.settled(self.number)
 
     def commit(self, *tasks: Sequence[dict[str, Any]]) -> SinkEntry:
         entry = self.stage(*tasks)

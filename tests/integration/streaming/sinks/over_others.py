@@ -1,4 +1,4 @@
-"""A sink whose commits come in the place of rows that the table has before: files are taken out, some are copied."""
+"""Sinks of tables that take files out: those whose commits come in the place of rows, and those that compact."""
 
 from __future__ import annotations
 
@@ -11,8 +11,28 @@ import pyarrow as pa
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 
 
+class Compactions(SinkConformance):
+    """After each commit its files are written together with those that are there.
+
+    Derive from it before the conformance of a kind of table.
+    """
+
+    mode: Mapping[str, Any] = {"compact_every": 1}
+
+    def named_files(self, sink: Any) -> set[str]:
+        """Return the paths of the files that a version of the table names."""
+        raise NotImplementedError
+
+    def staged(self, sink: Any) -> Iterable[str]:
+        named = self.named_files(sink)
+        return [name for name in super().staged(sink) if name not in named and "/compaction-" not in name]
+
+
 class OverOthers(SinkConformance):
-    """Derive from it before the conformance of a kind of table."""
+    """A commit's rows come in the place of those that the table has before; some files are copied.
+
+    Derive from it before the conformance of a kind of table.
+    """
 
     kills = 1
     faults = 2

@@ -141,7 +141,11 @@ def test_a_required_column_with_nulls_stops_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
-    [("2024-03-01 12:00:00", T.TimestampType(), "a time without a zone"), ("x", T.IntegerType(), "no int32")],
+    [
+        ("2024-03-01 12:00:00", T.TimestampType(), "a time without a zone"),
+        ("x", T.IntegerType(), "no int32"),
+        ("\\u0000\\u00FF", T.BinaryType(), "bytes, which writers mean otherwise"),
+    ],
 )
 def test_a_value_of_the_partition_that_can_t_be_read_stops_by_name(
     tmp_path: Path, text: str, kind: T.DataType, said: str

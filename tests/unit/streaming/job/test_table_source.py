@@ -82,6 +82,7 @@ def test_what_can_t_be_is_refused_by_name(kind: Any, given: dict[str, Any], said
     [
         ({"source": {"a": DeltaSource("/t", SCHEMA), "b": DeltaSource("/t/", SCHEMA)}}, "read table delta:/t"),
         ({"sink": DeltaSink(name="lake", path="/t/")}, "pipeline p would write to table /t/, and reads it"),
+        ({"sink": DeltaSink(name="lake", path="file:///t")}, "pipeline p would write to table file:///t, and reads it"),
         ({"source": IcebergSource("a.b.c", SCHEMA), "sink": IcebergSink("a.b.c", name="lake")}, "write to table a.b.c"),
         ({"sink": KafkaSink("out", offsets_group="g")}, "delta:/t is a table"),
     ],

@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.streaming.job.table_stream import (
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
 from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 from airflow_provider_exactlyonce.tables.table_log import TableFile
-from tests.unit.tables.delta_tables import append, entry, rows
+from tests.unit.tables.delta_tables import append, entry, rows, three_versions
 
 COLUMNS = T.StructType([T.StructField("id", T.LongType()), T.StructField("text", T.StringType())])
 ALL = ReadAllAvailable()
@@ -32,11 +32,7 @@ ALL = ReadAllAvailable()
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Give a table with three versions, of which each adds one file of two rows."""
-    table = tmp_path / "orders"
-    for version in range(3):
-        append(table, 2 * version, 2 * version + 1)
-    return table
+    return three_versions(tmp_path / "orders")
 
 
 def reader_of(

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.testing import sink_conformance
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
 from tests.clean_forks import Forks, clean_forks
-from tests.integration.streaming.sinks.over_others import OverOthers
+from tests.integration.streaming.sinks.over_others import Compactions, OverOthers
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,9 @@ class TestDeltaSink(SinkConformance):
     def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
         return rows_of(sink)
 
+    def named_files(self, sink: Any) -> set[str]:
+        return named_files(sink)
+
     def staged(self, sink: Any) -> Iterable[str]:
         return [name for name in unreferenced(sink) if "-other." not in name and "_delta_log" not in name]
 
@@ -77,22 +80,13 @@ class TestDeltaSink(SinkConformance):
 
 
 @pytest.mark.slow
-class TestDeltaCompactions(TestDeltaSink):
-    """After each commit its files are written together with those that are there."""
-
-    mode: Mapping[str, Any] = {"compact_every": 1}
-
-    def staged(self, sink: Any) -> Iterable[str]:
-        named = named_files(sink)
-        return [name for name in super().staged(sink) if name not in named and "/compaction-" not in name]
+class TestDeltaCompactions(Compactions, TestDeltaSink):
+    """Its table is made by the sink."""
 
 
 class OverOthersInDelta(OverOthers, TestDeltaSink):
     def write_old(self, sink: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         write_deltalake(sink.path, pa.Table.from_pylist(list(rows)), partition_by=list(sink.partition_by))
-
-    def named_files(self, sink: Any) -> set[str]:
-        return named_files(sink)
 
 
 class TestDeltaUpserts(OverOthersInDelta):
@@ -104,4 +98,4 @@ class TestDeltaPartitions(OverOthersInDelta):
     mode: Mapping[str, Any] = {"mode": "overwrite partitions", "partition_by": ["p"]}
 
 
-del OverOthers, OverOthersInDelta  # pytest would take them for tests of their own
+del Compactions, OverOthers, OverOthersInDelta  # pytest would take them for tests of their own

@@ -21,6 +21,8 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from tests.integration.streaming.sinks.delta.lake import LONG, TEXT, DeltaLake
 from tests.integration.streaming.sinks.lake import COLUMNS, PIPELINE, Live, rows
 
+TWINS = T.StructType().add("a", T.LongType()).add("A", T.LongType())
+
 # Columns
 
 
@@ -113,6 +115,9 @@ def test_a_column_with_a_rule_is_refused_by_name(lake: DeltaLake, rule: str, giv
         (T.StructType(), (), "no columns"),
         (T.StructType().add("a b", T.LongType()), (), r"column 'a b' has ' ' in its name"),
         (T.StructType().add("id", T.LongType()).add("ID", T.LongType()), (), "differ in case only"),
+        (T.StructType().add("id", T.LongType()).add("id", T.LongType()), (), "'id' and 'id' are called the same"),
+        (T.StructType().add("s", T.StructType().add("a b", T.LongType())), (), r"column 'a b' has ' ' in its name"),
+        (T.StructType().add("s", T.ArrayType(TWINS)), (), "fields of column 's', 'a' and 'A' differ in case only"),
         (T.StructType().add("v", T.VariantType()), (), "column 'v' has the type variant"),
         (T.StructType().add("id", T.LongType()), ("day",), "partition_by names 'day'; the columns are id"),
         (T.StructType().add("id", T.LongType()), ("id",), "all columns are in partition_by"),
@@ -133,6 +138,8 @@ def test_columns_that_do_not_fit_are_refused_by_name(
         ({"name": "A b"}, "name='A b'"),
         ({"path": "relative"}, "neither an absolute path nor a URL"),
         ({"path": "s3://key:secret@bucket/x"}, "credentials"),
+        ({"path": "/tmp/a%20b"}, "delta-rs takes '%20' for another character"),
+        ({"path": "file:///tmp/a%20b"}, "delta-rs takes '%20' for another character"),
         ({"schema": "any"}, "schema='any'"),
         ({"compression": "brotli"}, "compression='brotli'"),
         ({"max_file_bytes": 10}, "at least 1 MiB"),

@@ -17,6 +17,8 @@ from airflow_provider_exactlyonce.exceptions import (
     RecordRefusedError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.streaming.sinks.delta import audit
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import actions
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
 from tests.integration.streaming.sinks.delta.lake import DeltaLake
@@ -48,6 +50,7 @@ def test_statistics_leave_out_files_and_no_row(lake: DeltaLake, tmp_path: Path) 
         ("at", pa.compute.field("at") >= datetime.datetime(2024, 2, 29, 23, 59, 59, 999999, UTC), [1]),
         ("local", pa.compute.field("local") <= datetime.datetime(1900, 1, 1, 0, 0, 0, 1), [1]),
         ("date", pa.compute.field("date") < datetime.date(1600, 1, 1), [1]),
+        ("double", pa.compute.field("double") > 1e300, [1]),  # it is infinite
     ):
         assert delta_table.to_pyarrow_dataset().to_table(filter=condition)["id"].to_pylist() == expected, column
 
@@ -158,6 +161,21 @@ def test_the_audit_names_what_a_restore_of_the_table_has_removed(
     findings = live.audit(entries)
     assert sorted(text.partition(":")[0] for text in findings) == ["commit 2", "commit 3"]
     assert "(RESTORE)" in findings[0]
+
+
+def test_the_audit_goes_on_when_the_log_is_cleaned_up_meanwhile(
+    audited: tuple[Live, list[SinkEntry]], lake: DeltaLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, entries = audited
+
+    def clean_up(*given: Any) -> Any:
+        monkeypatch.setattr(audit, "actions", actions)
+        lake.expire()
+        return actions(*given)
+
+    monkeypatch.setattr(audit, "actions", clean_up)
+    assert live.audit(entries) == []
+    assert [text for text in live.audit(entries[:1]) if "commit 3: " in text], "which is still compared"
 
 
 def test_the_audit_passes_a_table_that_others_have_compacted_and_vacuumed(

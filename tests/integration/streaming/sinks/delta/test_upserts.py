@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import json
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
+from deltalake.transaction import RemoveAction
 from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import escaped
 from tests.integration.streaming.sinks.delta.lake import LONG, TEXT, DeltaLake
 from tests.integration.streaming.sinks.lake import Live
 from tests.integration.streaming.sinks.upsert_contract import UpsertContract, begun, row, stored
@@ -81,6 +86,46 @@ def test_files_of_others_are_copied_as_they_are(lake: DeltaLake, tmp_path: Path)
     expected = [given[0], {**given[1], "amount": None}, given[2], *given[4:], {**dict.fromkeys(columns.names), "id": 9}]
     assert lake.rows() == expected
     assert lake.library_rows() == expected
+
+
+def test_a_path_is_escaped_as_delta_rs_writes_it_into_the_log(lake: DeltaLake) -> None:
+    lake.create(LONG, TEXT)
+    names = [f"a{chr(code)}b" for code in range(1, 0x250)] + ["😀", "a/b"]
+    lake.handle().append([RemoveAction(name, True, 1, 1, {}) for name in names], {}, {}, blind=False)
+    written = [json.loads(line)["remove"]["path"] for line in lake.log_entry(1) if '"remove"' in line]
+    assert written == [escaped(name) for name in names]
+
+
+def spark_writes(lake: DeltaLake, values: Sequence[str]) -> None:
+    """Write a file for each value of the partition, named in the log as Hadoop has it: without escaping letters."""
+    lake.create(LONG, TEXT, partition_by=["k"])
+    actions = []
+    for number, value in enumerate(values):
+        path = lake.path / f"k={value}" / f"{number}.parquet"
+        path.parent.mkdir()
+        pq.write_table(pa.table({"id": [number]}), path)
+        name = str(path.relative_to(lake.path)).replace(" ", "%20")
+        added = {"path": name, "partitionValues": {"k": value}, "size": path.stat().st_size, "modificationTime": 1}
+        actions.append({"add": {**added, "dataChange": True, "stats": '{"numRecords":1}'}})
+    (lake.path / "_delta_log" / f"{1:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+
+
+@pytest.mark.parametrize("mode", [{"mode": "upsert", "key": "id"}, {"mode": "overwrite partitions"}])
+def test_a_file_that_delta_rs_would_not_take_out_stops_the_pipeline_and_no_other_does(
+    lake: DeltaLake, tmp_path: Path, mode: Any
+) -> None:
+    spark_writes(lake, ["a@b+c", "x y", "ü", "z"])
+    live = Live(lake.sink(partition_by="k", **mode), tmp_path)
+    for number, value in enumerate(["a@b+c", "x y"]):
+        live.commit([{"id": number, "k": value}])
+    expected = [{"id": number, "k": value} for number, value in enumerate(["a@b+c", "x y", "ü", "z"])]
+    assert lake.rows() == lake.library_rows() == expected
+    entry = live.stage([{"id": 2, "k": "ü"}])
+    with pytest.raises(RefusedError, match=r"has the file k=ü/2.parquet, .* by another name, k=%C3%BC/2.parquet"):
+        live.committer.commit(entry)
+    live.committer.abort()
+    live.commit([{"id": 3, "k": "z"}])
+    assert lake.rows() == lake.library_rows() == expected
 
 
 @pytest.mark.parametrize("mode", ["upsert", "overwrite partitions"])

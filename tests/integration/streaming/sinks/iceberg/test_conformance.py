@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformanc
 from tests import faulty_targets
 from tests.clean_forks import Forks, clean_forks
 from tests.integration.streaming.sinks.iceberg.lake import catalog_in
-from tests.integration.streaming.sinks.over_others import OverOthers
+from tests.integration.streaming.sinks.over_others import Compactions, OverOthers
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,9 @@ class TestIcebergSink(SinkConformance):
     def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
         return rows_of(sink)
 
+    def named_files(self, sink: Any) -> set[str]:
+        return named_files(sink)
+
     def staged(self, sink: Any) -> Iterable[str]:
         warehouse = Path(sink.catalog_properties["warehouse"].removeprefix("file://"))
         return [name for name in unreferenced(sink, warehouse) if "-other/" not in name]
@@ -113,22 +116,13 @@ class TestIcebergSink(SinkConformance):
 
 
 @pytest.mark.slow
-class TestIcebergCompactions(TestIcebergSink):
-    """After each commit its files are written together with those that are there."""
-
-    mode: Mapping[str, Any] = {"compact_every": 1}
-
-    def staged(self, sink: Any) -> Iterable[str]:
-        named = named_files(sink)
-        return [name for name in super().staged(sink) if name not in named and "/compaction-" not in name]
+class TestIcebergCompactions(Compactions, TestIcebergSink):
+    """Its table is made by the sink."""
 
 
 class OverOthersInIceberg(OverOthers, TestIcebergSink):
     def write_old(self, sink: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         write_old(sink, rows)
-
-    def named_files(self, sink: Any) -> set[str]:
-        return named_files(sink)
 
 
 @pytest.mark.slow
@@ -141,4 +135,4 @@ class TestIcebergPartitions(OverOthersInIceberg):
     mode: Mapping[str, Any] = {"mode": "overwrite partitions", "partition_by": ["p"]}
 
 
-del OverOthers, OverOthersInIceberg  # pytest would take them for tests of their own
+del Compactions, OverOthers, OverOthersInIceberg  # pytest would take them for tests of their own

@@ -108,11 +108,9 @@ def test_a_run_that_was_superseded_forgets_nothing(
     assert lake.versions() == before + 1
 
     newer = Live(expiring(lake), tmp_path, run=3)
-    newer.committer.commit(newer.stage(rows(6, 1)))
-    newer.number += 1
+    newer.put(newer.stage(rows(6, 1)))
     newer.committer.settled(7)
-    newer.committer.commit(newer.stage(rows(7, 1)))
-    newer.number += 1
+    newer.put(newer.stage(rows(7, 1)))
     with pytest.raises(FencedError):
         _settle_while(lake, monkeypatch, newer, lambda: Live(lake.sink(), tmp_path, run=4))
 
@@ -139,8 +137,7 @@ def test_an_answer_that_is_lost_is_no_error_of_a_batch(
     live = Live(expiring(lake), tmp_path)
     entries = [live.commit(rows(number, 1)) for number in range(3)]
     entries.append(live.stage(rows(3, 1)))
-    live.committer.commit(entries[-1])
-    live.number += 1
+    live.put(entries[-1])
 
     def lose(write: Callable[[], None]) -> None:
         if landed:
@@ -169,8 +166,7 @@ def test_others_who_write_meanwhile_are_followed(
     live = Live(expiring(lake), tmp_path)
     for number in range(3):
         live.commit(rows(number, 1))
-    live.committer.commit(live.stage(rows(3, 1)))
-    live.number += 1
+    live.put(live.stage(rows(3, 1)))
     _settle_while(lake, monkeypatch, live, lambda: lake.write(100, 1))
     assert lake.versions() == 3
     assert lake.ids() == [0, 1, 2, 3, 100]

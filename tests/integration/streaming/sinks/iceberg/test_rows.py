@@ -79,6 +79,26 @@ def test_odd_values_of_partitions_are_found_by_their_value(lake: IcebergLake, tm
     assert len(lake.files()) == len(MORE_ODD)
 
 
+def test_a_column_of_whatever_name_can_make_partitions(lake: IcebergLake, tmp_path: Path) -> None:
+    names = ["a b", "a.b", "Ünï", "1st", "x-y", "名前"]
+    columns = T.StructType(
+        [T.StructField("id", T.LongType()), *(T.StructField(name, T.StringType()) for name in names)]
+    )
+    given = [{"id": 1, **{name: name for name in names}}, {"id": 2, **dict.fromkeys(names)}]
+    sink = lake.sink(partition_by=[*names, "bucket(4, 名前)"])
+    Live(sink, tmp_path, columns=columns).commit(given)
+    Live(sink, tmp_path, run=2, columns=columns)
+    assert lake.rows() == lake.library_rows() == given
+    assert lake.find(row_filter=EqualTo(term=Reference("名前"), value=literal("名前"))) == given[:1]
+
+
+def test_a_text_whose_bound_cannot_be_cut_is_written_without(lake: IcebergLake, tmp_path: Path) -> None:
+    given = [{"id": 1, "k": "x" * 15 + "\ud7ff" + "y"}]
+    Live(lake.sink(), tmp_path).commit(given)
+    assert lake.rows() == given
+    assert lake.find(row_filter="k > 'x'") == given
+
+
 def test_partitions_of_other_types_are_read_as_such(lake: IcebergLake, tmp_path: Path) -> None:
     kinds: dict[str, T.DataType] = {
         "day": T.DateType(),

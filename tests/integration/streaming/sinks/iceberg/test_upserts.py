@@ -22,6 +22,7 @@ from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import CommitUnknownError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.upserts import IcebergUpsertTarget
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
 from tests.integration.streaming.sinks.iceberg.merge_on_read import delete_first_row
 from tests.integration.streaming.sinks.lake import COLUMNS as ID_AND_TEXT
@@ -195,13 +196,18 @@ def test_rows_that_are_deleted_beside_their_files_are_refused_at_the_start(lake:
     lake.sink(mode="upsert", key="id").check_columns(ID_AND_TEXT)
 
 
+def staged_over_others(lake: IcebergLake, home: Path) -> tuple[Live, Path, SinkEntry]:
+    """Return a run that has staged a row of a key in the place of one that is there, and the file that has that one."""
+    live = Live(lake.sink(mode="upsert", key="id"), home)
+    live.commit(rows(0, 5))
+    (file,) = lake.files()
+    return live, file, live.stage([{"id": 3, "k": "new"}])
+
+
 def test_rows_that_are_deleted_beside_their_files_later_stop_the_pipeline_and_do_not_come_back(
     lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = Live(lake.sink(mode="upsert", key="id"), tmp_path)
-    live.commit(rows(0, 5))
-    (file,) = lake.files()
-    entry = live.stage([{"id": 3, "k": "new"}])
+    live, file, entry = staged_over_others(lake, tmp_path)
 
     def be_faster(write: Callable[[], None]) -> None:
         delete_first_row(lake, file)
@@ -216,10 +222,7 @@ def test_rows_that_are_deleted_beside_their_files_later_stop_the_pipeline_and_do
 def test_an_upsert_in_doubt_that_cannot_be_planned_anew_keeps_its_files(
     lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = Live(lake.sink(mode="upsert", key="id"), tmp_path)
-    live.commit(rows(0, 5))
-    (file,) = lake.files()
-    entry = live.stage([{"id": 3, "k": "new"}])
+    live, file, entry = staged_over_others(lake, tmp_path)
 
     def refuse(_: Callable[[], None]) -> None:
         monkeypatch.setattr(IcebergUpsertTarget, "current_files", refused)

@@ -13,13 +13,16 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from upath import UPath
 
 from tests.waiting import eventually
 
@@ -172,6 +175,32 @@ def gcs_environment(address: str) -> dict[str, str]:
 def gcs_connection(address: str) -> dict[str, Any]:
     """Return Airflow's connection to the emulation."""
     return {"conn_type": "google_cloud_platform", "extra": {"gcs.endpoint": address, "is_anonymous": True}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What tells object stores apart in tests of what they have in common.
+
+    :param scheme: of their places
+    :param options: what fsspec needs to know of a server
+    :param write: HTTP method of a write
+    :param look: and of a question about an object
+    :param version: which no object has
+    """
+
+    scheme: str
+    options: Callable[[str], dict[str, Any]]
+    write: str
+    look: str
+    version: str
+
+    def place(self, address: str, name: str | None = None) -> Any:
+        """Return a place in the bucket of a server: a new one, or what has this name."""
+        return UPath(f"{self.scheme}://bucket/{name or uuid.uuid4()}", **self.options(address))
+
+
+S3 = Kind(scheme="s3", options=options, write="PUT", look="HEAD", version='"0123"')
+GCS = Kind(scheme="gs", options=gcs_options, write="POST", look="GET", version="123")
 
 
 @contextmanager

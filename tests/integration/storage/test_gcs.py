@@ -1,4 +1,4 @@
-"""Google Cloud Storage that throttles, loses requests and loses answers: no answer is never taken for a no."""
+"""What Google Cloud Storage alone does when it fails, and how it is reached."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import subprocess
 import sys
 import urllib.request
 import uuid
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,43 +16,23 @@ from google.auth.exceptions import TransportError
 from upath import UPath
 
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks.home import home_at
+from airflow_provider_exactlyonce.storage import conditional
 from airflow_provider_exactlyonce.storage import gcs as adapter
 from airflow_provider_exactlyonce.storage.opening import names_in, store_of
-from airflow_provider_exactlyonce.storage.store import ChangedError, OutcomeUnknownError, Store, Stored
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, Store
 from airflow_provider_exactlyonce.storage.trees import files_below
 from tests import object_stores
-from tests.object_stores import Faults
+from tests.object_stores import Faults, Kind
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 ALWAYS = 100
 
 
-def place_at(address: str, path: str | None = None) -> Path:
-    place: Any = UPath(path or f"gs://bucket/{uuid.uuid4()}", **object_stores.gcs_options(address))
-    return place  # type: ignore[no-any-return]
-
-
 @pytest.fixture(scope="module")
-def faults(gcs: str) -> Iterator[Faults]:
-    with object_stores.proxy(gcs) as faults:
-        yield faults
-
-
-@pytest.fixture
-def place(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a place of which the proxy is asked."""
-    monkeypatch.setattr(adapter, "_PAUSES", (0.0, 0.0, 0.0, 0.0))
-    monkeypatch.setattr(adapter, "_LOOKS", (0.0, 0.0, 0.0))
-    faults.planned.clear()
-    return place_at(faults.address)
-
-
-@pytest.fixture
-def store(place: Path) -> Store:
-    return store_of(place)
+def kind() -> Kind:
+    return object_stores.GCS
 
 
 def content(store: Store, place: Path) -> bytes | None:
@@ -62,56 +40,9 @@ def content(store: Store, place: Path) -> bytes | None:
     return stored.content if stored else None
 
 
-@pytest.mark.parametrize("fault", ["lose", "drop", "503", pytest.param("slow", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_write_that_was_not_answered_is_repeated_and_known_again(
-    store: Store, place: Path, faults: Faults, fault: str, times: int
-) -> None:
-    faults.plan("POST", *[fault] * times)
-    version = store.create(place, b"mine")
-    assert store.read(place) == Stored(content=b"mine", version=version)
-    faults.plan("POST", *[fault] * times)
-    version = store.replace_if(place, b"mine too", version)
-    assert store.read(place) == Stored(content=b"mine too", version=version)
-    faults.plan("DELETE", *[fault] * times)
-    store.delete_if(place, version)
-    assert store.read(place) is None
-
-
-@pytest.mark.parametrize("fault", ["lose", "drop", "503"])
-def test_no_library_below_repeats_a_write(store: Store, place: Path, faults: Faults, fault: str) -> None:
-    version = store.replace(place, b"so that a connection is open")
-    faults.plan("POST", *[fault] * ALWAYS)
-    with pytest.raises(OutcomeUnknownError) if fault != "lose" else nullcontext():
-        version = store.replace_if(place, b"mine", version)
-    sent = [seen for seen in faults.seen if seen.startswith("POST")]
-    # Of a write that was made the repetition is refused, which ends it.
-    assert sent == [f"POST {fault}"] * len(adapter._PAUSES)
-    faults.plan("DELETE", *[fault] * ALWAYS)
-    with pytest.raises(OutcomeUnknownError) if fault != "lose" else nullcontext():
-        store.delete_if(place, version)
-    sent = [seen for seen in faults.seen if seen.startswith("DELETE")]
-    assert sent == [f"DELETE {fault}"] * len(adapter._PAUSES)
-
-
-@pytest.mark.parametrize("fault", ["lose", "drop", "503"])
-def test_somebody_else_s_file_is_not_taken_for_ours(
-    store: Store, place: Path, faults: Faults, fault: str, gcs: str
-) -> None:
-    theirs = place_at(gcs, str(place))
-    store_of(theirs).create(theirs, b"theirs")
-    faults.plan("POST", fault)
-    with pytest.raises(OutcomeUnknownError):  # ours may have been made before theirs
-        store.create(place, b"theirs")
-    faults.plan("POST", fault)
-    with pytest.raises(OutcomeUnknownError):
-        store.replace_if(place, b"ours", "123")
-    assert content(store, place) == b"theirs"
-
-
 def test_a_request_that_was_never_sent_leaves_no_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "_PAUSES", (0.0, 0.0))
-    nobody = place_at("http://127.0.0.1:1")
+    monkeypatch.setattr(conditional, "PAUSES", (0.0, 0.0))
+    nobody = object_stores.GCS.place("http://127.0.0.1:1")
     with pytest.raises(OSError, match="was not written: Cannot connect") as refused:
         store_of(nobody).create(nobody, b"mine")
     assert not isinstance(refused.value, OutcomeUnknownError)
@@ -147,35 +78,6 @@ def test_one_that_is_told_to_write_less_often_was_not_made(store: Store, place: 
     assert content(store, place) == b"mine"
 
 
-def test_without_any_answer_nobody_knows_and_whoever_looks_finds_it(store: Store, place: Path, faults: Faults) -> None:
-    faults.plan("POST", *["drop"] * ALWAYS)
-    with pytest.raises(OutcomeUnknownError, match="nobody knows whether"):
-        store.create(place, b"mine")
-    assert store.read(place) is None
-    faults.plan("POST", *["lose"] * ALWAYS)
-    version = store.create(place, b"mine")
-    assert store.read(place) == Stored(content=b"mine", version=version)
-    faults.plan("DELETE", *["drop"] * ALWAYS)
-    with pytest.raises(OutcomeUnknownError, match="was deleted"):
-        store.delete_if(place, version)
-    assert content(store, place) == b"mine"
-
-
-@pytest.mark.parametrize("fault", ["lose", "drop", "503", pytest.param("slow", marks=pytest.mark.slow)])
-def test_a_read_is_repeated_and_no_answer_is_never_taken_for_no_file(
-    store: Store, place: Path, faults: Faults, fault: str
-) -> None:
-    store.create(place, b"mine")
-    for question in (store.read, store.facts, store.names):
-        faults.plan("GET", fault)
-        assert question(place) is not None
-    if fault != "slow":
-        faults.plan("GET", *[fault] * ALWAYS)
-        for question in (store.read, store.facts, store.names):
-            with pytest.raises(OSError):  # noqa: PT011
-                question(place)
-
-
 def test_a_copy_and_a_removal_without_an_answer_are_no_silent_success(
     store: Store, place: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +88,6 @@ def test_a_copy_and_a_removal_without_an_answer_are_no_silent_success(
         store.copy(place / "a", place / "b")
     faults.plan("POST")
     store.copy(place / "a", place / "b")
-    assert faults.seen == ["POST"], "the server copies"
     faults.plan("DELETE", *["503"] * ALWAYS)
     with pytest.raises(OSError, match="Google Cloud Storage"):
         store.remove(place)
@@ -197,18 +98,8 @@ async def _at_once(_: float) -> None:
     """Do not wait."""
 
 
-def test_a_refusal_is_a_no_at_once(store: Store, place: Path, faults: Faults) -> None:
-    store.create(place, b"theirs")
-    faults.plan("POST")
-    with pytest.raises(FileExistsError):
-        store.create(place, b"mine")
-    with pytest.raises(ChangedError):
-        store.replace_if(place, b"mine", "123")
-    assert faults.seen == ["POST", "POST"]
-
-
 def test_a_bucket_that_is_not_there_is_written_to_by_nobody(gcs: str) -> None:
-    elsewhere = place_at(gcs, "gs://another/a")
+    elsewhere: Any = UPath("gs://another/a", **object_stores.gcs_options(gcs))
     with pytest.raises(OSError, match="gs://another/a: Google Cloud Storage answers 404"):
         store_of(elsewhere).create(elsewhere, b"x")
 
@@ -234,22 +125,6 @@ def test_one_who_is_denied_is_told_so(store: Store, place: Path, monkeypatch: py
         store.create(place, b"x")
 
 
-class Forgetful(adapter.GcsStore):
-    """A server that takes a condition for a decoration."""
-
-    def _insert(self, place: Path, content: bytes, **condition: str) -> str:
-        return super()._insert(place, content)
-
-
-def test_a_server_that_ignores_conditions_is_refused_by_name(gcs: str) -> None:
-    folder = place_at(gcs)
-    real = store_of(folder)
-    assert isinstance(real, adapter.GcsStore)
-    with pytest.raises(RefusedError, match="creates a file that is there"):
-        Forgetful(real.system).check(folder)
-    assert list(real.names(folder)) == []
-
-
 def test_a_long_directory_is_listed_page_by_page(store: Store, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = [
         {"items": [{"name": "top/"}, {"name": "top/b"}], "nextPageToken": "more"},
@@ -262,7 +137,7 @@ def test_a_long_directory_is_listed_page_by_page(store: Store, place: Path, monk
         return adapter._Answer(status=200, headers={}, body=json.dumps(pages[len(asked) - 1]).encode())
 
     monkeypatch.setattr(adapter.GcsStore, "_send", send)
-    top: Any = place_at("http://127.0.0.1:1", "gs://bucket/top")
+    top: Any = object_stores.GCS.place("http://127.0.0.1:1", "top")
     assert list(store.names(top)) == ["a", "b", "c"]
     assert [parameters.get("pageToken") for parameters in asked] == [None, "more"]
 
@@ -284,7 +159,7 @@ def test_a_task_reaches_its_home_by_a_connection_and_a_command_by_the_environmen
 
 
 def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(gcs: str) -> None:
-    folder: Any = place_at(gcs)
+    folder: Any = object_stores.GCS.place(gcs)
     store = store_of(folder)
     store.replace(folder / "1" / "2.zip", b"")
     name = quote(f"{folder.path.removeprefix('bucket/')}/", safe="")
@@ -328,7 +203,7 @@ print(won)
 
 @pytest.mark.slow
 def test_of_many_processes_one_creates_a_file_and_none_loses_a_number(gcs: str) -> None:
-    folder, races, writers = place_at(gcs), 10, 3
+    folder, races, writers = object_stores.GCS.place(gcs), 10, 3
     store_of(folder).create(folder / "count", b"0")
     command = [sys.executable, "-c", RACE, gcs, str(folder), str(races)]
     processes = [

@@ -6,7 +6,7 @@ import os
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +55,15 @@ class MemoryStore(RemoteStore):
     def replace(self, place: Path, content: bytes, *, durable: bool = True) -> str:
         with _STEP:
             return self._put(place, content)
+
+    @override
+    def names(self, directory: Path) -> Sequence[str]:
+        return sorted({path.partition("/")[0] for path in self._files(directory)})
+
+    @override
+    def _files(self, directory: Path) -> list[str]:
+        top = f"{path_of(directory).rstrip('/')}/"
+        return [path.removeprefix(top) for path in self.system.find(top) if path.startswith(top)]
 
     @override
     @contextmanager

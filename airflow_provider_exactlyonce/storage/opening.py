@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage import gcs_environment, hdfs_clients, remote, s3_environment
+from airflow_provider_exactlyonce.storage import gcs_environment, hdfs_clients, s3_environment
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.remote import identity_of
 from airflow_provider_exactlyonce.storage.store import Store
@@ -86,6 +86,17 @@ def location_of(place: Any) -> str:
     return f"hdfs://{host}:{port}{place.path}" if port else f"hdfs://{host}{place.path}"
 
 
+def is_there(place: Any) -> bool:
+    """Whether there is a file or a directory, in a bucket one that is not empty.
+
+    A path of universal_pathlib says no when it does not know.
+
+    :raises OSError: when the file system does not tell
+    """
+    store = store_of(place)
+    return place.exists() if is_local(place) else store.facts(place) is not None or bool(store.names(place))
+
+
 def hadoop_url(place: Any) -> str:
     """Return what Spark is told instead of a place: without a scheme it would be on the cluster's own file system.
 
@@ -95,22 +106,6 @@ def hadoop_url(place: Any) -> str:
         return f"file:{place}"
     scheme, _, path = location_of(place).partition("://")
     return f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{path.rstrip('/')}"
-
-
-def names_in(directory: Any) -> Sequence[str]:
-    """Return the names of what is in a directory, sorted; none when it is not there.
-
-    :param directory: on any file system, also one that a home can't be on
-    """
-    return LOCAL.names(directory) if isinstance(directory, Path) else remote.names_in(directory.fs, directory)
-
-
-def holds_files(directory: Any) -> bool:
-    """Whether there is a file in a directory, or below it: some stores keep the directories of files that are gone.
-
-    :param directory: as :func:`names_in` takes it
-    """
-    return any(place.is_file() for place in directory.rglob("*"))
 
 
 def store_of(place: Any) -> Store:

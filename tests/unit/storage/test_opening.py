@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage import gcs_environment, s3_environment
-from airflow_provider_exactlyonce.storage.opening import hadoop_url, location_of, names_in, place_of, store_of
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, location_of, place_of, store_of
 
 VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
 
@@ -147,9 +147,3 @@ def test_what_is_no_environment_of_a_store_is_refused_and_not_shown(text: str, m
     with pytest.raises(RefusedError, match="EXACTLYONCE_S3 has to be a JSON object of AWS_… variables") as refused:
         s3_environment.take_up()
     assert "hunter2" not in str(refused.value)
-
-
-def test_what_is_in_a_directory_that_is_not_there_is_nothing(tmp_path: Path) -> None:
-    from upath import UPath
-
-    assert list(names_in(tmp_path / "absent")) == list(names_in(UPath(f"memory://{tmp_path}/absent"))) == []

@@ -84,6 +84,8 @@ class MemoryStore(RemoteStore):
             info = self.system.info(path_of(place))
         except FileNotFoundError:
             return None
+        if info["type"] == "directory":
+            return None
         return Facts(size=info["size"], modified=self.system.modified(path_of(place)).timestamp())
 
     def _put(self, place: Path, content: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,8 @@ _OPTIONS: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
     "s3": s3_environment.options_of_environment,
     "gs": gcs_environment.options_of_environment,
 }
+#: What fsspec takes for a pattern, or another part of a URL, and what Hadoop resolves.
+_ODD: Final = re.compile(r"[*?\[\]#;]|/(?=/)|/\.{1,2}(?=/|$)")
 _HADOOP_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a"}
 _STORES: Final[dict[tuple[str, int], Store]] = {}
 
@@ -46,7 +49,10 @@ def place_of(location: Any) -> Path:
     """
     if not isinstance(location, str | Path):
         return location  # type: ignore[no-any-return]
-    parts = urlsplit(str(location))
+    try:
+        parts = urlsplit(str(location))
+    except ValueError as error:
+        raise RefusedError(f"{location!r} is no URL: {error}") from error
     if isinstance(location, Path) or parts.scheme in ("", "file"):
         return Path(parts.path if parts.scheme == "file" else location).expanduser().resolve()
     if parts.scheme not in _SCHEMES:
@@ -60,6 +66,11 @@ def place_of(location: Any) -> Path:
     form, package, extra = _SCHEMES[scheme]
     if not server or not key:
         raise RefusedError(f"{location!r} names no directory: give {form}")
+    if odd := _ODD.search(str(location).partition("://")[2].rstrip("/")):
+        raise RefusedError(
+            f"{location!r} has {odd[0]!r} in it, which clients take for something else than a part of a name: give the "
+            "directory another one"
+        )
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         raise RefusedError(
             f"{package}, which reads and writes {scheme}:, is not installed: install "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,33 @@ def test_a_client_that_is_not_installed_is_named(
 )
 def test_what_no_home_can_be_on_is_refused_by_name(location: str, message: str) -> None:
     with pytest.raises(RefusedError, match=message):
+        place_of(location)
+
+
+@pytest.mark.parametrize(
+    ("name", "odd"),
+    [
+        *(("team-*/shop", "*"), ("shop?1", "?"), ("shop[1]", "["), ("a#1", "#"), ("shop;v=2/x", ";"), ("shop#", "#")),
+        *(("a//b", "/"), ("a/../b", "/.."), ("a/./b", "/."), ("a/..", "/..")),
+    ],
+)
+@pytest.mark.parametrize("server", ["s3://bucket", "gs://bucket", "hdfs://namenode:8020"])
+def test_a_name_that_one_client_reads_otherwise_is_refused(server: str, name: str, odd: str) -> None:
+    with pytest.raises(RefusedError, match=re.escape(f"{server}/{name}' has {odd!r} in it")):
+        place_of(f"{server}/{name}")
+
+
+@pytest.mark.parametrize("name", ["a b", "a%2Fb%20c", "ü+&=@:,'!(1)~", "..a/b..", ".a"])
+@pytest.mark.parametrize("server", ["s3://bucket", "gs://bucket", "hdfs://namenode:8020"])
+def test_any_other_name_is_taken_as_it_is(server: str, name: str) -> None:
+    place: Any = place_of(f"{server}/pipelines/{name}/")
+    assert location_of(place) == f"{server}/pipelines/{name}"
+    assert location_of(place_of(location_of(place))) == f"{server}/pipelines/{name}"
+
+
+@pytest.mark.parametrize("location", ["s3://[bucket/home", "s3://buck]et/home"])
+def test_what_is_no_url_is_refused(location: str) -> None:
+    with pytest.raises(RefusedError, match="is no URL"):
         place_of(location)
 
 

@@ -66,7 +66,7 @@ def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool =
 def _files(checkpoint: Checkpoint, batch: int) -> Iterable[str]:
     if batch >= 0:
         return integrity.files_of(checkpoint, batch).files
-    return [str(file.relative_to(checkpoint.path)) for file in checkpoint.path.glob("sources/*/0")]
+    return [f"sources/{source}/0" for source in checkpoint.begun_sources()]
 
 
 def _check(
@@ -156,9 +156,8 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
 def set_aside(home: Home, path: Path) -> Path:
     """Move a directory of the home out of everybody's way; returns where it is now."""
     aside, store = _aside(home, path), store_of(path)
-    for file in path.rglob("*"):
-        if file.is_file():
-            store.copy(file, aside / file.relative_to(path), final=True)
+    for file in store.files(path):
+        store.copy(path / file, aside / file, final=True)
     store.remove(path)
     return aside
 

@@ -1,17 +1,11 @@
-"""Google Cloud Storage: by conditions on an object's generation, a number that each of its contents gets anew.
-
-A request that writes is sent once, and repeated only here, where it is known that an earlier one was not answered: a
-server that refuses the second because the first was made must not make us believe that somebody else was faster. So
-each write carries a mark of its own in the object's metadata, which tells whose it was.
-"""
+"""Google Cloud Storage: by conditions on an object's generation, a number that each of its contents gets anew."""
 
 from __future__ import annotations
 
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
@@ -26,20 +20,16 @@ from gcsfs.retry import HttpError, NonRetryableError
 from google.auth.exceptions import GoogleAuthError
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
+from airflow_provider_exactlyonce.storage.conditional import MARK, Condition, ConditionalStore, Found, UnmadeError
 from airflow_provider_exactlyonce.storage.store import ChangedError, Facts, OutcomeUnknownError, Stored
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-#: Name of the metadata that tells whose write it was.
-_MARK: Final = "exactlyonce-write"
 #: For a connection, and for an answer to a document: watchers wait for them.
 _PATIENCE: Final = ClientTimeout(total=None, sock_connect=5, sock_read=15)
 #: Seconds before each try of a question; it changes nothing.
 _LOOKS: Final = (0.0, 0.2, 0.5)
-#: Seconds before each try of a write.
-_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 #: Refusals after which the same request may succeed.
 _TEMPORARY: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 _DENIED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
@@ -74,7 +64,7 @@ class _Answer:
         """Return what is known of an object, or objects."""
         return json.loads(self.body) or {}
 
-    def error(self, place: Path) -> OSError:
+    def error(self, place: Path | str) -> OSError:
         """Return the error that it stands for."""
         said = self.body.decode(errors="replace")
         try:
@@ -85,14 +75,13 @@ class _Answer:
         return kind(f"{place}: Google Cloud Storage answers {self.status}: {said}")
 
 
-class GcsStore(RemoteStore):
+class GcsStore(ConditionalStore):
     """Objects of one server.
 
     :param system: of gcsfs; copies and removes, and repeats by itself what was not answered
     """
 
-    silence_seconds = 30.0  # a request that is not answered may take two thirds of it
-    seconds_per_read = 5.0
+    failures = _FAILURES
     remedy = (
         "The server has to keep the condition ifGenerationMatch of inserts and deletes; `exactlyonce help homes` has "
         "the servers that were tested"
@@ -106,121 +95,66 @@ class GcsStore(RemoteStore):
         return Stored(content=answer.body, version=answer.headers["X-Goog-Generation"])
 
     @override
-    def facts(self, place: Path) -> Facts | None:
-        known = self._metadata(place)
-        if known is None:
-            return None
-        return Facts(size=int(known["size"]), modified=datetime.fromisoformat(known["updated"]).timestamp())
-
-    @override
-    def create(self, place: Path, content: bytes) -> str:
-        try:
-            return self._insert(place, content, ifGenerationMatch="0")
-        except ChangedError:
-            raise FileExistsError(str(place)) from None
-
-    @override
-    def replace(self, place: Path, content: bytes, *, durable: bool = True) -> str:
-        return self._insert(place, content)
-
-    @override
-    def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
-        return self._insert(place, content, ifGenerationMatch=version)
-
-    @override
     def delete(self, place: Path) -> None:
         self._asked("DELETE", place, self._url(place))
 
     @override
-    def delete_if(self, place: Path, version: str) -> None:
-        refused: OSError | None = None
-        for pause in _PAUSES:
-            time.sleep(pause)
-            try:
-                answer = self._send("DELETE", self._url(place), {"ifGenerationMatch": version})
-            except _FAILURES as error:
-                refused = _as_os_error(error)
-                continue
-            if answer.status < 300 or answer.status == HTTPStatus.NOT_FOUND:
-                return
-            refused = answer.error(place)
-            if answer.status == HTTPStatus.PRECONDITION_FAILED:
-                if self._metadata(place) is None:
-                    return
-                raise ChangedError(f"{place} was changed since it was read") from refused
-            if answer.is_final:
-                raise refused
-        if self._metadata(place) is None:
-            return
-        raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {refused}") from refused
+    def _unchanged(self, version: str | None) -> Condition:
+        return {"ifGenerationMatch": version or "0"}
 
     @override
-    def names(self, directory: Path) -> Sequence[str]:
-        bucket, key = self._split(directory)
-        prefix = f"{key.strip('/')}/"
-        names: set[str] = set()
+    def _put(self, place: Path, content: bytes, mark: str, condition: Condition) -> str:
+        bucket, key = self._split(place)
+        headers, body = _multipart({"name": key, "metadata": {MARK: mark}}, content)
+        url = f"{self.system._location}/upload/storage/v1/b/{bucket}/o"
+        answer = self._sent(place, "POST", url, {"uploadType": "multipart", **condition}, headers, body)
+        return str(answer.json()["generation"])
+
+    @override
+    def _drop(self, place: Path, condition: Condition) -> None:
+        self._sent(place, "DELETE", self._url(place), condition)
+
+    @override
+    def _found(self, place: Path) -> Found | None:
+        answer = self._asked("GET", place, self._url(place))
+        if answer is None:
+            return None
+        known = answer.json()
+        facts = Facts(size=int(known["size"]), modified=datetime.fromisoformat(known["updated"]).timestamp())
+        return Found(facts=facts, version=str(known["generation"]), mark=known.get("metadata", {}).get(MARK))
+
+    @override
+    def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
         page: dict[str, Any] = {"nextPageToken": None}
         while "nextPageToken" in page:
             more = {"pageToken": token} if (token := page["nextPageToken"]) else {}
-            answer = self._asked("GET", directory, self._objects(bucket), prefix=prefix, delimiter="/", **more)
+            url, place = self._objects(bucket), f"gs://{bucket}/{prefix}"
+            answer = self._asked("GET", place, url, prefix=prefix, delimiter=delimiter, **more)
             page = answer.json() if answer else {}
-            keys = [*(item["name"] for item in page.get("items", ())), *page.get("prefixes", ())]
-            names |= {key.removeprefix(prefix).rstrip("/") for key in keys}
-        return sorted(names - {""})
+            yield from (item["name"] for item in page.get("items", ()))
+            yield from page.get("prefixes", ())
 
-    @override
-    def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
-        with _os_errors():
-            super().copy(source, target, final=final)
+    def _sent(self, place: Path, method: str, *request: Any) -> _Answer:
+        """Send a request that writes, once; raises what became of it."""
+        try:
+            answer = self._send(method, *request)
+        except _UNSENT as error:
+            raise UnmadeError(str(_as_os_error(error))) from error
+        except _FAILURES as error:
+            raise OutcomeUnknownError(str(_as_os_error(error))) from error
+        if answer.status < 300:
+            return answer
+        refusal = answer.error(place)
+        is_gone = answer.status == HTTPStatus.NOT_FOUND and method == "DELETE"
+        if answer.status == HTTPStatus.PRECONDITION_FAILED or is_gone:
+            raise ChangedError(f"{place} is not what it was when it was read") from refusal
+        if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+            raise UnmadeError(str(refusal)) from refusal
+        if answer.is_final:
+            raise refusal
+        raise OutcomeUnknownError(str(refusal)) from refusal
 
-    @override
-    def remove(self, directory: Path) -> None:
-        with _os_errors():
-            super().remove(directory)
-
-    def _insert(self, place: Path, content: bytes, **condition: str) -> str:
-        """Write an object, if the condition is met; returns its generation.
-
-        :raises ChangedError: it is not, and nothing was written
-        """
-        bucket, key = self._split(place)
-        mark, failed, unanswered = uuid.uuid4().hex, None, None
-        headers, body = _multipart({"name": key, "metadata": {_MARK: mark}}, content)
-        url = f"{self.system._location}/upload/storage/v1/b/{bucket}/o"
-        for pause in _PAUSES:
-            time.sleep(pause)
-            try:
-                answer = self._send("POST", url, {"uploadType": "multipart", **condition}, headers, body)
-            except _UNSENT as error:
-                failed = _as_os_error(error)
-                continue
-            except _FAILURES as error:
-                failed = unanswered = _as_os_error(error)
-                continue
-            if answer.status < 300:
-                return str(answer.json()["generation"])
-            failed = answer.error(place)
-            if answer.status == HTTPStatus.PRECONDITION_FAILED:
-                if unanswered is None:
-                    raise ChangedError(f"{place} is not what it was when it was read") from failed
-                break
-            if answer.is_final:
-                raise failed
-            if answer.status != HTTPStatus.TOO_MANY_REQUESTS:
-                unanswered = failed
-        if unanswered is None:
-            raise OSError(f"{place} was not written: {failed}") from failed
-        # One that was not answered may have been made, and be the reason why the next was refused.
-        known = self._metadata(place)
-        if known is not None and known.get("metadata", {}).get(_MARK) == mark:
-            return str(known["generation"])
-        raise OutcomeUnknownError(f"nobody knows whether {place} was written: {unanswered}") from unanswered
-
-    def _metadata(self, place: Path) -> dict[str, Any] | None:
-        answer = self._asked("GET", place, self._url(place))
-        return None if answer is None else answer.json()
-
-    def _asked(self, method: str, place: Path, url: str, **parameters: str) -> _Answer | None:
+    def _asked(self, method: str, place: Path | str, url: str, **parameters: str) -> _Answer | None:
         """Return the answer to what may be repeated; None is: there is no such object."""
         failed: OSError | None = None
         for pause in _LOOKS:
@@ -254,7 +188,7 @@ class GcsStore(RemoteStore):
         async def send() -> _Answer:
             session = await self.system._set_session()
             # aiohttp would send a DELETE again when the connection is closed before the answer. Only a private switch
-            # keeps it from that; tests/integration/storage/test_gcs_faults.py is its contract test.
+            # keeps it from that; tests/integration/storage/test_faults.py is its contract test.
             session._retry_connection = False
             async with session.request(
                 method,
@@ -268,10 +202,6 @@ class GcsStore(RemoteStore):
 
         sent: _Answer = sync(self.system.loop, send)
         return sent
-
-    def _split(self, place: Path) -> tuple[str, str]:
-        bucket, key, _ = self.system.split_path(path_of(place))
-        return bucket, key
 
     def _objects(self, bucket: str) -> str:
         return f"{self.system.base}b/{bucket}/o"
@@ -295,12 +225,3 @@ def _multipart(metadata: Mapping[str, Any], content: bytes) -> tuple[dict[str, s
 
 def _as_os_error(error: BaseException) -> OSError:
     return error if isinstance(error, OSError) else OSError(f"Google Cloud Storage: {error!r}")
-
-
-@contextmanager
-def _os_errors() -> Iterator[None]:
-    """Turn errors of the client below into those that a store raises."""
-    try:
-        yield
-    except _FAILURES as error:
-        raise _as_os_error(error) from error

@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks import object_storage
 from airflow_provider_exactlyonce.hooks.home import home_at
-from airflow_provider_exactlyonce.storage import s3
+from airflow_provider_exactlyonce.storage import conditional, s3
 from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
 from airflow_provider_exactlyonce.triggers.shared_poller import name_of
 from tests import object_stores
@@ -51,7 +51,7 @@ def moto() -> Iterator[str]:
 def store(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
     """Give what stands between everybody and the store; watchers look often, and writes are repeated at once."""
     monkeypatch.setattr(s3.S3Store, "seconds_per_read", 0.05)
-    monkeypatch.setattr(s3, "_PAUSES", (0.0, 0.0, 0.1))
+    monkeypatch.setattr(conditional, "PAUSES", (0.0, 0.0, 0.1))
     monkeypatch.setattr(s3, "_ATTEMPTS", 1)
     with object_stores.proxy(moto) as faults:
         yield faults

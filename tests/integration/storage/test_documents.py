@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
-from airflow_provider_exactlyonce.storage import s3
+from airflow_provider_exactlyonce.storage import conditional
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from tests import object_stores
@@ -138,7 +138,7 @@ def faults(moto: str) -> Iterator[Faults]:
 @pytest.fixture
 def path(faults: Faults, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Give the place of a lease of which a proxy is asked."""
-    monkeypatch.setattr(s3, "_PAUSES", (0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(conditional, "PAUSES", (0.0, 0.0, 0.0, 0.0))
     faults.planned.clear()
     return UPath(f"s3://bucket{tmp_path}/lease.json", **object_stores.options(faults.address))
 

@@ -1,0 +1,159 @@
+"""Object stores that write and delete on a condition.
+
+Each request that writes is sent once by the client below, and repeated only here, where it is known that an earlier one
+was not answered: a server that refuses the second because the first was made must not make us believe that somebody
+else was faster. So each write carries a mark of its own in the object's metadata, which tells whose it was.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
+from airflow_provider_exactlyonce.storage.store import ChangedError, Facts, OutcomeUnknownError
+
+#: Name of the metadata that tells whose write it was.
+MARK: Final = "exactlyonce-write"
+#: Seconds before each try of a request that writes.
+PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
+
+#: What has to be so, in a server's words; nothing for a request without a condition.
+Condition: TypeAlias = Mapping[str, str]
+
+
+class UnmadeError(OSError):
+    """A request has changed nothing, and the same one may succeed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What is known of an object without reading it.
+
+    :param mark: of the write that made it, None for what others have written
+    """
+
+    facts: Facts
+    version: str
+    mark: str | None
+
+
+class ConditionalStore(RemoteStore):
+    """Objects of one server that judges a condition and writes, or deletes, in one step.
+
+    A request is sent once by :meth:`_put` and :meth:`_drop`. What they raise says what became of it:
+    :class:`ChangedError`, its condition was not met, or what it is about is gone; :class:`UnmadeError`;
+    :class:`OutcomeUnknownError`, nobody knows; any other error: it would fail again.
+    """
+
+    silence_seconds = 30.0  # a request that is not answered may take two thirds of it
+    seconds_per_read = 5.0
+
+    @override
+    def facts(self, place: Path) -> Facts | None:
+        found = self._found(place)
+        return None if found is None else found.facts
+
+    @override
+    def create(self, place: Path, content: bytes) -> str:
+        try:
+            return self._write(place, content, self._unchanged(None))
+        except ChangedError:
+            raise FileExistsError(str(place)) from None
+
+    @override
+    def replace(self, place: Path, content: bytes, *, durable: bool = True) -> str:
+        return self._write(place, content, {})
+
+    @override
+    def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
+        return self._write(place, content, self._unchanged(version))
+
+    @override
+    def delete_if(self, place: Path, version: str) -> None:
+        failed: Exception | None = None
+        for pause in PAUSES:
+            time.sleep(pause)
+            try:
+                self._drop(place, self._unchanged(version))
+            except ChangedError:
+                if self._found(place) is not None:
+                    raise
+                return
+            except (UnmadeError, OutcomeUnknownError) as error:
+                failed = error
+            else:
+                return
+        if self._found(place) is not None:
+            raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {failed}") from failed
+
+    @override
+    def names(self, directory: Path) -> Sequence[str]:
+        return sorted({name.rstrip("/") for name in self._below(directory, delimiter="/")} - {""})
+
+    @override
+    def _files(self, directory: Path) -> Iterable[str]:
+        return (name for name in self._below(directory) if name and not name.endswith("/"))
+
+    def _below(self, directory: Path, delimiter: str = "") -> Iterator[str]:
+        bucket, key = self._split(directory)
+        prefix = f"{key.strip('/')}/"
+        return (name.removeprefix(prefix) for name in self._listed(bucket, prefix, delimiter))
+
+    def _write(self, place: Path, content: bytes, condition: Condition) -> str:
+        """Write an object, if a condition is met; returns its version.
+
+        :raises ChangedError: it is not, and nothing was written
+        """
+        mark, failed, unanswered = uuid.uuid4().hex, None, None
+        for pause in PAUSES:
+            time.sleep(pause)
+            try:
+                return self._put(place, content, mark, condition)
+            except ChangedError:
+                if unanswered is None:
+                    raise
+                break
+            except UnmadeError as error:
+                failed = error
+            except OutcomeUnknownError as error:
+                unanswered = error
+        if unanswered is None:
+            raise OSError(f"{place} was not written: {failed}") from failed
+        # One that was not answered may have been made, and be the reason why the next was refused.
+        found = self._found(place)
+        if found is not None and found.mark == mark:
+            return found.version
+        raise OutcomeUnknownError(f"nobody knows whether {place} was written: {unanswered}") from unanswered
+
+    @abstractmethod
+    def _unchanged(self, version: str | None) -> Condition:
+        """Return the condition that an object has this version, or, without one, that there is none."""
+
+    @abstractmethod
+    def _put(self, place: Path, content: bytes, mark: str, condition: Condition) -> str:
+        """Send a request to write an object; returns its version."""
+
+    @abstractmethod
+    def _drop(self, place: Path, condition: Condition) -> None:
+        """Send a request to delete an object."""
+
+    @abstractmethod
+    def _found(self, place: Path) -> Found | None:
+        """Ask what is known of an object, as often as it takes; None when there is certainly none."""
+
+    @abstractmethod
+    def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
+        """Ask for the objects that begin so; those with a delimiter after that are told as one, up to there."""
+
+    def _split(self, place: Path) -> tuple[str, str]:
+        """Return the bucket and the key of a place."""
+        bucket, key, _ = self.system.split_path(path_of(place))
+        return bucket, key

@@ -172,6 +172,8 @@ class PollingSensor(BaseSensorOperator):
         self._diagnosed = time.monotonic() if diagnose else self._diagnosed
         name = name_of(self._subject)
         now = self._checker.check({name: self._subject}, diagnose=diagnose)[name]
+        if isinstance(now, Exception):
+            raise now
         if now.refused:
             raise AirflowFailException(now.missing)
         if now.fixed is not None:

@@ -89,9 +89,7 @@ class Checker(ABC):
                 self._close()
             return {name: self._said(answer) for name, answer in answers.items()}
 
-    def _answers(
-        self, subjects: Mapping[str, Subject], *, diagnose: bool
-    ) -> Mapping[str, CheckResult | Exception]:
+    def _answers(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         from confluent_kafka import KafkaException
 
         try:
@@ -108,9 +106,7 @@ class Checker(ABC):
         """Return how long a poller waits before the next check: longer and longer where nobody answers."""
         return max(wanted, self.least_seconds * (1 << min(self._unanswered, _DOUBLED_AT_MOST)))
 
-    async def checked(
-        self, subjects: Mapping[str, Subject], *, diagnose: bool
-    ) -> dict[str, CheckResult | Exception]:
+    async def checked(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> dict[str, CheckResult | Exception]:
         """Do :meth:`check` in a thread."""
         check = functools.partial(self.check, subjects, diagnose=diagnose)
         return await asyncio.get_running_loop().run_in_executor(self.threads, check)
@@ -202,8 +198,8 @@ class Poller:
     async def looked_anew(self) -> None:
         """Wait for a look that begins from now on, and finds the cause of the waiting; all who ask meanwhile share it.
 
-        Hundreds that began together end together. A look of each of them would take a thread, and of a cluster that does
-        not answer it would keep it.
+        Hundreds that began together end together. A look of each of them would take a thread, and keep it where nobody
+        answers.
         """
         self._closely = True
         self.wake.set()

@@ -165,7 +165,7 @@ class PollingSensor(BaseSensorOperator):
         except AirflowSensorTimeout as error:
             raise AirflowSensorTimeout(self._too_late(context)) from error
         except AirflowSkipException as error:
-            if isinstance(error.__cause__, AirflowException):
+            if error.__cause__ is not None:  # it is no time-out
                 raise
             raise AirflowSkipException(self._too_late(context)) from error
 

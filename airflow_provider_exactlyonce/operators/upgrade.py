@@ -68,7 +68,7 @@ class _PlanOperator(DriverOperator):
         while isinstance(plan := upgrade.advance(), WaitCondition):
             if self.deferrable:
                 self._defer(home, plan)
-            time.sleep(arguments.seconds(self.poll_interval))
+            time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
         request.done()
         facts = facts_of(plan)
         try:
@@ -223,7 +223,7 @@ class UpgradePipelineOperator(_PlanOperator):
     def _allowed(self) -> dict[str, int | None]:
         arguments.check_shapes(self, (), ["allow"])
         return {
-            kind: None if str(number) == "None" else _whole(f"allow[{kind!r}]", number)
+            kind: None if number in (None, "None") else _whole(f"allow[{kind!r}]", number)
             for kind, number in (self.allow or {}).items()
         }
 
@@ -288,7 +288,7 @@ class RollbackPipelineOperator(_PlanOperator):
         )
 
 
-def _whole(name: str, value: int | str) -> int:
+def _whole(name: str, value: object) -> int:
     if not str(value).isdecimal():
         raise RefusedError(f"{name}={value!r}: a whole number, 0 or more")
-    return int(value)
+    return int(str(value))

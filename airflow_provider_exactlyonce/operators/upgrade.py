@@ -223,7 +223,7 @@ class UpgradePipelineOperator(_PlanOperator):
     def _allowed(self) -> dict[str, int | None]:
         arguments.check_shapes(self, (), ["allow"])
         return {
-            kind: None if number in (None, "None") else _whole(f"allow[{kind!r}]", number)
+            kind: None if str(number) == "None" else _whole(f"allow[{kind!r}]", number)
             for kind, number in (self.allow or {}).items()
         }
 

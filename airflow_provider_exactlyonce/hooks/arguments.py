@@ -5,7 +5,8 @@ What a template or another task gives is known later only; the task checks it ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,10 +31,26 @@ def check(task: BaseOperator, read: Callable[[], object], *names: str) -> None:
     if any(is_open(getattr(task, name)) for name in names):
         return
     try:
-        read()
+        with reading(task, *names):
+            read()
+    except RefusedError as error:
+        raise ValueError(f"{task.task_id}: {error}") from error
+
+
+@contextmanager
+def reading(task: BaseOperator, *names: str) -> Iterator[None]:
+    """Read arguments: what can't be read is named, and refused, also when a template or another task has given it.
+
+    :param names: of the attributes that are read
+    :raises RefusedError: when one can't be; a retry would be given the same
+    """
+    try:
+        yield
     except (ValueError, TypeError, AttributeError, RefusedError) as error:
-        given = "" if "=" in str(error) else ", ".join(f"{name}={getattr(task, name)!r}" for name in names) + ": "
-        raise ValueError(f"{task.task_id}: {given}{error}") from error
+        said = {name: getattr(task, name) for name in names}
+        given = {name: value for name, value in said.items() if value is not None} or said
+        named = "" if "=" in str(error) else ", ".join(f"{name}={value!r}" for name, value in given.items()) + ": "
+        raise RefusedError(f"{named}{error}") from error
 
 
 def is_open(value: Any) -> bool:
@@ -69,6 +86,22 @@ def check_kind(task: BaseOperator, name: str, kind: type, example: str) -> None:
         raise ValueError(f"{task.task_id}: {name}={value!r}: a {kind.__name__}, such as {example}")
 
 
+def check_shapes(task: BaseOperator, lists: Collection[str], mappings: Collection[str]) -> None:
+    """Check that arguments are lists, and dictionaries; None is an empty one. What is in them may be secret.
+
+    :param lists: names of the attributes that are lists
+    :param mappings: names of those that are dictionaries
+    :raises RefusedError: when one is none, such as a single text where a list belongs
+    """
+    for name in (*lists, *mappings):
+        value = getattr(task, name)
+        is_mapping, is_text = isinstance(value, Mapping), isinstance(value, str | bytes)
+        fits = is_mapping if name in mappings else isinstance(value, Collection) and not is_mapping and not is_text
+        if value is not None and not fits:
+            form = "a dictionary" if name in mappings else "a list, as in ['one']"
+            raise RefusedError(f"{name}=<{type(value).__name__}>: give {form}")
+
+
 def check_spans(task: BaseOperator, *names: str) -> None:
     """Check times that something may take.
 
@@ -79,6 +112,12 @@ def check_spans(task: BaseOperator, *names: str) -> None:
         span = value.total_seconds() if isinstance(value, timedelta) else value
         if isinstance(span, bool) or not isinstance(span, int | float) or not span >= 0:
             raise ValueError(f"{task.task_id}: {name}={value!r}: a timedelta, or a number of seconds, not negative")
+
+
+def wish(value: bool | str | None) -> bool | str:
+    """Return whether something is wanted, or its label: of a template's text, too, which can't be False itself."""
+    known = {"true": True, "false": False, "none": False, "": False}
+    return known.get(str(value).strip().lower(), str(value))
 
 
 def seconds(value: timedelta | float) -> float:

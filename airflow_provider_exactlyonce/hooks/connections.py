@@ -21,6 +21,14 @@ _AWS: Final = {
     "region_name": "aws_region",
     "endpoint_url": "aws_endpoint_url",
 }
+#: What the hook of Airflow's provider keeps for itself, and what of that needs a call first whose answer ends.
+_NOT_LIBPQ: Final = frozenset(
+    {
+        *("cursor", "sqlalchemy_scheme", "sqlalchemy_query", "aws_conn_id", "azure_conn_id", "iam"),
+        *("redshift", "redshift-serverless", "cluster-identifier", "workgroup-name"),
+    }
+)
+_TOKENS: Final = ("iam", "azure_conn_id")
 #: What would need a call to AWS first, whose answer ends before a stream does.
 _ROLES: Final = ("role_arn", "assume_role_method", "profile_name")
 
@@ -30,6 +38,7 @@ def postgres(conn_ids: Sequence[str]) -> str:
 
     :param conn_ids: connections of type ``postgres``; the extra is libpq's parameters, as the provider's hook takes it
     :raises AirflowNotFoundException: when there is no such connection
+    :raises RefusedError: when it is of another type, or asks for a token, which ends before a stream does
     """
     return _by_connection(conn_ids, _of_postgres)
 
@@ -50,9 +59,15 @@ def schema_registry(conn_id: str) -> str:
     :param conn_id: connection of type ``http``; its host may be the whole URL, its schema is ``http`` or ``https``, and
         its extra has further words of confluent-kafka's configuration, as ``ssl.ca.location``
     :raises AirflowNotFoundException: when there is no such connection
+    :raises RefusedError: when it has no host
     """
     connection = Connection.get(conn_id)
     host = connection.host or ""
+    if not host:
+        raise RefusedError(
+            f"connection {conn_id} of type {connection.conn_type} has no host: a schema registry takes one of type "
+            "http, whose host may be the whole URL"
+        )
     url = host if "://" in host else f"{connection.schema or 'http'}://{host}"
     if connection.port:
         scheme, separator, rest = url.partition("://")
@@ -71,13 +86,25 @@ def _by_connection(conn_ids: Sequence[str], read: Callable[[Any], Mapping[str, A
 
 
 def _of_postgres(connection: Any) -> dict[str, Any]:
+    if connection.conn_type != "postgres":
+        raise RefusedError(
+            f"connection {connection.conn_id} is of type {connection.conn_type}: postgres_conn_ids takes those of type "
+            "postgres"
+        )
+    extra = connection.extra_dejson
+    for name in _TOKENS:
+        if extra.get(name):
+            raise RefusedError(
+                f"connection {connection.conn_id} has {name}: its token ends before a stream does, and nobody would "
+                "renew it in the driver. Give the connection a password, or a client certificate: sslcert and sslkey"
+            )
     return {
         "host": connection.host,
         "port": connection.port,
         "dbname": connection.schema,
         "user": connection.login,
         "password": connection.password,
-        **{name: value for name, value in connection.extra_dejson.items() if isinstance(value, str | int)},
+        **{name: value for name, value in extra.items() if isinstance(value, str | int) and name not in _NOT_LIBPQ},
     }
 
 

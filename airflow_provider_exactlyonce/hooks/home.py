@@ -22,6 +22,8 @@ def home_at(checkpoint: str) -> Home:
     :raises RefusedError: when it is of another kind, or the connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
     """
+    if not isinstance(checkpoint, str) or not checkpoint.strip():  # as a template may give it: the working directory
+        raise RefusedError(f"checkpoint={checkpoint!r}: name the pipeline's home")
     conn_id, url = object_storage.split(checkpoint)
     home = Home(url)
     return home if conn_id is None else Home(checkpoint, object_storage.open_place(conn_id, home.path))

@@ -23,11 +23,17 @@ def client_config(conn_id: str) -> dict[str, Any]:
 
     :param conn_id: connection of type ``kafka``
     :raises AirflowNotFoundException: when there is no such connection
-    :raises ValueError: when its extra has no ``bootstrap.servers``
+    :raises RefusedError: when it is no configuration of a client, as without ``bootstrap.servers``
     """
     from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 
-    config = KafkaBaseHook(kafka_config_id=conn_id)._build_config()  # type: ignore[no-untyped-call]
+    try:
+        config = KafkaBaseHook(kafka_config_id=conn_id)._build_config()  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        raise RefusedError(
+            f"connection {conn_id}: {error} It is to be of type kafka, and its extra is librdkafka's configuration, as "
+            'in {"bootstrap.servers": "HOST:9092"}'
+        ) from error
     return {name: value for name, value in config.items() if name in _NAMES or name.startswith(_PREFIXES)}
 
 
@@ -47,7 +53,7 @@ def source_config(conn_id: str) -> dict[str, Any]:
         if Connection.get(conn_id).conn_type in connections.TYPES:
             return dict(json.loads(connections.stores([conn_id]))[conn_id])
         return client_config(conn_id)
-    except (AirflowNotFoundException, ValueError) as error:
+    except (AirflowNotFoundException, RefusedError) as error:
         raise RefusedError(f"the pipeline's sources are read through the connection {conn_id}: {error}") from error
 
 

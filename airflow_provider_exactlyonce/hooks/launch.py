@@ -115,6 +115,8 @@ def find_application(application: str, dag_file: str | None) -> str:
     :param dag_file: the file of the task's DAG, None for a task without one
     :raises RefusedError: when it is nowhere
     """
+    if not isinstance(application, str) or not application.strip():  # as a template may give it
+        raise RefusedError(f"application={application!r}: name the job's file")
     if urlsplit(application).scheme:
         return application
     places = [Path(dag_file).parent, Path.cwd()] if dag_file is not None else [Path.cwd()]

@@ -106,6 +106,8 @@ def _hook(conn_id: str) -> SparkSubmitHook:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
     connection = SparkSubmitHook.get_connection(conn_id)  # the hook would go on with master "yarn" if there were none
+    if not str(connection.conn_type or "spark").startswith("spark"):  # its type would be taken for the master's scheme
+        raise RefusedError(f"connection {conn_id} is of type {connection.conn_type}: conn_id takes one of type spark")
     if connection.host and connection.host.startswith("k8s") and not hasattr(spark_submit, "kube_client"):
         raise RefusedError(
             f"connection {conn_id} submits to Kubernetes: install apache-airflow-providers-cncf-kubernetes, "

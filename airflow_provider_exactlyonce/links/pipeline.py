@@ -6,6 +6,7 @@ links lead to that page.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,8 @@ from airflow_provider_exactlyonce.links.spark import SparkApplicationLink, Spark
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.status import Status
+
+_log = logging.getLogger(__name__)
 
 #: XCom key of the driver's last account of itself.
 STATUS_KEY: Final = "pipeline_status"
@@ -63,8 +66,15 @@ class Pushing:
         if state == self._state and time.monotonic() < self._next:
             return
         self._state, self._next = state, time.monotonic() + STATUS_SECONDS
-        self._task_instance.xcom_push(key=STATUS_KEY, value={**asdict(status), "state": status.state.value})
+        self._push(STATUS_KEY, {**asdict(status), "state": status.state.value})
 
     def _show(self, link: PushedLink, url: str) -> None:
-        self._links[link.xcom_key] = url
-        self._task_instance.xcom_push(key=link.xcom_key, value=url)
+        self._links[link.xcom_key] = url  # which Airflow pushes once more in the end
+        self._push(link.xcom_key, url)
+
+    def _push(self, key: str, value: Any) -> None:
+        """Push what people may want to see: no reason to leave a driver alone while Airflow's API server is away."""
+        try:
+            self._task_instance.xcom_push(key=key, value=value)
+        except Exception as error:  # whatever it is
+            _log.warning("Airflow does not take %s, which the task shows: %s", key, error)

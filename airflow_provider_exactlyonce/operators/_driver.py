@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from airflow.sdk import BaseOperator, conf
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
+
+
+_LISTS: Final = ("source_conn_ids", "postgres_conn_ids", "store_conn_ids", "application_args")
+_MAPPINGS: Final = ("conf", "env_vars")
 
 
 class DriverOperator(PipelineLineage, BaseOperator):
@@ -71,6 +76,10 @@ class DriverOperator(PipelineLineage, BaseOperator):
         self.stop_timeout = stop_timeout
         self.poll_interval = poll_interval
         arguments.check_spans(self, "stop_timeout", "poll_interval")
+        for name in _LISTS:
+            arguments.check(self, partial(arguments.check_shapes, self, [name], ()), name)
+        for name in _MAPPINGS:
+            arguments.check(self, partial(arguments.check_shapes, self, (), [name]), name)
 
     @abstractmethod
     def execute(self, context: Context) -> dict[str, Any]:
@@ -91,13 +100,16 @@ class DriverOperator(PipelineLineage, BaseOperator):
 
         :param application: where the job's file is
         :param first_arguments: arguments of the job that come before the user's
+        :raises RefusedError: when a template has given an argument another shape
         """
         from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 
+        arguments.check_shapes(self, _LISTS, _MAPPINGS)
         given = {name: getattr(self, name) for name in DriverOperator.template_fields}
+        given |= {name: getattr(self, name) or () for name in _LISTS}
         given |= {
             "conf": self.conf or {},
-            "application_args": [*first_arguments, *(self.application_args or ())],
-            "env_vars": self.env_vars or {},
+            "application_args": [*first_arguments, *map(str, self.application_args or ())],
+            "env_vars": {name: str(value) for name, value in (self.env_vars or {}).items()},
         }
         return DriverSettings(application=application, name=f"{self.dag_id}.{self.task_id}", **given)

@@ -67,8 +67,8 @@ class AuditPipelineOperator(BaseOperator):
         """
         from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 
-        options = AuditOptions(**self._options(), allow_foreign=self.allow_foreign, progress=self.log.info)
         with failing_for_good():
+            options = AuditOptions(**self._options(), allow_foreign=self.allow_foreign, progress=self.log.info)
             report = audit(kafka.client_config(self.kafka_conn_id), self.pipeline, options)
         facts = report.to_json()
         for violation in report.found:
@@ -83,8 +83,9 @@ class AuditPipelineOperator(BaseOperator):
         return facts
 
     def _options(self) -> dict[str, Any]:
-        return {
-            "first": int(self.from_commit),
-            "last": int(self.to_commit),
-            "patience_seconds": float(self.patience),
-        }
+        with arguments.reading(self, "from_commit", "to_commit", "patience"):
+            return {
+                "first": int(self.from_commit),
+                "last": int(self.to_commit),
+                "patience_seconds": float(self.patience),
+            }

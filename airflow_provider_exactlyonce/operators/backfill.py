@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError, RefusedError
 from airflow_provider_exactlyonce.hooks import arguments
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.backfill.request import BackfillRequest
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.launching import Launch
+
+
+_RANGES: Final = ("commits", "offsets", "watermark", "start", "end")
 
 
 class BackfillPipelineOperator(StreamingPipelineOperator):
@@ -130,9 +133,8 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         self.warm_up = warm_up
         self.output_to = output_to
         arguments.check(self, lambda: _check_until(str(self.until)), "until")
-        ranges = ("commits", "offsets", "watermark", "start", "end")
-        if any(getattr(self, name) is not None for name in ranges):  # else it is the run's data interval
-            arguments.check(self, lambda: self._request({}), *ranges, "state", "warm_up", "output_to")
+        if any(getattr(self, name) is not None for name in _RANGES):  # else it is the run's data interval
+            arguments.check(self, lambda: self._request({}), *_RANGES, "state", "warm_up", "output_to")
 
     def home(self, context: Context) -> Home:
         """Return the home of the request, which is made below the pipeline's.
@@ -210,16 +212,17 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
                 f"the data interval of this run is empty, {start}: in Airflow 3 a cron expression as schedule gives "
                 "one moment. Use schedule=CronDataIntervalTimetable('0 * * * *', timezone='UTC'), or give start and end"
             )
-        return BackfillRequest.parse(
-            commits=self.commits,
-            offsets=self.offsets,
-            watermark=self.watermark,
-            start=start,
-            end=end,
-            state=self.state,
-            warm_up=self.warm_up,
-            output=self.output_to,
-        )
+        with arguments.reading(self, *_RANGES, "state", "warm_up", "output_to"):
+            return BackfillRequest.parse(
+                commits=self.commits,
+                offsets=self.offsets,
+                watermark=self.watermark,
+                start=start,
+                end=end,
+                state=self.state,
+                warm_up=self.warm_up,
+                output=self.output_to,
+            )
 
 
 def _check_until(until: str) -> None:

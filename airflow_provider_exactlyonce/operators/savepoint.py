@@ -212,7 +212,7 @@ class StopPipelineOperator(_AskingOperator):
             lambda: kafka.client_config(self.kafka_conn_id),
             request=request,
             reason=f"task {self.dag_id}.{self.task_id}",
-            savepoint=self.savepoint,
+            savepoint=arguments.wish(self.savepoint),
         )
         stopped = stop.advance()
         if not isinstance(stopped, Stopped):
@@ -276,7 +276,8 @@ class CleanUpSavepointsOperator(_PipelineOperator):
     def _retention(self) -> SavepointRetention:
         from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
 
-        return SavepointRetention(count=int(self.count), days=float(self.days))
+        with arguments.reading(self, "count", "days"):
+            return SavepointRetention(count=int(self.count), days=float(self.days))
 
 
 def _facts(home: Home, savepoint: Savepoint) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -67,7 +68,7 @@ class _PlanOperator(DriverOperator):
         while isinstance(plan := upgrade.advance(), WaitCondition):
             if self.deferrable:
                 self._defer(home, plan)
-            time.sleep(arguments.seconds(self.poll_interval))
+            time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
         request.done()
         facts = facts_of(plan)
         try:
@@ -100,12 +101,13 @@ class _PlanOperator(DriverOperator):
         from airflow_provider_exactlyonce.hooks.launch import launch_of
         from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
+        settings = self.driver_settings("")  # of whichever file is launched
         return UpgradeEnvironment(
             config=lambda: kafka.client_config(self.kafka_conn_id),
             find=kafka.source_config,
-            launch=lambda file, given: launch_of(self.driver_settings(file), given, home, anywhere=False),
-            driver_arguments=self.application_args or (),
-            conf={name: str(value) for name, value in (self.conf or {}).items()},
+            launch=lambda file, given: launch_of(replace(settings, application=file), given, home, anywhere=False),
+            driver_arguments=settings.application_args,
+            conf={name: str(value) for name, value in settings.conf.items()},
             tell=lambda text: self.log.info("%s", text),
         )
 
@@ -196,18 +198,20 @@ class UpgradePipelineOperator(_PlanOperator):
         arguments.check_spans(self, "stable_timeout")
         for name in ("shadow_commits", "stable_after"):
             arguments.check(self, partial(_whole, name, getattr(self, name)), name)
+        arguments.check(self, self._allowed, "allow")
 
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
         from airflow_provider_exactlyonce.control.upgrade_plan import Options
         from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade, what_to_compare
 
-        columns, function = what_to_compare(self.compare)
+        with arguments.reading(self, "compare"):
+            columns, function = what_to_compare(self.compare or ())
         options = Options(
-            savepoint=self.savepoint,
+            savepoint=arguments.wish(self.savepoint),
             shadow_commits=_whole("shadow_commits", self.shadow_commits),
             compare=columns,
             function=function,
-            allow=dict(self.allow or {}),
+            allow=self._allowed(),
             stable_after=_whole("stable_after", self.stable_after),
             stable_timeout=arguments.seconds(self.stable_timeout),
             on_unstable=self.on_unstable,
@@ -215,6 +219,13 @@ class UpgradePipelineOperator(_PlanOperator):
             accept_nondeterminism=self.accept_nondeterminism,
         )
         return begin_upgrade(home, pipeline, self.find_application(self.application), options, request=request)
+
+    def _allowed(self) -> dict[str, int | None]:
+        arguments.check_shapes(self, (), ["allow"])
+        return {
+            kind: None if str(number) == "None" else _whole(f"allow[{kind!r}]", number)
+            for kind, number in (self.allow or {}).items()
+        }
 
 
 class RollbackPipelineOperator(_PlanOperator):
@@ -277,7 +288,7 @@ class RollbackPipelineOperator(_PlanOperator):
         )
 
 
-def _whole(name: str, value: int | str) -> int:
+def _whole(name: str, value: object) -> int:
     if not str(value).isdecimal():
         raise RefusedError(f"{name}={value!r}: a whole number, 0 or more")
-    return int(value)
+    return int(str(value))

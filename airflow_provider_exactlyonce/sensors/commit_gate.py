@@ -88,9 +88,10 @@ class CommitGateSensor(PollingSensor):
     def prepare(self, context: Context) -> dict[str, Any]:
         """Read the target, or find the offsets that an earlier try has fixed.
 
-        :raises ValueError: when the target can't be read
+        :raises RefusedError: when the target can't be read
         """
-        target = gate_of(self._subject_of(self._target())).target
+        with arguments.reading(self, *TARGETS):
+            target = gate_of(self._subject_of(self._target())).target
         kept = None if target.is_resolved else self.kept(context)
         return {**self._subject_of(target.to_json()), **(kept or {})}
 

@@ -45,7 +45,8 @@ class KafkaTransactionsSensor(PollingSensor):
         :raises RefusedError: when no topic is given
         :raises ExactlyOnceError: when one does not exist, or the cluster does not answer
         """
-        self._check_topics()
+        with arguments.reading(self, "topics"):
+            self._check_topics()
         return self.kept(context) or self.keep(context, {"targets": self._present()})
 
     def asked_for(self) -> dict[str, Any]:
@@ -57,7 +58,7 @@ class KafkaTransactionsSensor(PollingSensor):
             raise RefusedError(f"topics={self.topics!r}: give at least one")
 
     def _topics(self) -> list[str]:
-        return [self.topics] if isinstance(self.topics, str) else [str(topic) for topic in self.topics]
+        return [self.topics] if isinstance(self.topics, str) else [str(topic) for topic in self.topics or ()]
 
     def _present(self) -> dict[str, dict[str, int]]:
         from confluent_kafka import KafkaException
@@ -65,7 +66,8 @@ class KafkaTransactionsSensor(PollingSensor):
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.transactions import pending
 
+        config = client_config(self.kafka_conn_id)
         try:
-            return pending.present(client_config(self.kafka_conn_id), self._topics())
+            return pending.present(config, self._topics())
         except (KafkaException, ExactlyOnceError) as error:
             raise ExactlyOnceError(f"connection {self.kafka_conn_id}: {error}") from error

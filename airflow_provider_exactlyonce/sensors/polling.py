@@ -56,18 +56,27 @@ class PollingSensor(BaseSensorOperator):
 
         :raises AirflowSensorTimeout: naming what is missing
         :raises AirflowFailException: when waiting does not help
+        :raises AirflowSkipException: instead of both, with ``soft_fail`` or ``never_fail``
         """
         try:
-            self._subject = self.prepare(context)
+            self._subject = self._prepared(context)
+            return self._wait(context)
+        except AirflowFailException as error:  # which the first look before a deferral has found, or none
+            if self.soft_fail or self.never_fail:
+                self.log.error("%s", error)
+                raise AirflowSkipException(str(error)) from error
+            raise
+        finally:
+            if self._checker is not None:
+                self._checker.close()
+
+    def _prepared(self, context: Context) -> dict[str, Any]:
+        try:
+            return self.prepare(context)
         except ExactlyOnceError as error:
             if error.decision is Decision.REFUSE:
                 raise AirflowFailException(f"{error} ({error.page()})") from error
             raise
-        try:
-            return self._wait(context)
-        finally:
-            if self._checker is not None:
-                self._checker.close()
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once."""
@@ -125,6 +134,11 @@ class PollingSensor(BaseSensorOperator):
                     f"{self.task_id}: {name} is the output of a task, which only a worker can fetch; with "
                     "start_from_trigger=True use a template, \"{{ ti.xcom_pull('task')['key'] }}\""
                 )
+        allowed, backstop = self.timeout + BACKSTOP_SECONDS, BACKSTOP_SECONDS
+        if self.execution_timeout is not None and self.execution_timeout.total_seconds() < allowed:
+            allowed = self.execution_timeout.total_seconds()  # by which Airflow ends a task that starts so, too
+            backstop = min(backstop, allowed / 2)
+            self.timeout = allowed - backstop
         self.deferrable = True
         self.start_from_trigger = True
         self.start_trigger_args = StartTriggerArgs(
@@ -134,9 +148,10 @@ class PollingSensor(BaseSensorOperator):
                 **subject,
                 "kafka_conn_id": self.kafka_conn_id,
                 "poll_interval": self.poke_interval,
+                "backstop": backstop,
                 "ends_task": self.do_xcom_push and not self.outlets,
             },
-            timeout=timedelta(seconds=self.timeout + BACKSTOP_SECONDS),
+            timeout=timedelta(seconds=allowed),
         )
 
     def _wait(self, context: Context) -> Any:
@@ -150,7 +165,7 @@ class PollingSensor(BaseSensorOperator):
         except AirflowSensorTimeout as error:
             raise AirflowSensorTimeout(self._too_late(context)) from error
         except AirflowSkipException as error:
-            if isinstance(error.__cause__, AirflowException):
+            if error.__cause__ is not None:  # it is no time-out
                 raise
             raise AirflowSkipException(self._too_late(context)) from error
 
@@ -172,6 +187,8 @@ class PollingSensor(BaseSensorOperator):
         self._diagnosed = time.monotonic() if diagnose else self._diagnosed
         name = name_of(self._subject)
         now = self._checker.check({name: self._subject}, diagnose=diagnose)[name]
+        if isinstance(now, Exception):
+            raise now
         if now.refused:
             raise AirflowFailException(now.missing)
         if now.fixed is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -14,6 +15,9 @@ from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
 from airflow_provider_exactlyonce.triggers.log_throttle import LogThrottle
 from airflow_provider_exactlyonce.triggers.shared_poller import subscribed
+
+#: Airflow waits for a kill some 30 s, and threads that others share may wait longer for what does not answer.
+_KILLS: Final = ThreadPoolExecutor(8, thread_name_prefix="kills")
 
 
 class PipelineTrigger(BaseTrigger):
@@ -84,7 +88,7 @@ class PipelineTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """Stop the driver, as a user wants; a process of its own enforces it, whatever becomes of the triggerer."""
         if self.stop_timeout is not None:
-            await asyncio.to_thread(self._stop, self.stop_timeout)
+            await asyncio.get_running_loop().run_in_executor(_KILLS, self._stop, self.stop_timeout)
 
     def _subject(self) -> dict[str, Any]:
         if self.due is not None:
@@ -100,5 +104,6 @@ class PipelineTrigger(BaseTrigger):
         from airflow_provider_exactlyonce.control import stopping
 
         home, token = home_at(self.home), self.intent["token"]
-        requests.note_killed(home, token, self.owner)
+        with stopping.as_far_as_answered():
+            requests.note_killed(home, token, self.owner)
         stopping.detach(home, token, reason="the task was killed", timeout_seconds=timeout_seconds)

@@ -34,8 +34,8 @@ class PollingTrigger(BaseTrigger):
 
     :param kafka_conn_id: connection of type ``kafka``
     :param poll_interval: seconds between two checks
-    :param deadline: seconds since the epoch; None when Airflow started it without a worker: then a minute before
-        Airflow's own time-out
+    :param deadline: seconds since the epoch; None when Airflow started it without a worker
+    :param backstop: without a deadline: how many seconds before Airflow's own time-out it is
     :param ends_task: end the task here when it is found, without a worker
     :param subject: what the checker needs
     """
@@ -48,6 +48,7 @@ class PollingTrigger(BaseTrigger):
         kafka_conn_id: str,
         poll_interval: float,
         deadline: float | None = None,
+        backstop: float = BACKSTOP_SECONDS,
         ends_task: bool = False,
         **subject: Any,
     ) -> None:
@@ -55,6 +56,7 @@ class PollingTrigger(BaseTrigger):
         self.kafka_conn_id = kafka_conn_id
         self.poll_interval = poll_interval
         self.deadline = deadline
+        self.backstop = backstop
         self.ends_task = ends_task
         self._names = tuple(subject)
         self.__dict__.update(subject)  # Airflow renders templates in attributes
@@ -67,7 +69,7 @@ class PollingTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
-        names = ("kafka_conn_id", "poll_interval", "deadline", "ends_task")
+        names = ("kafka_conn_id", "poll_interval", "deadline", "backstop", "ends_task")
         arguments = {**self.subject, **{name: getattr(self, name) for name in names}}
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
@@ -106,7 +108,7 @@ class PollingTrigger(BaseTrigger):
         if self.timeout_after is None:
             return float("inf")
         over = self.timeout_after if self.timeout_after.tzinfo else self.timeout_after.replace(tzinfo=UTC)
-        return over.timestamp() - BACKSTOP_SECONDS
+        return over.timestamp() - self.backstop
 
     def _event(self, now: CheckResult, deadline: float, *, is_over: bool) -> TriggerEvent | None:
         if now.refused:

@@ -73,30 +73,40 @@ class Checker(ABC):
     def _close(self) -> None:
         """Close the connections; the next check opens new ones."""
 
-    def check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> dict[str, CheckResult]:
+    def check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> dict[str, CheckResult | Exception]:
         """Look once at each; what the cluster doesn't say is missing until it does.
 
         :param subjects: by :func:`name_of` them
         :param diagnose: find out what holds readers back, too, which may be costly
+        :returns: by the same names; an error for those that can't be looked at for a reason that a checker does not
+            expect
         """
-        from confluent_kafka import KafkaException
-
         with self._lock:
-            try:
-                answers = self._check(subjects, diagnose=diagnose)
-            except (KafkaException, ExactlyOnceError, OSError) as error:
-                answers = dict.fromkeys(subjects, error)
+            answers = self._answers(subjects, diagnose=diagnose)
             is_silent = bool(answers) and all(isinstance(answer, Exception) for answer in answers.values())
             self._unanswered = self._unanswered + 1 if is_silent else 0
             if is_silent:
                 self._close()
             return {name: self._said(answer) for name, answer in answers.items()}
 
+    def _answers(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
+        from confluent_kafka import KafkaException
+
+        try:
+            return self._check(subjects, diagnose=diagnose)
+        except (KafkaException, ExactlyOnceError, OSError) as error:
+            return dict.fromkeys(subjects, error)
+        except Exception as error:  # whatever it is: it may be about one of them only
+            if len(subjects) == 1:
+                return dict.fromkeys(subjects, error)
+        alone = [self._answers({name: subject}, diagnose=diagnose) for name, subject in subjects.items()]
+        return {name: answer for answers in alone for name, answer in answers.items()}
+
     def pause(self, wanted: float) -> float:
         """Return how long a poller waits before the next check: longer and longer where nobody answers."""
         return max(wanted, self.least_seconds * (1 << min(self._unanswered, _DOUBLED_AT_MOST)))
 
-    async def checked(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> dict[str, CheckResult]:
+    async def checked(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> dict[str, CheckResult | Exception]:
         """Do :meth:`check` in a thread."""
         check = functools.partial(self.check, subjects, diagnose=diagnose)
         return await asyncio.get_running_loop().run_in_executor(self.threads, check)
@@ -106,12 +116,14 @@ class Checker(ABC):
         with self._lock:
             self._close()
 
-    def _said(self, answer: CheckResult | Exception) -> CheckResult:
-        if isinstance(answer, CheckResult):
-            return answer
+    def _said(self, answer: CheckResult | Exception) -> CheckResult | Exception:
+        from confluent_kafka import KafkaException
+
         if isinstance(answer, ExactlyOnceError) and answer.decision is Decision.REFUSE:
             return CheckResult(missing=str(answer), refused=True)
-        return CheckResult(missing=f"{self.place} {self.conn_id}: {answer}")
+        if isinstance(answer, KafkaException | ExactlyOnceError | OSError):
+            return CheckResult(missing=f"{self.place} {self.conn_id}: {answer}")
+        return answer
 
 
 def name_of(subject: Subject) -> str:
@@ -159,14 +171,16 @@ class Subscription:
         return self._latest
 
     async def now(self) -> CheckResult:
-        """Check now, with the cause of the waiting; what was seen last when that takes too long."""
-        look = self.poller.checker.checked({self.name: self.subject}, diagnose=True)
-        try:
+        """Check now, with the cause of the waiting; what was seen last when that takes too long.
+
+        :raises Exception: as :meth:`changed` does
+        """
+        with suppress(TimeoutError):
             async with asyncio.timeout(_NOW_SECONDS):
-                return (await look)[self.name]
-        except TimeoutError:
-            nothing = CheckResult(missing="the cluster has not answered")
-            return self._latest if isinstance(self._latest, CheckResult) else nothing
+                await self.poller.looked_anew()
+        if isinstance(self._latest, Exception):
+            raise self._latest
+        return self._latest or CheckResult(missing="the cluster has not answered")
 
 
 class Poller:
@@ -176,8 +190,20 @@ class Poller:
         self.checker: Final = checker
         self.subscriptions: Final[set[Subscription]] = set()
         self.wake: Final = asyncio.Event()  # to look at once, or to end
+        self._looked = asyncio.Event()  # the next look is over
+        self._closely = False  # the next look is to find the cause of the waiting
         # In a context of its own: what is logged on the way belongs to no single task that waits.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
+
+    async def looked_anew(self) -> None:
+        """Wait for a look that begins from now on, and finds the cause of the waiting; all who ask meanwhile share it.
+
+        Hundreds that began together end together. A look of each of them would take a thread, and keep it where nobody
+        answers.
+        """
+        self._closely = True
+        self.wake.set()
+        await self._looked.wait()
 
     async def _run(self) -> None:
         diagnosed = 0.0
@@ -185,9 +211,11 @@ class Poller:
             while self.subscriptions:
                 self.wake.clear()
                 began = time.monotonic()
-                diagnose = began - diagnosed >= DIAGNOSE_SECONDS
+                diagnose = self._closely or began - diagnosed >= DIAGNOSE_SECONDS
                 diagnosed = began if diagnose else diagnosed
+                self._closely, looked, self._looked = False, self._looked, asyncio.Event()
                 await self._check(diagnose=diagnose)
+                looked.set()
                 pause = min([self.checker.seconds, *(subscription.seconds for subscription in self.subscriptions)])
                 await self._pause(began + self.checker.pause(pause) - time.monotonic())
         finally:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce.control import processes
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection
 from airflow_provider_exactlyonce.storage.opening import location_of
@@ -75,16 +76,18 @@ def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, sa
     raise ExactlyOnceError(f"the check of {application} ended with exit code {done.returncode}: {output}")
 
 
-def run_to_end(launch: Launch, log: Path) -> int:
-    """Run a program in a session of its own to its end; returns its exit code.
+def run_to_end(launch: Launch, log: Path, token: str) -> int:
+    """Run a program to its end; returns its exit code.
 
     :param log: receives its output
+    :param token: in its environment: what is left of an earlier run with the same, whose starter was killed, is killed
     """
+    processes.kill_leftovers(token)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(log, "wb", opener=partial(os.open, mode=0o600)) as output:
         done = subprocess.run(
             list(launch.command),
-            env={**os.environ, **launch.environment},
+            env={**os.environ, **launch.environment, processes.TOKEN_VARIABLE: token},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

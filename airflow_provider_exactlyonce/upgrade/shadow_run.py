@@ -5,6 +5,7 @@ Spark runs in a process of its own, submitted as a driver is: this module starts
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,13 +47,15 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
     folder, log = upgrade_plan.path_of(home, "shadow", dry_run=dry_run), home.logs / "shadow.log"
     store = store_of(folder)
     store.remove(folder)  # of one that was killed
-    request = folder / "request.json"
+    own = folder / uuid.uuid4().hex  # that one may still live, on another host, and report
+    request = own / "request.json"
     asked = ShadowRequest(application=application, pipeline=plan.pipeline, options=plan.options)
     try:
         json_store.write(request, codec.dump(asked))
         tools.tell(f"the shadow run's output is in {log}")
-        code = run_to_end(tools.launch(str(_PROGRAM), ["--home", str(home), location_of(request)]), log)
-        answer = json_store.read(folder / REPORT)
+        launch = tools.launch(str(_PROGRAM), ["--home", str(home), location_of(request)])
+        code = run_to_end(launch, log, f"shadow-{plan.id}")
+        answer = json_store.read(own / REPORT)
     finally:
         store.remove(folder)
     if answer is None:

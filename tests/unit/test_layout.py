@@ -37,6 +37,7 @@ OF_A_ROOM: Final = {
     "ledger/test_source_tables.py",
     "links/test_links.py",
     "operators/test_arguments.py",
+    "operators/test_rendered.py",
     "state/test_shop.py",
     "streaming/sequencer/test_model.py",
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import clusters, exit_classification
+from airflow_provider_exactlyonce.control import clusters, exit_classification, requests, stopping
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterDriver, ClusterState
 from airflow_provider_exactlyonce.control.home import Home
@@ -81,7 +81,9 @@ def pids(home: Home) -> list[int]:
     return [int(str(note["pid"])) for note in notes(home, "started")]
 
 
-def supervisor(home: Home, manager: Manager, *plans: str, code: int = 0) -> Supervisor:
+def supervisor(
+    home: Home, manager: Manager, *plans: str, code: int = 0, stop_timeout: float = HANG_SECONDS
+) -> Supervisor:
     arguments = [str(SCRIPT), "--home", str(home.path), "--until", "available", *plans]
     command = [sys.executable, "-c", SUBMIT, str(code), TOKEN_PLACEHOLDER, *arguments]
     return Supervisor(
@@ -93,7 +95,7 @@ def supervisor(home: Home, manager: Manager, *plans: str, code: int = 0) -> Supe
             cluster=manager,
             strategy=RestartStrategy.fixed_delay(attempts=1, delay=timedelta(0)),
             poll_seconds=0.05,
-            stop_timeout_seconds=HANG_SECONDS,
+            stop_timeout_seconds=stop_timeout,
         ),
     )
 
@@ -164,6 +166,36 @@ def test_the_next_try_takes_over_a_driver_that_lives(home: Home) -> None:
     assert left.living is not None
     assert successor.living.token == left.living.token
     assert len(pids(home)) == 1
+
+
+class KillingManager(Manager):
+    """A manager that ends what it is asked to."""
+
+    def kill(self, token: str) -> None:
+        self.gone.add(token)
+
+
+def test_a_driver_that_its_killed_task_could_only_ask_to_stop_is_ended_by_the_next_try(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever kills a task has no way to the manager: neither the triggerer nor the process that completes a stop."""
+    plans = ("take-lease commit sleep=60", "take-lease commit end=finished")
+    for status in supervisor(home, Manager(home), *plans).run():
+        if status.commit:
+            break
+    token = first_token(home)
+    for name in ("TERM_SECONDS", "EXIT_GRACE_SECONDS"):
+        monkeypatch.setattr(stopping, name, 0.1)
+    # No process of this host, by whose signal it would end.
+    monkeypatch.setattr(
+        stopping, "detach", lambda home, token, **_: requests.request_stop(home, token, reason="killed")
+    )
+    requests.note_killed(home, token, "shop/stream/run1/-1")
+    requests.request_stop(home, token, reason="the task was killed")
+    manager = KillingManager(home)
+    assert [status.commit for status in supervisor(home, manager, *plans, stop_timeout=0.1).run()][-1] == 2
+    assert manager.gone == {token}
+    assert len(pids(home)) == 2
 
 
 @pytest.mark.parametrize("answer", [ClusterState.UNKNOWN, ClusterState.ACTIVE])

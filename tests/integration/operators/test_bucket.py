@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.hooks import object_storage
 from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.storage import conditional, s3
 from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
-from airflow_provider_exactlyonce.triggers.shared_poller import name_of
+from airflow_provider_exactlyonce.triggers.shared_poller import CheckResult, name_of
 from tests import object_stores
 from tests.clocks import AheadClock
 from tests.integration.control.contract_driver import let_go
@@ -233,12 +233,13 @@ def test_who_waits_for_a_home_reads_its_lease_once_a_look_and_the_account_now_an
             looks.append(checker.check({name_of(subject): subject for subject in (watched, stopped)}, diagnose=False))
             own.seen, seen = [], own.seen
             assert set(seen) == {"GET"}
-        assert not any(result.found for look in looks for result in look.values())
+        results = [result for look in looks for result in look.values()]
+        assert all(isinstance(result, CheckResult) and result.found is None for result in results)
         assert len(seen) == 1, "one read for both who wait"
         let_go(home_at(checkpoint))
         eventually(lambda: not processes.members(intent["token"]), "it has ended")
         last = checker.check({name_of(watched): watched}, diagnose=False)
-        assert [result.found for result in last.values()] == [{"why": "the driver has ended"}]
+        assert list(last.values()) == [CheckResult(found={"why": "the driver has ended"})]
 
 
 @pytest.mark.parametrize(

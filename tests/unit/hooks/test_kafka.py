@@ -72,7 +72,8 @@ def test_a_callback_can_not_be_handed_to_the_driver(monkeypatch: pytest.MonkeyPa
 
 def test_a_connection_without_brokers_or_none_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, {"client.id": "shop"})
-    with pytest.raises(ValueError, match=r"bootstrap\.servers"):
-        client_config("kafka_shop")
+    for read in (client_config, source_config):
+        with pytest.raises(RefusedError, match=r"connection kafka_shop: .*bootstrap\.servers.*of type kafka"):
+            read("kafka_shop")
     with pytest.raises(AirflowNotFoundException):
         client_config("kafka_nowhere")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, BaseOperatorLink
+from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_exactlyonce.control.status import DriverState, Status
@@ -26,8 +28,11 @@ class Instance:
 
     def __init__(self) -> None:
         self.made: list[tuple[str, Any]] = []
+        self.is_away = False
 
     def xcom_push(self, key: str, value: Any) -> None:
+        if self.is_away:
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR))
         self.made.append((key, value))
 
     def xcom_pull(self, key: str) -> Any:
@@ -78,6 +83,25 @@ def test_the_status_is_pushed_when_the_drivers_state_changes_and_else_at_its_int
     pushing.push(status(commit=51))
     pushing.push(status(commit=52))
     assert [value["commit"] for key, value in instance.made if key == pipeline.STATUS_KEY][2:] == [51, 52]
+
+
+def test_a_driver_is_not_left_alone_while_airflow_is_away() -> None:
+    """Airflow's client gives up after some seconds, and its API server may take longer to come back."""
+    instance, links = Instance(), dict[str, str]()
+    instance.is_away = True
+    pushing = Pushing(links, instance)
+    pushing.push(status(ui_url="http://a:4040"))
+    assert instance.made == []
+    instance.is_away = False
+    pushing.push(status(state=DriverState.FINISHED))
+    assert [key for key, _ in instance.made] == [pipeline.STATUS_KEY]
+    assert at_the_end(pipeline.LINKS, task_with(links), instance)["Spark UI"] == "http://a:4040"
+
+
+def task_with(links: dict[str, str]) -> StreamingPipelineOperator:
+    task = stream()
+    task.pushed_links = links
+    return task
 
 
 def test_the_page_of_a_mapped_task_is_its_own() -> None:

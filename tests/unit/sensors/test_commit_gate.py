@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -70,8 +70,10 @@ def test_what_waiting_does_not_help_fails_without_retries() -> None:
 
 @pytest.mark.parametrize("value", ["", "None"])
 def test_a_template_that_rendered_to_nothing_is_an_error(value: str) -> None:
-    with pytest.raises(ValueError, match="commit="):
-        gate(commit=value).execute({})
+    sensor = gate(commit="{{ ti.xcom_pull('stream') }}")
+    sensor.commit = value
+    with pytest.raises(AirflowFailException, match="commit="):
+        sensor.execute({})
 
 
 def test_a_gate_can_be_started_without_a_worker() -> None:
@@ -97,6 +99,23 @@ def test_a_gate_can_be_started_without_a_worker() -> None:
         rendered = set(sensor.template_fields) & set(arguments)
         assert all(hasattr(trigger, name) for name in rendered)
     assert gate().start_trigger_args is None
+
+
+@pytest.mark.parametrize(("execution_seconds", "before_the_end"), [(3600, 60), (60, 30), (10, 5)])
+def test_an_execution_time_out_counts_for_a_gate_that_is_started_without_a_worker(
+    execution_seconds: int, before_the_end: float
+) -> None:
+    """Airflow takes the shorter of both for such a task; many a DAG has one for all of its tasks."""
+    sensor = gate(start_from_trigger=True, timeout=86_400, execution_timeout=timedelta(seconds=execution_seconds))
+    assert sensor.start_trigger_args is not None
+    assert sensor.start_trigger_args.timeout == timedelta(seconds=execution_seconds)
+    trigger = CommitGateTrigger(**sensor.start_trigger_args.trigger_kwargs or {})
+    trigger.timeout_after = datetime(2026, 1, 1, tzinfo=UTC)
+    assert trigger._deadline() == trigger.timeout_after.timestamp() - before_the_end
+    with pytest.raises(AirflowSensorTimeout, match=rf"^after {execution_seconds - before_the_end:g} s: nothing"):
+        resume(sensor, {"reason": "timeout", "missing": "nothing"})
+    longer = gate(start_from_trigger=True, timeout=60, execution_timeout=timedelta(hours=1))
+    assert longer.timeout == 60
 
 
 @pytest.mark.parametrize("target", [{"timestamp": "2026-01-01"}, {"up_to_now": True}])

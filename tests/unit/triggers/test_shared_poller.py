@@ -143,14 +143,33 @@ def test_what_can_not_be_looked_at_concerns_its_own_only() -> None:
     ]
 
 
-def test_what_nobody_expects_reaches_all_who_wait() -> None:
+def test_what_nobody_expects_fails_its_own_only() -> None:
+    """One pipeline's connection may be missing, and hundreds of others wait at the same cluster."""
     Shelf.things["broken"] = KeyError("a defect")
 
     async def run() -> list[Any]:
-        waiting = [fired(trigger("absent")), fired(trigger("broken"))]
+        waiting = [fired(trigger(name, seconds=0.5)) for name in ("absent", "broken", "late")]
         return await asyncio.gather(*waiting, return_exceptions=True)
 
-    assert [type(outcome) for outcome in asyncio.run(run())] == [KeyError, KeyError]
+    absent, broken, late = asyncio.run(run())
+    assert isinstance(broken, KeyError)
+    assert [absent, late] == [{"reason": "timeout", "missing": f"no {name}"} for name in ("absent", "late")]
+
+
+def test_all_that_end_at_once_share_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shelf, "seconds", 60.0)
+    deadline = time.time() + 1.0
+
+    async def run() -> list[Any]:
+        waiting = [
+            ShelfTrigger(kafka_conn_id="a", poll_interval=60, deadline=deadline, thing=f"{number}")
+            for number in range(200)
+        ]
+        return await asyncio.gather(*(fired(polling) for polling in waiting))
+
+    events = asyncio.run(run())
+    assert [event["missing"] for event in events] == [f"no {number}" for number in range(200)]
+    assert len(Shelf.looks) < 20, "and not one of each"
 
 
 def test_connections_are_opened_again_when_nothing_can_be_looked_at() -> None:

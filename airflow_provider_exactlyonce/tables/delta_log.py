@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote
@@ -227,10 +227,10 @@ class DeltaTableLog(TableLog):
         if position in self._known:
             return self._known[position]
         try:
-            text = self._asked(lambda: self._store.open(entry_of(number)).read())
+            actions = self._actions(number)
         except FileNotFoundError:
             return None
-        return self._remember(position, self._parsed(number, text))
+        return self._remember(position, self._parsed(number, actions))
 
     def _remember(self, position: Position, version: TableVersion) -> TableVersion:
         self._known[position] = version
@@ -238,10 +238,14 @@ class DeltaTableLog(TableLog):
             self._known.popitem(last=False)
         return version
 
-    def _parsed(self, number: int, text: bytes) -> TableVersion:
+    def _actions(self, number: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        entry = self._asked(lambda: self._store.open(entry_of(number)).read())
+        return actions_of(entry, f"version {number} of table {self.name}")
+
+    def _parsed(self, number: int, actions: Iterable[tuple[str, dict[str, Any]]]) -> TableVersion:
         added: list[Mapping[str, Any]] = []
         removed, columns, committed = 0, None, 0
-        for kind, body in actions_of(text, f"version {number} of table {self.name}"):
+        for kind, body in actions:
             if kind == "add" and body.get("dataChange", True):
                 added.append(body)
             elif kind == "remove" and body.get("dataChange", True):
@@ -311,7 +315,7 @@ class DeltaTableLog(TableLog):
     def _check_protocol(self) -> None:
         """Check the features that the log names last."""
         for number in sorted(self._logged()[0], reverse=True):
-            for kind, body in self._actions(number, self._asked(lambda at=number: self._store.open(_entry(at)).read())):
+            for kind, body in self._actions(number):
                 if kind == "protocol":
                     self._check_features(body.get("readerFeatures") or ())
                     return

@@ -140,6 +140,13 @@ def parse_commit(text: str) -> BatchCommit:
         raise TornFileError(f"commit log entry is not whole: {error}") from error
 
 
+def begun_sources(checkpoint: Path) -> list[str]:
+    """Return the sources that have a ``sources/<i>/0``, in Spark's order."""
+    store, directory = store_of(checkpoint), checkpoint / "sources"
+    begun = (name for name in store.names(directory) if store.facts(directory / name / "0") is not None)
+    return sorted(begun, key=lambda name: (len(name), name))  # 10 comes after 9
+
+
 class Checkpoint:
     """One lineage's checkpoint directory.
 
@@ -221,15 +228,9 @@ class Checkpoint:
                 return self.path / "state" / path
         return None
 
-    def begun_sources(self) -> list[str]:
-        """Return the sources that have a ``sources/<i>/0``, in Spark's order."""
-        directory = self.path / "sources"
-        begun = (name for name in self._store.names(directory) if self._store.facts(directory / name / "0") is not None)
-        return sorted(begun, key=lambda name: (len(name), name))  # 10 comes after 9
-
     def initial_positions(self) -> Iterator[Mapping[str, Any]]:
         """Yield what ``sources/<i>/0`` says of each source that has one, in Spark's order; nothing of a rate source."""
-        for source in self.begun_sources():
+        for source in begun_sources(self.path):
             _, brace, body = bytes_of(self.path / "sources" / source / "0").partition(b"{")
             yield json.loads(b"{" + body) if brace else {}
 

@@ -15,7 +15,13 @@ from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint import integrity, lineages
 from airflow_provider_exactlyonce.checkpoint import job as jobs
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, KafkaOffsets, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import (
+    BatchOffsets,
+    Checkpoint,
+    KafkaOffsets,
+    begun_sources,
+    parse_offsets,
+)
 from airflow_provider_exactlyonce.checkpoint.request import record_of
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
@@ -66,7 +72,7 @@ def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool =
 def _files(checkpoint: Checkpoint, batch: int) -> Iterable[str]:
     if batch >= 0:
         return integrity.files_of(checkpoint, batch).files
-    return [f"sources/{source}/0" for source in checkpoint.begun_sources()]
+    return [f"sources/{source}/0" for source in begun_sources(checkpoint.path)]
 
 
 def _check(

@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
     "streaming.sinks.lakehouse": {"tables", "streaming.settings", "streaming.sinks", "streaming.spark"},
-    "streaming.sinks.delta": {"streaming.sinks", "streaming.sinks.lakehouse"},
+    "streaming.sinks.delta": {"tables", "streaming.sinks", "streaming.sinks.lakehouse"},
     "streaming.sinks.iceberg": {"streaming.sinks", "streaming.sinks.lakehouse"},
     "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},

@@ -226,10 +226,13 @@ class DeltaTableLog(TableLog):
         if position in self._known:
             return self._known[position]
         try:
-            text = self._asked(lambda: self._store.open(_entry(number)).read())
+            text = self._read(number)
         except FileNotFoundError:
             return None
         return self._remember(position, self._parsed(number, text))
+
+    def _read(self, number: int) -> bytes:
+        return bytes(self._asked(lambda: self._store.open(_entry(number)).read()))
 
     def _remember(self, position: Position, version: TableVersion) -> TableVersion:
         self._known[position] = version
@@ -318,7 +321,7 @@ class DeltaTableLog(TableLog):
     def _check_protocol(self) -> None:
         """Check the features that the log names last."""
         for number in sorted(self._logged()[0], reverse=True):
-            for kind, body in self._actions(number, self._asked(lambda at=number: self._store.open(_entry(at)).read())):
+            for kind, body in self._actions(number, self._read(number)):
                 if kind == "protocol":
                     self._check_features(body.get("readerFeatures") or ())
                     return

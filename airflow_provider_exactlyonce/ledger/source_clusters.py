@@ -194,6 +194,13 @@ class Cluster:
         with self._asking() as client:
             return client.stable_offsets(topic)
 
+    def check_begins(self, first: Mapping[str, Mapping[int, int]]) -> None:
+        """Check that a new pipeline can begin where a source says; of topics the offsets tell it.
+
+        :param first: {topic: {partition: offset}}
+        :raises RefusedError: naming what can't be read
+        """
+
     def check_topic_ids(self, topic_ids: Mapping[str, str]) -> None:
         """Check, right before a commit, that topics are still those that the batch began with.
 
@@ -283,6 +290,11 @@ class SourceTable(Cluster):
     @override
     def stable(self, topic: str) -> dict[int, int]:
         return {PARTITION: self.offsets.last_stable([(topic, PARTITION)])[topic, PARTITION]}
+
+    @override
+    def check_begins(self, first: Mapping[str, Mapping[int, int]]) -> None:
+        for position in by_place(first).values():
+            self.offsets.check_begin(position)
 
     @override
     def check_topic_ids(self, topic_ids: Mapping[str, str]) -> None:
@@ -395,16 +407,6 @@ class SourceClusters:
                 return None
             total += records
         return total
-
-    def check_begins(self, first: Mapping[str, Mapping[int, int]]) -> None:
-        """Check that what tables have at positions can be read; of topics the offsets tell.
-
-        :raises RefusedError: naming what can't be read
-        """
-        for (topic, _), position in by_place(first).items():
-            cluster = self.of(topic)
-            if isinstance(cluster, SourceTable):
-                cluster.offsets.check_begin(position)
 
     def check_files(self, topic: str, start: int, end: int) -> None:
         """Check that the files of a table between two positions are there; of topics the offsets tell.

@@ -143,7 +143,7 @@ class Driver:
             for source in self._pipeline.sources.values():
                 if source.first_offsets:
                     check_first_offsets(run.sources.offsets, source.first_offsets, run.sources.topics(source.topics))
-                    run.sources.check_begins(source.first_offsets)
+                    run.sources.read_by(source.topics).check_begins(source.first_offsets)
         recover(
             run.home,
             run.pipeline,

@@ -55,11 +55,12 @@ def test_a_new_pipeline_begins_only_where_the_table_can_be_read(path: Path) -> N
     append(path, 6)
     DeltaTable(path).create_checkpoint()
     entry(path, 0).unlink()
-    made, name = clusters(path), f"delta:{path}"
-    made.check_begins({name: {0: Position(1).offset}, "events": {0: 7}})
-    made.check_begins({name: {0: Position(3, SNAPSHOT).offset}})
+    table, name = clusters(path).of(f"delta:{path}"), f"delta:{path}"
+    table.check_begins({name: {0: Position(1).offset}})
+    table.check_begins({name: {0: Position(3, SNAPSHOT).offset}})
     with pytest.raises(RefusedError, match=r"starting_version of the source: .* at version 1 is not known any more"):
-        made.check_begins({name: {0: Position(1, SNAPSHOT).offset}})
+        table.check_begins({name: {0: Position(1, SNAPSHOT).offset}})
+    clusters(path).of("events").check_begins({"events": {0: 7}})
 
 
 def test_a_table_is_asked_by_itself_and_everything_else_the_cluster(path: Path) -> None:

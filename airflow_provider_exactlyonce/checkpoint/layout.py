@@ -140,13 +140,6 @@ def parse_commit(text: str) -> BatchCommit:
         raise TornFileError(f"commit log entry is not whole: {error}") from error
 
 
-def begun_sources(checkpoint: Path) -> list[str]:
-    """Return the sources that have a ``sources/<i>/0``, in Spark's order."""
-    store, directory = store_of(checkpoint), checkpoint / "sources"
-    begun = (name for name in store.names(directory) if store.facts(directory / name / "0") is not None)
-    return sorted(begun, key=lambda name: (len(name), name))  # 10 comes after 9
-
-
 class Checkpoint:
     """One lineage's checkpoint directory.
 
@@ -230,8 +223,8 @@ class Checkpoint:
 
     def initial_positions(self) -> Iterator[Mapping[str, Any]]:
         """Yield what ``sources/<i>/0`` says of each source that has one, in Spark's order; nothing of a rate source."""
-        for source in begun_sources(self.path):
-            _, brace, body = bytes_of(self.path / "sources" / source / "0").partition(b"{")
+        for path in begun_sources(self.path):
+            _, brace, body = bytes_of(self.path / path).partition(b"{")
             yield json.loads(b"{" + body) if brace else {}
 
     def kafka_starts(self, batch: int) -> KafkaOffsets:
@@ -263,6 +256,13 @@ class Checkpoint:
     def remove(self, log: str, batch: int) -> None:
         """Remove an entry that isn't whole, with its checksum."""
         remove_file(self.path / log / str(batch))
+
+
+def begun_sources(checkpoint: Path) -> list[str]:
+    """Return each ``sources/<i>/0`` that there is, in Spark's order."""
+    store, directory = store_of(checkpoint), checkpoint / "sources"
+    names = sorted(store.names(directory), key=lambda name: (len(name), name))  # 10 comes after 9
+    return [f"sources/{name}/0" for name in names if store.facts(directory / name / "0") is not None]
 
 
 def remove_file(file: Path) -> None:

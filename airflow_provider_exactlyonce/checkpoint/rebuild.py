@@ -72,7 +72,7 @@ def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool =
 def _files(checkpoint: Checkpoint, batch: int) -> Iterable[str]:
     if batch >= 0:
         return integrity.files_of(checkpoint, batch).files
-    return [f"sources/{source}/0" for source in begun_sources(checkpoint.path)]
+    return begun_sources(checkpoint.path)
 
 
 def _check(

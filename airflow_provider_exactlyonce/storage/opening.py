@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage import gcs_environment, hdfs_clients, s3_environment
@@ -40,6 +40,22 @@ _STORES: Final[dict[tuple[str, int], Store]] = {}
 os.register_at_fork(before=hdfs_clients.keep)
 
 
+def parts_of(location: str) -> SplitResult:
+    """Return the parts of a location.
+
+    :raises RefusedError: when it is no URL, or has a password in it; it is not shown then
+    """
+    try:
+        parts = urlsplit(location)
+    except ValueError:
+        raise RefusedError("a home is named by what is no URL (not shown: it may hold a password)") from None
+    user, _, server = parts.netloc.rpartition("@")
+    if ":" in user:
+        home = parts._replace(netloc=server).geturl()
+        raise RefusedError(f"{home!r} has a password in it; name a connection in a DAG: s3://CONN_ID@BUCKET/PATH")
+    return parts
+
+
 def place_of(location: Any) -> Path:
     """Return the place that a location names.
 
@@ -49,10 +65,7 @@ def place_of(location: Any) -> Path:
     """
     if not isinstance(location, str | Path):
         return location  # type: ignore[no-any-return]
-    try:
-        parts = urlsplit(str(location))
-    except ValueError as error:
-        raise RefusedError(f"{location!r} is no URL: {error}") from error
+    parts = parts_of(str(location))
     if isinstance(location, Path) or parts.scheme in ("", "file"):
         return Path(parts.path if parts.scheme == "file" else location).expanduser().resolve()
     if parts.scheme not in _SCHEMES:

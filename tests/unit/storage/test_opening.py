@@ -99,10 +99,18 @@ def test_any_other_name_is_taken_as_it_is(server: str, name: str) -> None:
     assert location_of(place_of(location_of(place))) == f"{server}/pipelines/{name}"
 
 
-@pytest.mark.parametrize("location", ["s3://[bucket/home", "s3://buck]et/home"])
-def test_what_is_no_url_is_refused(location: str) -> None:
-    with pytest.raises(RefusedError, match="is no URL"):
+@pytest.mark.parametrize("location", ["s3://key:hunter2@[bucket/home", "s3://key:hunter2@b\u2100/home"])
+def test_what_is_no_url_is_refused_and_not_shown(location: str) -> None:
+    with pytest.raises(RefusedError, match="is no URL") as refused:
         place_of(location)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("home", ["s3://bucket/home", "s3://bucket", "abfss://bucket/home"])
+def test_a_password_is_refused_and_not_shown(home: str) -> None:
+    with pytest.raises(RefusedError, match=f"'{home}' has a password in it") as refused:
+        place_of(home.replace("://", "://key:hunter2@"))
+    assert "hunter2" not in str(refused.value)
 
 
 def test_python_and_hadoop_are_told_the_same_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,9 +167,7 @@ class DriverLocator:
                 "wait for a commit with CommitGateSensor, or stop that driver first: if_running='replace' does"
             )
         if ours and requests.killed_by(self._home, intent.token) is not None:
-            if isinstance(
-                driver, ClusterDriver
-            ):  # who wanted it stopped could ask it only; its manager ends it by force
+            if isinstance(driver, ClusterDriver):  # who wanted it stopped could only ask it; we reach its manager
                 allowed = self._supervision.stop_timeout_seconds
                 stopping.stop_and_wait(self._home, driver, reason="its task was killed", timeout_seconds=allowed)
                 return None

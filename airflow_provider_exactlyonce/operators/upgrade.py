@@ -64,7 +64,8 @@ class _PlanOperator(DriverOperator):
         ti = context["ti"]
         home, pipeline = homes.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
         request = homes.request_of(home, context)
-        upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools(home))
+        tools = self._tools(home)  # what that refuses leaves no plan
+        upgrade = Upgrade(home, self._begin(home, pipeline, request.name), tools)
         while isinstance(plan := upgrade.advance(), WaitCondition):
             if self.deferrable:
                 self._defer(home, plan)

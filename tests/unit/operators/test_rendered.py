@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 
 from airflow_provider_exactlyonce.control import launching, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.hooks.arguments import wish
 from airflow_provider_exactlyonce.operators.audit import AuditPipelineOperator
 from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
@@ -145,6 +145,12 @@ def test_one_text_instead_of_a_list_is_shown_when_the_dag_is_parsed(name: str, w
     with pytest.raises(ValueError, match=rf"^t: {name}=<str>: give a"):
         task_of(StreamingPipelineOperator, world, **{name: "db"})
     task_of(StreamingPipelineOperator, world, **{name: "{{ params.given }}"})
+
+
+def test_an_upgrade_that_can_not_begin_leaves_no_plan(world: Path) -> None:
+    task = task_of(UpgradePipelineOperator, world, conf="{{ params.conf }}")
+    assert isinstance(failure(task), RefusedError)
+    assert upgrade_plan.read(Home(world / "home")) is None, "which would keep another upgrade out"
 
 
 @pytest.mark.parametrize(

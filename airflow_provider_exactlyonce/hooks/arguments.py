@@ -5,6 +5,7 @@ What a template or another task gives is known later only; the task checks it ag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
 
 _JINJA: Final = ("{{", "{%", "{#")
+#: A user and a password in a URL.
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^/]*:[^/]*@")
 
 
 def check(task: BaseOperator, read: Callable[[], object], *names: str) -> None:
@@ -49,7 +52,8 @@ def reading(task: BaseOperator, *names: str) -> Iterator[None]:
     except (ValueError, TypeError, AttributeError, RefusedError) as error:
         said = {name: getattr(task, name) for name in names}
         given = {name: value for name, value in said.items() if value is not None} or said
-        named = "" if "=" in str(error) else ", ".join(f"{name}={value!r}" for name, value in given.items()) + ": "
+        shown = ", ".join(f"{name}={_CREDENTIALS.sub('', repr(value))}" for name, value in given.items())
+        named = "" if "=" in str(error) else f"{shown}: "
         raise RefusedError(f"{named}{error}") from error
 
 

@@ -11,7 +11,15 @@ import pyarrow as pa
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 
 
-class Compactions(SinkConformance):
+class TableConformance(SinkConformance):
+    """Derive from it for a kind of table."""
+
+    def named_files(self, sink: Any) -> set[str]:
+        """Return the paths of the files that a version of the table names."""
+        raise NotImplementedError
+
+
+class Compactions(TableConformance):
     """After each commit its files are written together with those that are there.
 
     Derive from it before the conformance of a kind of table.
@@ -19,16 +27,12 @@ class Compactions(SinkConformance):
 
     mode: Mapping[str, Any] = {"compact_every": 1}
 
-    def named_files(self, sink: Any) -> set[str]:
-        """Return the paths of the files that a version of the table names."""
-        raise NotImplementedError
-
     def staged(self, sink: Any) -> Iterable[str]:
         named = self.named_files(sink)
         return [name for name in super().staged(sink) if name not in named and "/compaction-" not in name]
 
 
-class OverOthers(SinkConformance):
+class OverOthers(TableConformance):
     """A commit's rows come in the place of those that the table has before; some files are copied.
 
     Derive from it before the conformance of a kind of table.
@@ -48,10 +52,6 @@ class OverOthers(SinkConformance):
 
     def write_old(self, sink: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         """Make the table, with these rows of somebody else."""
-        raise NotImplementedError
-
-    def named_files(self, sink: Any) -> set[str]:
-        """Return the paths of the files that a version of the table names."""
         raise NotImplementedError
 
     def old_ids(self) -> Iterable[int]:

@@ -14,10 +14,9 @@ from pyspark.sql.types import LongType, StructType, VariantType
 
 from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.testing import sink_conformance
-from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
 from tests.clean_forks import Forks, clean_forks
-from tests.integration.streaming.sinks.over_others import Compactions, OverOthers
+from tests.integration.streaming.sinks.over_others import Compactions, OverOthers, TableConformance
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def unreferenced(sink: DeltaSink) -> list[str]:
     return [str(file) for file in Path(sink.path).rglob("*.parquet") if str(file) not in known]
 
 
-class TestDeltaSink(SinkConformance):
+class TestDeltaSink(TableConformance):
     kills = 3
     faults = 6
     secrets = ("hunter2",)
@@ -98,4 +97,4 @@ class TestDeltaPartitions(OverOthersInDelta):
     mode: Mapping[str, Any] = {"mode": "overwrite partitions", "partition_by": ["p"]}
 
 
-del Compactions, OverOthers, OverOthersInDelta  # pytest would take them for tests of their own
+del Compactions, OverOthers, OverOthersInDelta, TableConformance  # pytest would take them for tests of their own

@@ -17,11 +17,10 @@ from pyspark.sql.types import LongType, StructType, VariantType
 
 from airflow_provider_exactlyonce.streaming import IcebergSink
 from airflow_provider_exactlyonce.testing import sink_conformance
-from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
 from tests.clean_forks import Forks, clean_forks
 from tests.integration.streaming.sinks.iceberg.lake import catalog_in
-from tests.integration.streaming.sinks.over_others import Compactions, OverOthers
+from tests.integration.streaming.sinks.over_others import Compactions, OverOthers, TableConformance
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def write_old(sink: IcebergSink, rows: Sequence[Mapping[str, Any]]) -> None:
     table.append(data)
 
 
-class TestIcebergSink(SinkConformance):
+class TestIcebergSink(TableConformance):
     kills = 2
     faults = 3
     secrets = ("hunter2",)
@@ -135,4 +134,4 @@ class TestIcebergPartitions(OverOthersInIceberg):
     mode: Mapping[str, Any] = {"mode": "overwrite partitions", "partition_by": ["p"]}
 
 
-del Compactions, OverOthers, OverOthersInIceberg  # pytest would take them for tests of their own
+del Compactions, OverOthers, OverOthersInIceberg, TableConformance  # pytest would take them for tests of their own

@@ -6,7 +6,7 @@ import os
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +57,15 @@ class MemoryStore(RemoteStore):
             return self._put(place, content)
 
     @override
+    def names(self, directory: Path) -> Sequence[str]:
+        return sorted({path.partition("/")[0] for path in self._files(directory)})
+
+    @override
+    def _files(self, directory: Path) -> list[str]:
+        top = f"{path_of(directory).rstrip('/')}/"
+        return [path.removeprefix(top) for path in self.system.find(top) if path.startswith(top)]
+
+    @override
     @contextmanager
     def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> Iterator[None]:
         with _STEP:
@@ -74,6 +83,8 @@ class MemoryStore(RemoteStore):
         try:
             info = self.system.info(path_of(place))
         except FileNotFoundError:
+            return None
+        if info["type"] == "directory":
             return None
         return Facts(size=info["size"], modified=self.system.modified(path_of(place)).timestamp())
 

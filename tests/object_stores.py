@@ -298,13 +298,17 @@ class Faults:
     ``lose``: the server gets the request, and nobody the answer. ``drop``: nobody gets the request. ``429``, ``503``:
     the server does not get it, and the client hears that it is throttled. ``slow``: the answer comes a second later.
 
+    ``undeleted``: the server does not get it, and the client hears that one of several objects was not deleted.
+
     :param is_down: nobody gets any request
+    :param left: after so many nobody does, None for never
     :param seconds: each answer comes so much later
     :ivar requests: method and path of each
     """
 
     address: str
     is_down: bool = False
+    left: int | None = None
     seconds: float = 0.0
     planned: dict[str, list[str]] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
@@ -315,6 +319,13 @@ class Faults:
         self.planned[method] = list(faults)
         self.seen.clear()
 
+    def takes_none(self) -> bool:
+        """Whether the next request is lost, whatever is planned."""
+        if self.left is None:
+            return self.is_down
+        self.left -= 1
+        return self.left < 0
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -322,7 +333,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         planned = self.server.faults.planned.get(self.command, [])
-        fault = "drop" if self.server.faults.is_down else planned.pop(0) if planned else ""
+        fault = "drop" if self.server.faults.takes_none() else planned.pop(0) if planned else ""
         self.server.faults.seen.append(f"{self.command} {fault}".strip())
         self.server.faults.requests.append(f"{self.command} {unquote(self.path)}")
         body = self._body()
@@ -331,6 +342,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "503":
             text = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             self._answer(503, {"Content-Type": "application/xml"}, text)
+        elif fault == "undeleted":
+            text = b"<Error><Key>a</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            self._answer(200, {"Content-Type": "application/xml"}, b"<DeleteResult>%s</DeleteResult>" % text)
         elif fault == "drop":
             self.close_connection = True
         else:

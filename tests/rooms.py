@@ -97,7 +97,7 @@ ROOMS: dict[str, set[str]] = {
             "streaming.commit",
         ),
     },
-    "doctor": {"kafka", "control", "ledger", "audit", "transactions", "checkpoint", "streaming.commit"},
+    "doctor": {"kafka", "storage", "control", "ledger", "audit", "transactions", "checkpoint", "streaming.commit"},
     "upgrade": {
         *("storage", "kafka", "control", "ledger", "tables", "checkpoint", "streaming.file_systems"),
         *("streaming.sinks.kafka", "streaming.spark", "streaming.job", "streaming.commit", "streaming.replay"),

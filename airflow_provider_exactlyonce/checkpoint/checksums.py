@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 _CRC32C: Final = "crc32c"
 _CHUNKED: Final = "crc32/512"
@@ -28,12 +29,15 @@ _READ_BYTES: Final = 1024 * 1024
 
 def by_spark(file: Path) -> tuple[int, str] | None:
     """Return (bytes, checksum) as Spark left them in ``<file>.crc``; None when it did not, or the note is torn."""
+    stored = store_of(file).read(file.with_name(f"{file.name}.crc"))
+    if stored is None:
+        return None
     try:
-        note = json.loads(file.with_name(f"{file.name}.crc").read_text())
+        note = json.loads(stored.content)
         if note["algorithm"] != "CRC32C":
             return None
         return int(note["mainFileSize"]), f"{_CRC32C}:{int(note['value']) & 0xFFFFFFFF:08x}"
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -42,10 +46,8 @@ def by_hadoop(file: Path, size: int) -> str | None:
 
     :param size: bytes of the file
     """
-    try:
-        note = file.with_name(f".{file.name}.crc").read_bytes()
-    except FileNotFoundError:
-        return None
+    stored = store_of(file).read(file.with_name(f".{file.name}.crc"))
+    note = stored.content if stored is not None else b""
     if not note.startswith(_HADOOP_HEADER) or len(note) != len(_HADOOP_HEADER) + 4 * -(-size // _CHUNK_BYTES):
         return None
     return f"{_CHUNKED}:{zlib.crc32(note[len(_HADOOP_HEADER) :]):08x}"
@@ -69,7 +71,7 @@ def read(file: Path, like: str = _CRC32) -> str:
     algorithm = like.partition(":")[0]
     total = 0
     sums = bytearray()
-    with file.open("rb") as opened:
+    with store_of(file).os_errors(file), file.open("rb") as opened:
         while piece := opened.read(_READ_BYTES):
             if algorithm == _CRC32C:
                 total = _crc32c(piece, total)

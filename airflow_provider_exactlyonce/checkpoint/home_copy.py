@@ -32,16 +32,16 @@ from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.control.moving import HomeDocument, Move
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.storage.opening import holds_files, is_local, store_of
+from airflow_provider_exactlyonce.storage.opening import is_local, store_of
 from airflow_provider_exactlyonce.storage.store import HeldError
 from airflow_provider_exactlyonce.storage.trees import (
     Content,
+    bytes_of,
     check_content,
     content_of,
     content_of_bytes,
     copy_file,
     directories_of,
-    files_below,
 )
 
 #: What means something only where it is: who holds what, what is asked of a driver, what it has printed; and the two
@@ -165,7 +165,7 @@ def _read(source: Home, target: Home) -> tuple[HomeDocument, HomeDocument | None
     is_ours = begun is not None and begun.move is not None and (begun.id, begun.move.places) == (document.id, places)
     if begun is not None and not is_ours:
         raise RefusedError(f"{target} is a home of pipeline {begun.pipeline}: name a target that is empty")
-    if begun is None and not all(_BEGINNING.fullmatch(path) for path in files_below(target.path)):
+    if begun is None and not all(_BEGINNING.fullmatch(path) for path in store_of(target.path).files(target.path)):
         raise RefusedError(f"{target} is not empty, and no copy of {source}: name a target that is")
     return document, begun
 
@@ -182,7 +182,7 @@ def _decide(source: Home, target: Home, pipeline: str, tail: LedgerTail | None) 
     plan = upgrade_plan.read(source)
     if plan is not None and not plan.is_over:
         raise RefusedError(f"{plan.sentence}: end it, or go back by exactlyonce rollback {pipeline}, and copy then")
-    if not is_local(target.path) and holds_files(source.path / "sinks"):
+    if not is_local(target.path) and store_of(source.path).files(source.path / "sinks"):
         raise RefusedError(
             f"a sink of {pipeline} stages rows in {source}/sinks, which it can only on a mounted file system: "
             f"{target} is on none"
@@ -256,7 +256,7 @@ class _OnlyCopy:
 
 def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopied) -> None:
     """Copy all files, remove what an earlier call has copied and is gone since, and name the lineage in use."""
-    first, last = in_order(files_below(source.path))
+    first, last = in_order(store_of(source.path).files(source.path))
     only_copy, store = _OnlyCopy(source, target, hold), store_of(target.path)
     planned = {*first, *last, "home.json", "current"}
 
@@ -282,7 +282,7 @@ def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopi
                 copied.copied += is_new
             store.flush([target.path / path for path in files])
     only_copy.check()
-    for path in files_below(target.path):
+    for path in store.files(target.path):
         if path not in planned:
             store.delete(target.path / path)
     store.flush(directories_of(target.path, [target.path / path for path in planned]))
@@ -291,7 +291,7 @@ def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopi
 
 def _rename(source: Path, target: Path, checkpoint: Path) -> tuple[Content, bool]:
     """Copy a file of a state's metadata, and let it name the checkpoint that it is in."""
-    text = lineages.naming(checkpoint, source.read_text()).encode()
+    text = lineages.naming(checkpoint, bytes_of(source).decode()).encode()
     wanted = content_of_bytes(text)
     if content_of(target) == wanted:
         return wanted, False

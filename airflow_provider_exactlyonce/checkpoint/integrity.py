@@ -7,6 +7,7 @@ tear. A savepoint's own checksums cover all of them.
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from typing import Final
 
 from airflow_provider_exactlyonce.checkpoint import checksums
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
-from airflow_provider_exactlyonce.checkpoint.state import Defect, FileSet, StateDirectory
-from airflow_provider_exactlyonce.storage.opening import names_in
+from airflow_provider_exactlyonce.checkpoint.state import TORN_ZIP, Defect, FileSet, StateDirectory
+from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import Facts
+from airflow_provider_exactlyonce.storage.trees import bytes_of
 
 #: A file that was written longer before the commit has long been on disk.
 _RECENT_SECONDS: Final = 3600.0
@@ -71,16 +74,18 @@ def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] |
     needed = files_of(checkpoint, batch)
     defects = list(needed.defects)
     defective = {defect.path for defect in defects}
-    try:
-        since = (checkpoint.path / "commits" / str(batch)).stat().st_mtime - _RECENT_SECONDS
-    except FileNotFoundError:
+    store = store_of(checkpoint.path)
+    committed = store.facts(checkpoint.path / "commits" / str(batch))
+    if committed is None:
         return defects
     for path in needed.files:
-        file = checkpoint.path / path
-        if path in defective or file.stat().st_mtime < since:
+        if path in defective:
+            continue
+        facts = store.facts(checkpoint.path / path)
+        if facts is not None and facts.modified < committed.modified - _RECENT_SECONDS:
             continue
         if path not in seen:
-            seen[path] = content_defect(file)
+            seen[path] = _content_defect(checkpoint.path / path, facts)
         if reason := seen[path]:
             defects.append(Defect(path=path, reason=reason))
     return defects
@@ -103,18 +108,22 @@ def newest_whole(checkpoint: Checkpoint, *, known_query: bool = False) -> tuple[
     return None, defects
 
 
-def content_defect(file: Path) -> str | None:
+def _content_defect(file: Path, facts: Facts | None) -> str | None:
     """Compare a file with what its writer left to check it by; None when it is whole, or there is nothing."""
-    expected = checksums.left_by_writers(file, file.stat().st_size)
+    if facts is None:
+        return "is missing"
+    expected = checksums.left_by_writers(file, facts.size)
     if expected is not None and (checksum := checksums.read(file, expected)) != expected:
         return f"is torn: its checksum is {checksum}, and {expected} was written"
     if expected is None and file.suffix == ".zip":
-        with file.open("rb") as opened, zipfile.ZipFile(opened) as archive:
-            torn = archive.testzip()
+        try:
+            with zipfile.ZipFile(io.BytesIO(bytes_of(file))) as archive:
+                torn = archive.testzip()
+        except TORN_ZIP as error:
+            return f"is torn: {error}"
         return f"is torn: {torn} in it" if torn else None
     if expected is None and file.suffix in (".delta", ".snapshot", ".changelog"):
-        with file.open("rb") as opened:
-            data = opened.read()
+        data = bytes_of(file)
         if data.startswith(_LZ4_MAGIC) and not data.endswith(_LZ4_END):
             return "is truncated: it lacks its last block"
     return None
@@ -164,19 +173,20 @@ def _source_files(checkpoint: Checkpoint, offsets: BatchOffsets | None) -> Itera
         if any(isinstance(of, dict) for of in position.values()):
             yield f"sources/{source}/0"  # where a Kafka source began
     directory = checkpoint.path / "sources"
-    for source in names_in(directory):
+    store = store_of(directory)
+    for source in store.names(directory):
         last = known.get(source, {}).get("logOffset")
-        for file in names_in(directory / source):
+        for file in store.names(directory / source):
             number = file.removesuffix(".compact")
             if not file.startswith(".") and not (last is not None and number.isdecimal() and int(number) > last):
                 yield f"sources/{source}/{file}"
 
 
 def _size_defect(file: Path, expected: int | None, *, has_note: bool) -> str | None:
-    try:
-        size = file.stat().st_size
-    except FileNotFoundError:
+    facts = store_of(file).facts(file)
+    if facts is None:
         return "is missing"
+    size = facts.size
     if size == 0:
         return "is empty"
     noted = checksums.by_spark(file) if has_note else None

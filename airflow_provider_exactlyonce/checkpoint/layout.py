@@ -1,7 +1,6 @@
 """Reads and repairs the offset and commit logs of a Spark checkpoint (log format 1 of Spark 4.2).
 
-:mod:`~airflow_provider_exactlyonce.checkpoint.state` reads the directories below ``state/``. Reading asks of a path no
-more than :class:`pathlib.Path` and universal_pathlib have in common, so that a checkpoint may lie on an object store.
+:mod:`~airflow_provider_exactlyonce.checkpoint.state` reads the directories below ``state/``.
 
 ::
 
@@ -17,17 +16,21 @@ more than :class:`pathlib.Path` and universal_pathlib have in common, so that a 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from airflow_provider_exactlyonce.storage.opening import names_in, store_of
+from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.trees import bytes_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _NO_OFFSET: Final = "-"
+#: Below ``state``, a file of a version of a state partition.
+_VERSION: Final = re.compile(r"[^/]+/\d.*/(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip|changelog)")
 
 #: {topic: {partition: end}}, end exclusive
 KafkaOffsets = dict[str, dict[int, int]]
@@ -145,10 +148,11 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path: Final = path
+        self._store: Final = store_of(path)
 
     def batches(self, log: str) -> list[int]:
         """Return the batch ids in ``offsets`` or ``commits``, oldest first."""
-        return sorted(int(name) for name in names_in(self.path / log) if name.isdecimal())
+        return sorted(int(name) for name in self._store.names(self.path / log) if name.isdecimal())
 
     def query_id(self) -> str | None:
         """Read Spark's query id; None when there is none.
@@ -156,7 +160,7 @@ class Checkpoint:
         :raises TornFileError: when the file isn't whole
         """
         try:
-            return str(json.loads((self.path / "metadata").read_text())["id"])
+            return str(json.loads(bytes_of(self.path / "metadata"))["id"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -193,7 +197,7 @@ class Checkpoint:
 
     def _entry(self, log: str, batch: int, parse: Callable[[str], T]) -> T | None:
         try:
-            return parse((self.path / log / str(batch)).read_text())
+            return parse(bytes_of(self.path / log / str(batch)).decode())
         except FileNotFoundError:
             return None
         except UnicodeDecodeError as error:
@@ -201,7 +205,8 @@ class Checkpoint:
 
     def state_names_are_unique(self, batch: int) -> bool:
         """Tell whether the state of a batch is named in ``commits/<batch>`` (format 2), or there is no state."""
-        if not any((self.path / "state").glob("*/[0-9]*")):
+        state = self.path / "state"
+        if not any(name.isdecimal() for of in self._store.names(state) for name in self._store.names(state / of)):
             return True
         commit = self.commit(batch)
         return commit is not None and commit.state_ids is not None
@@ -211,20 +216,16 @@ class Checkpoint:
 
         :param version: the state that batch N leaves has version N + 1
         """
-        for file in (self.path / "state").glob("*/[0-9]*/**/*"):
-            number = file.name.partition(".")[0].partition("_")[0]
-            is_state = file.suffix in (".delta", ".snapshot", ".zip", ".changelog") and number.isdecimal()
-            if is_state and int(number) > version:
-                return file
+        for path in self._store.files(self.path / "state"):
+            if (match := _VERSION.fullmatch(path)) and int(match[1]) > version:
+                return self.path / "state" / path
         return None
 
     def initial_positions(self) -> Iterator[Mapping[str, Any]]:
         """Yield what ``sources/<i>/0`` says of each source that has one, in Spark's order; nothing of a rate source."""
-        directory = self.path / "sources"
-        for source in sorted(names_in(directory), key=lambda name: (len(name), name)):  # 10 comes after 9
-            if (file := directory / source / "0").is_file():
-                _, brace, body = file.read_bytes().partition(b"{")
-                yield json.loads(b"{" + body) if brace else {}
+        for path in begun_sources(self.path):
+            _, brace, body = bytes_of(self.path / path).partition(b"{")
+            yield json.loads(b"{" + body) if brace else {}
 
     def kafka_starts(self, batch: int) -> KafkaOffsets:
         """Return where a batch begins, but in partitions that it reads first; batch 0 where the sources do.
@@ -255,6 +256,13 @@ class Checkpoint:
     def remove(self, log: str, batch: int) -> None:
         """Remove an entry that isn't whole, with its checksum."""
         remove_file(self.path / log / str(batch))
+
+
+def begun_sources(checkpoint: Path) -> list[str]:
+    """Return each ``sources/<i>/0`` that there is, in Spark's order."""
+    store, directory = store_of(checkpoint), checkpoint / "sources"
+    names = sorted(store.names(directory), key=lambda name: (len(name), name))  # 10 comes after 9
+    return [f"sources/{name}/0" for name in names if store.facts(directory / name / "0") is not None]
 
 
 def remove_file(file: Path) -> None:

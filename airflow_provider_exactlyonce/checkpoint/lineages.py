@@ -21,11 +21,12 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
-from airflow_provider_exactlyonce.storage.opening import hadoop_url, holds_files, is_local, store_of
-from airflow_provider_exactlyonce.storage.trees import directories_of
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, is_local, store_of
+from airflow_provider_exactlyonce.storage.trees import bytes_of, directories_of
 
 _UNFINISHED: Final = ".unfinished-"
-#: In ``_metadata/v2``, what comes before this is where the checkpoint was when it was written.
+_NAMING: Final = re.compile(r"state/[^/]+/_metadata/v2/[^/]+")
+#: In them, what comes before this is where the checkpoint was when it was written.
 _SCHEMA_FILE: Final = re.compile(r'[^"\\]*(/state/\d+/_stateSchema/)')
 
 
@@ -121,12 +122,14 @@ def _copy(checkpoint: Path, source: Path, paths: Iterable[str], lineage_id: str)
     """Copy a checkpoint; returns the places of its files."""
     store, copied = store_of(checkpoint), [checkpoint / "metadata"]
     for path in paths:
-        if path != "metadata":
+        if path == "metadata":
+            continue
+        if _NAMING.fullmatch(path):  # Spark has written absolute paths into it
+            store.replace(checkpoint / path, naming(checkpoint, bytes_of(source / path).decode()).encode())
+        else:
             store.copy(source / path, checkpoint / path, final=STATE_DATA.fullmatch(path) is not None)
-            copied.append(checkpoint / path)
+        copied.append(checkpoint / path)
     store.replace(checkpoint / "metadata", json.dumps({"id": lineage_id}, separators=(",", ":")).encode())
-    for file in checkpoint.glob("state/*/_metadata/v2/*"):  # Spark has written absolute paths into them
-        store.replace(file, naming(checkpoint, file.read_text()).encode())
     return copied
 
 
@@ -134,7 +137,7 @@ def unfinished(directory: Path) -> list[Path]:
     """Return what killed restores and rescales have left in a directory: marks, and copies to work on."""
     store = store_of(directory)
     left = [directory / name for name in store.names(directory) if name.startswith(_UNFINISHED)]
-    return [place for place in left if store.facts(place) is not None or holds_files(place)]
+    return [place for place in left if store.facts(place) is not None or store.files(place)]
 
 
 def remove_unfinished(directory: Path, hold: Hold | None) -> None:

@@ -15,7 +15,13 @@ from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint import integrity, lineages
 from airflow_provider_exactlyonce.checkpoint import job as jobs
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, KafkaOffsets, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import (
+    BatchOffsets,
+    Checkpoint,
+    KafkaOffsets,
+    begun_sources,
+    parse_offsets,
+)
 from airflow_provider_exactlyonce.checkpoint.request import record_of
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
@@ -66,7 +72,7 @@ def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool =
 def _files(checkpoint: Checkpoint, batch: int) -> Iterable[str]:
     if batch >= 0:
         return integrity.files_of(checkpoint, batch).files
-    return [str(file.relative_to(checkpoint.path)) for file in checkpoint.path.glob("sources/*/0")]
+    return begun_sources(checkpoint.path)
 
 
 def _check(
@@ -156,9 +162,8 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
 def set_aside(home: Home, path: Path) -> Path:
     """Move a directory of the home out of everybody's way; returns where it is now."""
     aside, store = _aside(home, path), store_of(path)
-    for file in path.rglob("*"):
-        if file.is_file():
-            store.copy(file, aside / file.relative_to(path), final=True)
+    for file in store.files(path):
+        store.copy(path / file, aside / file, final=True)
     store.remove(path)
     return aside
 

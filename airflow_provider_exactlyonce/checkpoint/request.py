@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.storage.opening import is_there, store_of
 
 _POLL_SECONDS: Final = 0.2
 
@@ -166,7 +167,7 @@ def take_retained(home: Home, pipeline: str, config: Mapping[str, Any], path: Pa
     :raises RefusedError: when it is none of this pipeline's
     :raises AlreadyRunningError: when a driver holds the pipeline
     """
-    checkpoint = path / "checkpoint" if (path / "checkpoint").is_dir() else path
+    checkpoint = path / "checkpoint" if is_there(path / "checkpoint") else path
     try:
         query = Checkpoint(checkpoint).query_id()
     except TornFileError as error:
@@ -174,7 +175,8 @@ def take_retained(home: Home, pipeline: str, config: Mapping[str, Any], path: Pa
     known = home.lineage(query) if query is not None else None
     lineage = known or read_lineage(checkpoint.parent)
     if query is None or lineage is None or lineage.id != query:
-        there = ", ".join(str(directory) for directory in sorted(home.lineages.glob("[!.]*/checkpoint"))) or "none"
+        names = [name for name in store_of(home.lineages).names(home.lineages) if not name.startswith(".")]
+        there = ", ".join(str(home.checkpoint(name)) for name in names) or "none"
         raise RefusedError(
             f"{checkpoint} is no checkpoint of a lineage of {home}, nor has it that lineage's lineage.json beside "
             f"it; in the home there are: {there}"

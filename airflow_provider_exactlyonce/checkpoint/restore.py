@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, Recorde
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
 from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters
-from airflow_provider_exactlyonce.storage.opening import place_of
+from airflow_provider_exactlyonce.storage.opening import is_there, place_of
 
 
 class RestoreMode(StrEnum):
@@ -92,7 +92,7 @@ def restore(
     :raises RefusedError: when the savepoint does not fit the ledger, or the replay would lack something
     :raises AlreadyRunningError: when a driver lives
     """
-    if request.to is not None and request.to.exists() and not lineages.is_unfinished(request.to):
+    if request.to is not None and is_there(request.to) and not lineages.is_unfinished(request.to):
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
     old_lease, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
     with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:

@@ -36,7 +36,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.storage.opening import holds_files, store_of
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 _ID: Final = re.compile(r"(\d+)-[0-9a-z]+")
 _COPY: Final = ".verify-"
@@ -301,7 +301,7 @@ class Savepoints:
             return False
         age = self._age(name)
         if taker is None:
-            return age > _FRESH_SECONDS and (age < math.inf or holds_files(self.directory / name))
+            return age > _FRESH_SECONDS and (age < math.inf or bool(self._store.files(self.directory / name)))
         if taker.machine != process_identity.this_machine():
             return age > _FOREIGN_LEFTOVER_SECONDS
         return process_identity.process_start(taker.pid) != taker.process_started

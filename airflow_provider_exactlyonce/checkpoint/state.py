@@ -18,22 +18,29 @@ Names that begin with a dot are of Hadoop's local file system, and left out.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, whole
-from airflow_provider_exactlyonce.storage.opening import names_in
+from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.trees import bytes_of
 
 DEFAULT_STORE: Final = "default"
 #: Written under a new name and never changed, so that copies can share its bytes.
 STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapshot|crc)")
 _VERSIONED: Final = re.compile(r"(\d+)(?:_([0-9A-Za-z-]+))?\.(zip|snapshot|delta|changelog)")
+#: In the first state partition, the schemas of its stores.
+_SCHEMA: Final = re.compile(r"(?:[^/]+/)?_metadata/schema")
+#: What reading a zip with wrong bytes raises.
+TORN_ZIP: Final = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 _ID_BYTES: Final = 2  # a schema's number, before each in version 3
 _BASES: Final = frozenset({"zip", "snapshot"})
 #: What precedes ``state/<operator>/_stateSchema/…`` in an entry of ``_metadata/v2`` is where the checkpoint was then.
@@ -99,6 +106,7 @@ class StateDirectory:
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint: Final = checkpoint
+        self._store: Final = store_of(checkpoint)
 
     def operators(self, batch: int) -> list[StatefulOperator]:
         """Return the stateful operators as of a batch.
@@ -131,7 +139,7 @@ class StateDirectory:
                 needed.defects.append(Defect(path=metadata, reason=f"is not whole: {error}"))
                 continue
             for path in self._schema_files(number, metadata):
-                if (self._checkpoint / path).is_file():
+                if self._store.facts(self._checkpoint / path) is not None:
                     needed.files.add(path)
                 else:
                     needed.defects.append(Defect(path=path, reason="is missing"))
@@ -147,7 +155,7 @@ class StateDirectory:
         return needed
 
     def _ids(self) -> list[int]:
-        return sorted(int(name) for name in names_in(self._checkpoint / "state") if name.isdecimal())
+        return sorted(int(name) for name in self._store.names(self._checkpoint / "state") if name.isdecimal())
 
     def _partitions(self, batch: int) -> int | None:
         """Return how many state partitions a batch has, None when its offsets don't say."""
@@ -155,19 +163,20 @@ class StateDirectory:
         return int(offsets.conf[PARTITIONS]) if offsets is not None and PARTITIONS in offsets.conf else None
 
     def _has_partitions(self, operator: int) -> bool:
-        return any(name.isdecimal() for name in names_in(self._checkpoint / "state" / str(operator)))
+        return any(name.isdecimal() for name in self._store.names(self._checkpoint / "state" / str(operator)))
 
     def _metadata_file(self, operator: int, batch: int) -> str | None:
         """Return the metadata that holds for a batch, None when the operator has none."""
         place = f"state/{operator}/_metadata"
-        batches = [int(name) for name in names_in(self._checkpoint / place / "v2") if name.isdecimal()]
+        batches = [int(name) for name in self._store.names(self._checkpoint / place / "v2") if name.isdecimal()]
         started = max((earlier for earlier in batches if earlier <= batch), default=None)
         if started is not None:
             return f"{place}/v2/{started}"
-        return f"{place}/metadata" if (self._checkpoint / place / "metadata").is_file() else None
+        path = f"{place}/metadata"
+        return None if self._store.facts(self._checkpoint / path) is None else path
 
     def _operator(self, number: int, file: str, partitions: int | None) -> StatefulOperator:
-        _, _, text = (self._checkpoint / file).read_text().partition("\n")
+        _, _, text = bytes_of(self._checkpoint / file).decode().partition("\n")
         body = json.loads(text)
         if not isinstance(body, dict):
             raise ValueError(f"{text[:40]!r} is no operator")
@@ -190,25 +199,21 @@ class StateDirectory:
 
     def _schema_files(self, operator: int, metadata: str) -> list[str]:
         """Return the schema files of an operator; those of a store are named, or in its first partition."""
-        text = (self._checkpoint / metadata).read_text()
+        text = bytes_of(self._checkpoint / metadata).decode()
         named = _SCHEMA_PATH.findall(text)
         if named:
             return sorted(set(named))
-        directory = self._checkpoint / "state" / str(operator) / "0"
-        stores = [directory, *(entry for name in names_in(directory) if (entry := directory / name).is_dir())]
-        return sorted(
-            str(file.relative_to(self._checkpoint))
-            for store in stores
-            if (file := store / "_metadata" / "schema").is_file()
-        )
+        first = f"state/{operator}/0"
+        files = self._store.files(self._checkpoint / first)
+        return [f"{first}/{path}" for path in files if _SCHEMA.fullmatch(path)]
 
     def _schemas(self, operator: int, metadata: str, stores: tuple[str, ...]) -> dict[str, tuple[str, str]]:
         schemas: dict[str, tuple[str, str]] = {}
         for path in self._schema_files(operator, metadata):
             store = next((name for name in stores if f"/{name}/" in path), DEFAULT_STORE)
             try:
-                families = read_schemas((self._checkpoint / path).read_bytes())
-            except (OSError, ValueError):
+                families = read_schemas(bytes_of(self._checkpoint / path))
+            except (FileNotFoundError, ValueError):
                 continue
             schemas |= {
                 store if family == DEFAULT_STORE else f"{store}/{family}": pair for family, pair in families.items()
@@ -230,7 +235,7 @@ def _add_store(needed: FileSet, checkpoint: Path, place: str, version: int, ids:
     :param place: its directory, relative to the checkpoint
     :param ids: {version: ids that its files may have}; of a version that isn't in it, every file is taken
     """
-    names = set(names_in(checkpoint / place))
+    names = set(store_of(checkpoint).names(checkpoint / place))
     if not names:
         needed.defects.append(Defect(path=place, reason="is missing"))
         return
@@ -260,7 +265,7 @@ def _add_store(needed: FileSet, checkpoint: Path, place: str, version: int, ids:
         if file.kind == "zip":
             try:
                 inner = {f"{place}/{name}": size for name, size in _zip_contents(checkpoint / path)}
-            except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError) as error:
+            except (*TORN_ZIP, KeyError, TypeError, FileNotFoundError) as error:
                 needed.defects.append(Defect(path=path, reason=f"is torn: {error}"))
             else:
                 needed.files |= inner.keys()
@@ -269,7 +274,7 @@ def _add_store(needed: FileSet, checkpoint: Path, place: str, version: int, ids:
 
 def _zip_contents(file: Path) -> list[tuple[str, int]]:
     """Return what the zip of a RocksDB version names: (path in the store, bytes)."""
-    with file.open("rb") as opened, zipfile.ZipFile(opened) as archive:
+    with zipfile.ZipFile(io.BytesIO(bytes_of(file))) as archive:
         _, _, body = archive.read("metadata").decode().partition("\n")
     fields = json.loads(body)
     tables = [(f"SSTs/{entry['dfsSstFileName']}", int(entry["sizeBytes"])) for entry in fields["sstFiles"]]

@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.cli.arguments import DECLARATION, HOME, declar
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage.opening import place_of
+from airflow_provider_exactlyonce.storage.opening import is_there, place_of
 from airflow_provider_exactlyonce.streaming import settings
 
 
@@ -57,7 +57,7 @@ def _check(given: argparse.Namespace) -> int:
 def _find(given: argparse.Namespace, pipeline: str) -> tuple[Savepoints, str]:
     """Return where a savepoint is kept, and its name there."""
     directory = place_of(given.against)
-    if os.sep in given.against or directory.is_dir():
+    if os.sep in given.against or is_there(directory):
         return Savepoints(directory.parent), directory.name
     given.pipeline = pipeline
     return Savepoints(home_of(given).savepoints), given.against

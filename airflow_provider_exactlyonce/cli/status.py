@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecord, CommitRecord, shown
+from airflow_provider_exactlyonce.storage.opening import is_there
 from airflow_provider_exactlyonce.text_tables import pairs, table
 
 _RESTARTS_SHOWN: Final = 5
@@ -61,7 +62,7 @@ def _facts(claim: ClaimRecord, commit: CommitRecord | None, home: Home) -> dict[
     driver = status.read(home.status)
     newest = driver if driver and driver.token == claim.token else None
     plan = upgrade_plan.read(home)
-    is_here = home.path.is_dir()
+    is_here = is_there(home.path)
     standby = standbys.waiting(home) if is_here else None
     return {
         "pipeline": claim.pipeline,

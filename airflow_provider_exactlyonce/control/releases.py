@@ -89,7 +89,7 @@ def keep(home: Home, version: str, file: Path, content: bytes) -> None:
     check_kept(home, version, job_hash)
     directory = home.path / "applications" / version
     recorded = json_store.read(directory / "release.json") or {}
-    if hash_of(directory / file.name) != job_hash:  # it is not there, or was damaged
+    if _hash_kept(directory / file.name) != job_hash:  # it is not there, or was damaged
         store_of(directory).replace(directory / file.name, content)
     body = {**recorded, "path": str(file.resolve()), "job_hash": job_hash}
     json_store.write(directory / "release.json", body)
@@ -112,24 +112,32 @@ def check_kept(home: Home, version: str, job_hash: str) -> None:
 
 
 def application(home: Home, version: str) -> Application | None:
-    """Return the job's file of a version that has run here, None when it was not kept."""
+    """Return the job's file of a version that has run here, None when it was not kept.
+
+    :raises OSError: when the file system does not tell
+    """
     directory = home.path / "applications" / version
     body = json_store.read(directory / "release.json")
     if body is None:
         return None
     copy = directory / Path(body["path"]).name
-    if body["job_hash"] is None or hash_of(copy) != body["job_hash"]:
+    if body["job_hash"] is None or _hash_kept(copy) != body["job_hash"]:
         return None
     here = copy if is_local(copy) else home.here / "applications" / version / copy.name
     return Application(version=version, path=body["path"], kept=copy, here=here, job_hash=body["job_hash"])
 
 
 def hash_of(file: Path) -> str | None:
-    """Return the SHA-256 of a file, None when it can't be read."""
+    """Return the SHA-256 of a file of the user's, None when it can't be read."""
     try:
-        stored = store_of(file).read(file)
+        return _hash_kept(file)
     except OSError:
         return None
+
+
+def _hash_kept(file: Path) -> str | None:
+    """Return the SHA-256 of a file of the home, None when there is certainly none."""
+    stored = store_of(file).read(file)
     return None if stored is None else hashlib.sha256(stored.content).hexdigest()
 
 

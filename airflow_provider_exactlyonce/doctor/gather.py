@@ -30,6 +30,7 @@ from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
+from airflow_provider_exactlyonce.storage.opening import is_there
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.wire import WireClient
@@ -152,7 +153,7 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
 
 
 def _probe_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]]) -> None:
-    home_facts = HomeFacts(home=home, exists=home.path.is_dir())
+    home_facts = HomeFacts(home=home, exists=is_there(home.path))
     facts.in_motion = leases.look(home.lease)[1] is Life.ALIVE
     facts.home = home_facts
     if not home_facts.exists:

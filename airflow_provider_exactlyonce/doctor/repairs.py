@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.doctor.findings import MAKING, WHILE_RUNNING, 
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import transactional_id
+from airflow_provider_exactlyonce.storage.opening import is_there
 from airflow_provider_exactlyonce.transactions.liveness import why_taken_for_alive
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _restore(facts: Facts, home: Home, finding: Finding) -> str:
 def _kept(facts: Facts, home: Home) -> Path | None:
     """Return where the lineage is that was current when the doctor looked, None when it is gone."""
     path = home.lineages / facts.home.lineage.id if facts.home and facts.home.lineage else None
-    return path if path is not None and path.is_dir() else None
+    return path if path is not None and is_there(path) else None
 
 
 def _rebuild(facts: Facts, home: Home, finding: Finding) -> str:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks import google_cloud
+from airflow_provider_exactlyonce.storage.opening import parts_of
 from airflow_provider_exactlyonce.storage.s3_environment import KEYS
 
 _log = logging.getLogger(__name__)
@@ -33,17 +34,14 @@ def split(location: str) -> tuple[str | None, str]:
 
     :raises RefusedError: when it names none that opens it, or has a password in it
     """
-    parts = urlsplit(location)
+    parts = parts_of(location)
     user, is_there, container = parts.netloc.rpartition("@")
     if not is_there:
         return None, location
-    place = parts._replace(netloc=container).geturl()
-    if ":" in user:  # which is not shown
-        raise RefusedError(f"checkpoint={place!r} has a password in it; name a connection: s3://CONN_ID@BUCKET/PATH")
     if parts.scheme not in _TYPES or not user:
         forms = " and ".join(f"{scheme}://CONN_ID@BUCKET/PATH" for scheme in _TYPES)
         raise RefusedError(f"checkpoint={location!r}: a connection opens {forms}, and nothing else")
-    return user, place
+    return user, parts._replace(netloc=container).geturl()
 
 
 def open_place(conn_id: str, place: Any) -> Path:

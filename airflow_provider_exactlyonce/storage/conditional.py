@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -96,10 +96,16 @@ class ConditionalStore(RemoteStore):
 
     @override
     def names(self, directory: Path) -> Sequence[str]:
+        return sorted({name.rstrip("/") for name in self._below(directory, delimiter="/")} - {""})
+
+    @override
+    def _files(self, directory: Path) -> Iterable[str]:
+        return (name for name in self._below(directory) if name and not name.endswith("/"))
+
+    def _below(self, directory: Path, delimiter: str = "") -> Iterator[str]:
         bucket, key = self._split(directory)
         prefix = f"{key.strip('/')}/"
-        listed = self._listed(bucket, prefix)
-        return sorted({name.removeprefix(prefix).rstrip("/") for name in listed} - {""})
+        return (name.removeprefix(prefix) for name in self._listed(bucket, prefix, delimiter))
 
     def _write(self, place: Path, content: bytes, condition: Condition) -> str:
         """Write an object, if a condition is met; returns its version.
@@ -144,8 +150,8 @@ class ConditionalStore(RemoteStore):
         """Ask what is known of an object, as often as it takes; None when there is certainly none."""
 
     @abstractmethod
-    def _listed(self, bucket: str, prefix: str) -> Iterator[str]:
-        """Ask for the objects that begin so; those with a further ``/`` are told as one, up to there."""
+    def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
+        """Ask for the objects that begin so; those with a delimiter after that are told as one, up to there."""
 
     def _split(self, place: Path) -> tuple[str, str]:
         """Return the bucket and the key of a place."""

@@ -6,7 +6,6 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
@@ -82,6 +81,7 @@ class GcsStore(ConditionalStore):
     :param system: of gcsfs; copies and removes, and repeats by itself what was not answered
     """
 
+    failures = _FAILURES
     remedy = (
         "The server has to keep the condition ifGenerationMatch of inserts and deletes; `exactlyonce help homes` has "
         "the servers that were tested"
@@ -97,16 +97,6 @@ class GcsStore(ConditionalStore):
     @override
     def delete(self, place: Path) -> None:
         self._asked("DELETE", place, self._url(place))
-
-    @override
-    def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
-        with _os_errors():
-            super().copy(source, target, final=final)
-
-    @override
-    def remove(self, directory: Path) -> None:
-        with _os_errors():
-            super().remove(directory)
 
     @override
     def _unchanged(self, version: str | None) -> Condition:
@@ -134,12 +124,12 @@ class GcsStore(ConditionalStore):
         return Found(facts=facts, version=str(known["generation"]), mark=known.get("metadata", {}).get(MARK))
 
     @override
-    def _listed(self, bucket: str, prefix: str) -> Iterator[str]:
+    def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
         page: dict[str, Any] = {"nextPageToken": None}
         while "nextPageToken" in page:
             more = {"pageToken": token} if (token := page["nextPageToken"]) else {}
             url, place = self._objects(bucket), f"gs://{bucket}/{prefix}"
-            answer = self._asked("GET", place, url, prefix=prefix, delimiter="/", **more)
+            answer = self._asked("GET", place, url, prefix=prefix, delimiter=delimiter, **more)
             page = answer.json() if answer else {}
             yield from (item["name"] for item in page.get("items", ()))
             yield from page.get("prefixes", ())
@@ -235,12 +225,3 @@ def _multipart(metadata: Mapping[str, Any], content: bytes) -> tuple[dict[str, s
 
 def _as_os_error(error: BaseException) -> OSError:
     return error if isinstance(error, OSError) else OSError(f"Google Cloud Storage: {error!r}")
-
-
-@contextmanager
-def _os_errors() -> Iterator[None]:
-    """Turn errors of the client below into those that a store raises."""
-    try:
-        yield
-    except _FAILURES as error:
-        raise _as_os_error(error) from error

@@ -129,7 +129,14 @@ class HdfsStore(RemoteStore):
 
     @override
     def names(self, directory: Path) -> Sequence[str]:
-        return [name for name in _asked(super().names, directory) if not name.startswith(HIDDEN)]
+        names = (str(status.path).rpartition("/")[2] for status in self._listed(path_of(directory)))
+        return sorted(name for name in names if not name.startswith(HIDDEN))
+
+    @override
+    def _files(self, directory: Path) -> list[str]:
+        listed = self._listed(path_of(directory), below=True)
+        top = f"{path_of(directory).rstrip('/')}/"
+        return [str(status.path).removeprefix(top) for status in listed if not status.isdir]
 
     @override
     def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
@@ -196,7 +203,7 @@ class HdfsStore(RemoteStore):
         lock = f"{parent}/{HIDDEN}lock-{name}"
         other, since = "", 0.0
         while not self._locked(outer, lock, holder):
-            names = [str(inside).rpartition("/")[2] for inside in self._listed(lock)]
+            names = [str(status.path).rpartition("/")[2] for status in self._listed(lock)]
             if not names:
                 self._unlock(lock)
             elif names[0] != other:
@@ -226,11 +233,14 @@ class HdfsStore(RemoteStore):
         with suppress(OSError):  # somebody does, again
             _asked(self._client.delete, lock, False)
 
-    def _listed(self, directory: str) -> list[str]:
+    def _listed(self, directory: str, *, below: bool = False) -> list[Any]:
         try:
-            return _asked(lambda: [status.path for status in self._client.list_status(directory)])
+            listed = _asked(lambda: list(self._client.list_status(directory, below)))
         except FileNotFoundError:
+            if below and self._is_there(directory):  # what is in it went while it was listed
+                raise
             return []
+        return [status for status in listed if str(status.path) != directory]  # which a file's listing has
 
     def _is_there(self, path: str) -> bool:
         return self._status(path) is not None

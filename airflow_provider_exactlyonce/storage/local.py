@@ -81,6 +81,15 @@ class LocalStore(Store):
             return []
 
     @override
+    def _files(self, directory: Path) -> Iterator[str]:
+        def fail(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError | NotADirectoryError) or Path(error.filename) != directory:
+                raise error
+
+        for folder, _, names in os.walk(directory, onerror=fail):
+            yield from (str((Path(folder) / name).relative_to(directory)) for name in names)
+
+    @override
     def facts(self, place: Path) -> Facts | None:
         try:
             status = place.stat()
@@ -106,7 +115,11 @@ class LocalStore(Store):
 
     @override
     def remove(self, directory: Path) -> None:
-        shutil.rmtree(directory, ignore_errors=True)
+        def fail(_: object, place: str, raised: tuple[type, BaseException, object]) -> None:
+            if not isinstance(raised[1], FileNotFoundError | NotADirectoryError):
+                raise raised[1]
+
+        shutil.rmtree(directory, onerror=fail)
 
     @override
     def check(self, directory: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage import gcs_environment, hdfs_clients, remote, s3_environment
+from airflow_provider_exactlyonce.storage import gcs_environment, hdfs_clients, s3_environment
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.remote import identity_of
 from airflow_provider_exactlyonce.storage.store import Store
@@ -31,10 +32,28 @@ _OPTIONS: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
     "s3": s3_environment.options_of_environment,
     "gs": gcs_environment.options_of_environment,
 }
+#: What fsspec takes for a pattern, or another part of a URL, and what Hadoop resolves.
+_ODD: Final = re.compile(r"[*?\[\]#;]|/(?=/)|/\.{1,2}(?=/|$)")
 _HADOOP_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a"}
 _STORES: Final[dict[tuple[str, int], Store]] = {}
 
 os.register_at_fork(before=hdfs_clients.keep)
+
+
+def parts_of(location: str) -> SplitResult:
+    """Return the parts of a location.
+
+    :raises RefusedError: when it is no URL, or has a password in it; it is not shown then
+    """
+    try:
+        parts = urlsplit(location)
+    except ValueError:
+        raise RefusedError("a home is named by what is no URL (not shown: it may hold a password)") from None
+    user, _, server = parts.netloc.rpartition("@")
+    if ":" in user:
+        home = parts._replace(netloc=server).geturl()
+        raise RefusedError(f"{home!r} has a password in it; name a connection in a DAG: s3://CONN_ID@BUCKET/PATH")
+    return parts
 
 
 def place_of(location: Any) -> Path:
@@ -46,7 +65,7 @@ def place_of(location: Any) -> Path:
     """
     if not isinstance(location, str | Path):
         return location  # type: ignore[no-any-return]
-    parts = urlsplit(str(location))
+    parts = parts_of(str(location))
     if isinstance(location, Path) or parts.scheme in ("", "file"):
         return Path(parts.path if parts.scheme == "file" else location).expanduser().resolve()
     if parts.scheme not in _SCHEMES:
@@ -60,6 +79,11 @@ def place_of(location: Any) -> Path:
     form, package, extra = _SCHEMES[scheme]
     if not server or not key:
         raise RefusedError(f"{location!r} names no directory: give {form}")
+    if odd := _ODD.search(str(location).partition("://")[2].rstrip("/")):
+        raise RefusedError(
+            f"{location!r} has {odd[0]!r} in it, which clients take for something else than a part of a name: give the "
+            "directory another one"
+        )
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         raise RefusedError(
             f"{package}, which reads and writes {scheme}:, is not installed: install "
@@ -86,6 +110,17 @@ def location_of(place: Any) -> str:
     return f"hdfs://{host}:{port}{place.path}" if port else f"hdfs://{host}{place.path}"
 
 
+def is_there(place: Any) -> bool:
+    """Whether there is a file or a directory, in a bucket one that is not empty.
+
+    A path of universal_pathlib says no when it does not know.
+
+    :raises OSError: when the file system does not tell
+    """
+    store = store_of(place)
+    return place.exists() if is_local(place) else store.facts(place) is not None or bool(store.names(place))
+
+
 def hadoop_url(place: Any) -> str:
     """Return what Spark is told instead of a place: without a scheme it would be on the cluster's own file system.
 
@@ -95,22 +130,6 @@ def hadoop_url(place: Any) -> str:
         return f"file:{place}"
     scheme, _, path = location_of(place).partition("://")
     return f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{path.rstrip('/')}"
-
-
-def names_in(directory: Any) -> Sequence[str]:
-    """Return the names of what is in a directory, sorted; none when it is not there.
-
-    :param directory: on any file system, also one that a home can't be on
-    """
-    return LOCAL.names(directory) if isinstance(directory, Path) else remote.names_in(directory.fs, directory)
-
-
-def holds_files(directory: Any) -> bool:
-    """Whether there is a file in a directory, or below it: some stores keep the directories of files that are gone.
-
-    :param directory: as :func:`names_in` takes it
-    """
-    return any(place.is_file() for place in directory.rglob("*"))
 
 
 def store_of(place: Any) -> Store:

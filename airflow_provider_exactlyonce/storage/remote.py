@@ -1,11 +1,11 @@
-"""What the file systems behind fsspec have in common: they are listed, copied and removed in one way."""
+"""What the file systems behind fsspec have in common: they are copied and removed in one way."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,27 +27,34 @@ class RemoteStore(Store):
     """
 
     has_locks = False
+    #: What the client below raises when it is not done what it asks, besides :class:`OSError`.
+    failures: tuple[type[Exception], ...] = ()
 
     def __init__(self, system: AbstractFileSystem) -> None:
         self.system: Final = system
 
     @override
     def delete(self, place: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with self.os_errors(place), contextlib.suppress(FileNotFoundError):
             self.system.rm_file(path_of(place))
-
-    @override
-    def names(self, directory: Path) -> Sequence[str]:
-        return names_in(self.system, directory)
 
     @override
     def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
         there: Any = target
-        if not isinstance(source, Path) and identity_of(source.fs) == identity_of(there.fs):
-            self.system.cp_file(path_of(source), path_of(target))
-            return
-        with source.open("rb") as read, self.system.open(path_of(target), "wb") as written:
-            shutil.copyfileobj(read, written, COPIED_BYTES)
+        with self.os_errors(target):
+            if not isinstance(source, Path) and identity_of(source.fs) == identity_of(there.fs):
+                self.system.cp_file(path_of(source), path_of(target))
+                return
+            with source.open("rb") as read, self.system.open(path_of(target), "wb") as written:
+                shutil.copyfileobj(read, written, COPIED_BYTES)
+
+    @override
+    @contextmanager
+    def os_errors(self, place: Path) -> Iterator[None]:
+        try:
+            yield
+        except self.failures as error:
+            raise error if isinstance(error, OSError) else OSError(f"{place}: {error!r}") from error
 
     @override
     def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
@@ -62,7 +69,7 @@ class RemoteStore(Store):
 
     @override
     def remove(self, directory: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with self.os_errors(directory), contextlib.suppress(FileNotFoundError):
             self.system.rm(path_of(directory), recursive=True)
 
 
@@ -76,14 +83,3 @@ def identity_of(system: AbstractFileSystem) -> str:
 def path_of(place: Any) -> str:
     """Return what fsspec calls a place."""
     return str(place.path)
-
-
-def names_in(system: AbstractFileSystem, directory: Path) -> Sequence[str]:
-    """Return the names of what is in a directory, sorted; the mark that some writers make of the directory is none."""
-    path = path_of(directory).rstrip("/")
-    try:
-        listed = system.ls(path, detail=False)
-    except FileNotFoundError:
-        return []
-    below = (entry.rstrip("/") for entry in listed)
-    return sorted({entry.rpartition("/")[2] for entry in below if entry.rpartition("/")[0] == path})

@@ -30,6 +30,8 @@ _NOT_MET: Final = frozenset({"PreconditionFailed", "412"})
 #: Two conditional requests met; neither this one was made, nor was its condition judged.
 _AGAIN: Final = frozenset({"ConditionalRequestConflict", "OperationAborted", "409"})
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
+#: How many objects one request may delete.
+_DELETED_AT_ONCE: Final = 1000
 #: HTTP status of a refusal after which the same request may succeed.
 _TEMPORARY: Final = frozenset({408, 409, 425, 429})
 _FAILURES: Final = (OSError, BotoCoreError, ClientError, ResponseParserError, BrokenAnswerError)
@@ -71,6 +73,7 @@ class S3Store(ConditionalStore):
     :param once: the same, without repetition
     """
 
+    failures = _FAILURES
     remedy = (
         "Conditional writes (If-None-Match, If-Match) have to be supported by the server and allowed by the bucket's "
         "policy; `exactlyonce help homes` has the servers that were tested"
@@ -126,8 +129,8 @@ class S3Store(ConditionalStore):
         return Found(facts=facts, version=answer["ETag"], mark=answer["Metadata"].get(MARK))
 
     @override
-    def _listed(self, bucket: str, prefix: str) -> Iterator[str]:
-        where = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/"}
+    def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
+        where = {"Bucket": bucket, "Prefix": prefix, "Delimiter": delimiter}
         page: dict[str, Any] = {"IsTruncated": True}
         while page["IsTruncated"]:  # s3fs lists the directory above as well when there is nothing in this one
             more = {"ContinuationToken": token} if (token := page.get("NextContinuationToken")) else {}
@@ -135,6 +138,17 @@ class S3Store(ConditionalStore):
             page = self._asked(ask) or {"IsTruncated": False}
             yield from (entry["Key"] for entry in page.get("Contents", ()))
             yield from (entry["Prefix"] for entry in page.get("CommonPrefixes", ()))
+
+    @override
+    def remove(self, directory: Path) -> None:
+        bucket, key = self._split(directory)
+        names = list(self._listed(bucket, f"{key.strip('/')}/", delimiter=""))
+        for first in range(0, len(names), _DELETED_AT_ONCE):
+            doomed = [{"Key": name} for name in names[first : first + _DELETED_AT_ONCE]]
+            where = {"Bucket": bucket, "Delete": {"Objects": doomed, "Quiet": True}}
+            answer = self._asked(functools.partial(self.system.call_s3, "delete_objects", **where)) or {}
+            for error in answer.get("Errors", ()):  # which s3fs passes over
+                raise OSError(f"s3://{bucket}/{error['Key']} was not deleted: {error['Code']}: {error['Message']}")
 
     def _sent(self, method: str, place: Path, condition: Condition, **arguments: Any) -> Any:
         """Send a request that writes, once; raises what became of it."""

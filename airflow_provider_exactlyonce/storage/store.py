@@ -29,8 +29,8 @@ import errno
 import hashlib
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -176,6 +176,20 @@ class Store(ABC):
         nothing any more may be in it.
         """
 
+    def files(self, directory: Path) -> Sequence[str]:
+        """Return the files in a directory and below it, relative to it, sorted; none when it is not there.
+
+        What is nobody's file is none of them: :data:`HIDDEN`.
+
+        :raises OSError: when the file system does not tell of all of them
+        """
+        paths = self._files(directory)
+        return sorted(path for path in paths if not any(part.startswith(HIDDEN) for part in path.split("/")))
+
+    @abstractmethod
+    def _files(self, directory: Path) -> Iterable[str]:
+        """Return all files in a directory and below it, relative to it."""
+
     @abstractmethod
     def facts(self, place: Path) -> Facts | None:
         """Return what is known of a file, None when there is certainly none."""
@@ -188,13 +202,20 @@ class Store(ABC):
         :raises FileNotFoundError: when there is no source
         """
 
+    def os_errors(self, place: Path) -> AbstractContextManager[None]:
+        """Turn errors of the client below into :class:`OSError` while a place is used without its store."""
+        return nullcontext()
+
     @abstractmethod
     def flush(self, places: Sequence[Path]) -> None:
         """Make copies outlive a power failure: files, and the directories whose names were added."""
 
     @abstractmethod
     def remove(self, directory: Path) -> None:
-        """Remove a directory with all that is in it; one that is not there is no error."""
+        """Remove a directory with all that is in it; one that is not there is no error.
+
+        :raises OSError: when something in it was not removed
+        """
 
     def check(self, directory: Path) -> None:
         """Try out, in a directory, that what the contract says of two writers is so; leaves nothing there.

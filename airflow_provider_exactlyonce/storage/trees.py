@@ -1,18 +1,16 @@
-"""Whole directories: what is in them, and copies that are compared with what they are made of."""
+"""Copies of whole directories, which are compared with what they are made of."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.storage.opening import store_of
-from airflow_provider_exactlyonce.storage.remote import path_of
-from airflow_provider_exactlyonce.storage.store import HIDDEN, version_of
+from airflow_provider_exactlyonce.storage.store import version_of
 
 _READ_BYTES: Final = 1024 * 1024
 
@@ -29,41 +27,24 @@ class Content:
     digest: str
 
 
-def files_below(directory: Any) -> Sequence[str]:
-    """Return the files in a directory and below it, relative to it, sorted; none when it is not there.
-
-    What is nobody's file is none of them: :data:`~airflow_provider_exactlyonce.storage.store.HIDDEN`.
-
-    :raises OSError: when the file system does not tell
-    """
-    paths = _local_files(directory) if isinstance(directory, Path) else _remote_files(directory)
-    return sorted(path for path in paths if not any(part.startswith(HIDDEN) for part in path.split("/")))
-
-
-def _remote_files(directory: Any) -> list[str]:
-    top = f"{path_of(directory).rstrip('/')}/"
-    try:
-        paths = directory.fs.find(top)
-    except FileNotFoundError:
-        return []
-    return [str(path).removeprefix(top) for path in paths if path.startswith(top) and not path.endswith("/")]
-
-
-def _local_files(directory: Path) -> list[str]:
-    def fail(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError) or Path(error.filename) != directory:
-            raise error
-
-    walked = os.walk(directory, onerror=fail)
-    return [str((Path(folder) / name).relative_to(directory)) for folder, _, names in walked for name in names]
-
-
 def directories_of(top: Path, files: Iterable[Path]) -> list[Path]:
     """Return the directories whose names are new with new files, from the parent of the topmost down.
 
     :param files: below ``top``
     """
     return [top.parent, *{parent for file in files for parent in file.parents if top in (parent, *parent.parents)}]
+
+
+def bytes_of(place: Path) -> bytes:
+    """Read a file.
+
+    :raises FileNotFoundError: when there is certainly none
+    :raises OSError: when the file system does not tell
+    """
+    stored = store_of(place).read(place)
+    if stored is None:
+        raise FileNotFoundError(f"{place} is gone")
+    return stored.content
 
 
 def content_of(place: Path) -> Content | None:
@@ -74,7 +55,10 @@ def content_of(place: Path) -> Content | None:
     if store_of(place).facts(place) is None:
         return None
     size, digest = 0, hashlib.sha256()
-    with place.open("rb") as file:  # not by hashlib.file_digest: files of HDFS have no readinto
+    with (
+        store_of(place).os_errors(place),
+        place.open("rb") as file,
+    ):  # not by hashlib.file_digest: files of HDFS have no readinto
         while piece := file.read(_READ_BYTES):
             size += len(piece)
             digest.update(piece)
@@ -94,7 +78,8 @@ def copy_file(source: Path, target: Path) -> tuple[Content, bool]:
     facts = store_of(target).facts(target)
     if facts is not None and facts.size == wanted.size and content_of(target) == wanted:
         return wanted, False
-    store_of(target).copy(source, target)
+    with store_of(source).os_errors(source):
+        store_of(target).copy(source, target)
     check_content(target, wanted)
     return wanted, True
 

@@ -34,6 +34,8 @@ RUNTIME_HALF = (
     "policies",
     "cli",
 )
+#: Of a path of universal_pathlib: some take no answer for a no, others leave out what they can't list.
+GUESSING = {"exists", "is_dir", "is_file", "iterdir", "glob", "rglob", "walk"}
 HEAVY = ("pyspark", "confluent_kafka", "kafka")
 
 
@@ -150,3 +152,15 @@ def test_the_picture_of_the_architecture_is_the_table_of_rules() -> None:
 
 def test_every_part_of_the_package_has_a_rule() -> None:
     assert {room_of(name) for name in arrows()} <= set(ROOMS) | PLAIN | ENTRIES | {""}
+
+
+def test_whether_something_is_in_a_home_is_asked_of_its_store() -> None:
+    """Use ``store_of(place)``, or ``is_there``: they tell that the file system did not tell."""
+    guesses = [
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.func.attr}"
+        for room in ("backfill", "checkpoint", "control", "doctor")
+        for file in sorted((ROOT / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in GUESSING
+    ]
+    assert guesses == []

@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 from airflow_provider_exactlyonce.exceptions import BatchTimedOutError, RefusedError
+from airflow_provider_exactlyonce.storage.opening import is_there, store_of
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_not_ahead, replay_is_needed
 
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
@@ -48,7 +49,7 @@ def is_whole(facts: Facts) -> Iterator[Finding]:
             "put the home back from a copy; or start once with --allow-empty-state, which begins with empty state "
             "after the last commit",
         )
-    elif restart.savepoint is not None and not path.exists():
+    elif restart.savepoint is not None and not is_there(path):
         yield Finding(
             "checkpoint-gone",
             f"{path} is not there: somebody has removed it, or the job says on_cancellation=delete; savepoint "
@@ -218,7 +219,8 @@ def _failed_at_once(facts: Facts, status: Status, planned: Path) -> bool:
         and status.commits_of_run == 0
         and claim is not None
         and status.token == claim.token
-        and planned.stat().st_mtime * 1000 >= claim.claimed
+        and (facts_of_plan := store_of(planned).facts(planned)) is not None
+        and facts_of_plan.modified * 1000 >= claim.claimed
     )
 
 

@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.control.status import DriverError, DriverState
 from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
+from airflow_provider_exactlyonce.storage.opening import is_there
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import shown
 from airflow_provider_exactlyonce.tables.positions import distance
 
@@ -130,13 +131,16 @@ class DriverReport:
             exit_code=meaning.exit_code if meaning else 1,
             message=str(meaning or error),
         )
-        self.tell(state=DriverState.FAILED, error=described)
-        self._leave_words()
+        try:
+            self.tell(state=DriverState.FAILED, error=described)
+            self._leave_words()
+        except (OSError, ExactlyOnceError) as unsaid:  # the exit code has to say it
+            log.warning("%s can't be told of it: %s", self._home, unsaid)
         return described.exit_code
 
     def _leave_words(self) -> None:
         """Leave last words under our own token: the status may be, or become, another driver's."""
-        if self._home.control.is_dir():  # a home that was mistyped stays untouched
+        if is_there(self._home.control):  # a home that was mistyped stays untouched
             status.write(self._home.final_status_path(self.status.token), self.status)
 
     def _lag(self) -> int | None:

@@ -78,9 +78,14 @@ def place(kind: Kind, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a place of which the proxy is asked; what fails is repeated at once."""
     monkeypatch.setattr(conditional, "PAUSES", (0.0, 0.0, 0.0, 0.0))
     monkeypatch.setattr(gcs_store, "_LOOKS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("asyncio.sleep", at_once)
     faults.planned.clear()
     place: Path = kind.place(faults.address)
     return place
+
+
+async def at_once(_: float) -> None:
+    """Do not wait before something is repeated."""
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import is_there, store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError, Stored
 from tests.clean_forks import Forks, clean_forks
 
@@ -71,11 +71,39 @@ def test_what_was_written_is_read_and_listed_and_what_was_deleted_is_not(folder:
     assert store.names(folder / "control") in ([], (), ["b"])  # a directory in which nothing is may be named yet
 
 
+@pytest.mark.parametrize("name", ["a b", "a%2Fb%20c", "ü+&=@,'!(1)~", "100%"])
+def test_a_name_may_have_any_letters(folder: Path, name: str) -> None:
+    store, home = store_of(folder), folder / name
+    version = store.create(home / name, b"one")
+    store.create(folder / f"{name}-2" / name, b"of another")
+    assert store.read(home / name) == Stored(content=b"one", version=version)
+    version = store.replace_if(home / name, b"two", version)
+    store.copy(home / name, home / "copies" / name)
+    assert [found for found in store.names(home) if not found.endswith(".lock")] == sorted([name, "copies"])
+    assert [found for found in store.files(home) if not found.endswith(".lock")] == sorted([name, f"copies/{name}"])
+    store.delete_if(home / name, version)
+    store.remove(home)
+    assert list(store.files(folder)) == [f"{name}-2/{name}"]
+
+
+def test_all_files_below_are_told_and_those_of_nobody_are_not(folder: Path) -> None:
+    store = store_of(folder)
+    assert list(store.files(folder / "nothing")) == []
+    for name in ("b", "a/2", "a/.2.crc", "a/c/1", ".exactlyonce-1/probe", "a/.exactlyonce-lock-2/file", "ab/3"):
+        store.replace(folder / name, b"")
+    assert list(store.files(folder)) == ["a/.2.crc", "a/2", "a/c/1", "ab/3", "b"]
+    assert list(store.files(folder / "a")) == [".2.crc", "2", "c/1"]
+    assert is_there(folder / "a")
+    assert is_there(folder / "b")
+    assert not is_there(folder / "nothing")
+
+
 def test_nothing_is_below_a_file(folder: Path) -> None:
     store, place = store_of(folder), folder / "a"
     store.create(place, b"")
     assert store.read(place / "lineage.json") is None
     assert store.facts(place / "lineage.json") is None
+    assert list(store.names(place)) == list(store.files(place)) == []
 
 
 def test_a_file_is_created_once(folder: Path) -> None:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.checkpoint import integrity
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.rebuild import set_aside
+from airflow_provider_exactlyonce.checkpoint.state import StateDirectory
+from airflow_provider_exactlyonce.control import releases
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import FencedError, RefusedError
 from airflow_provider_exactlyonce.storage import conditional
 from airflow_provider_exactlyonce.storage.conditional import ConditionalStore
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import is_there, store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, OutcomeUnknownError, Store, Stored
+from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
 from tests.object_stores import Faults, Kind
+from tests.unit.checkpoint import crafted
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -143,3 +154,98 @@ def test_threads_share_a_store_and_copies_are_made_by_the_server(kind: Kind, fau
     store.copy(elsewhere / "source", place / "copy")
     assert [seen for seen in faults.seen if seen != "HEAD"] == [kind.write]
     assert content(store, place / "copy") == b"bytes"
+
+
+@pytest.mark.parametrize("fault", ["drop", "503"])
+def test_what_was_not_done_is_an_os_error(store: Store, place: Path, faults: Faults, fault: str) -> None:
+    store.create(place / "a", b"mine")
+    for method in ("GET", "HEAD", "DELETE", "PUT", "POST"):
+        faults.plan(method, *[fault] * ALWAYS)
+    for ask in (partial(store.copy, place / "a", place / "b"), partial(store.remove, place)):
+        with pytest.raises(OSError, match=r"\S"):
+            ask()
+    faults.plan("GET")
+    faults.plan("HEAD")
+    for ask in (partial(store.delete, place / "a"), partial(store.remove, place)):
+        with pytest.raises(OSError, match=r"\S"):
+            ask()
+    faults.planned.clear()
+    assert list(store.files(place)) == ["a"]
+
+
+def never_taken_for_a_no(faults: Faults, ask: Callable[[], Any], step: int = 1) -> None:
+    """Check that who asks for several things hears of an outage, after whichever of the answers it begins.
+
+    :param step: not after each of them, but each so many
+    """
+    faults.requests.clear()
+    expected = ask()
+    for answered in range(0, len(faults.requests), step):
+        faults.left = answered
+        try:
+            answer = ask()
+        except OSError:
+            continue
+        finally:
+            faults.left = None
+        assert answer, f"after {answered} answers nobody knows"
+        assert answer == expected  # a client may ask for more than it needs
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_not_wholly_read_is_not_taken_for_one_that_lacks_something(
+    place: Path, faults: Faults, tmp_path: Path
+) -> None:
+    local = crafted.checkpoint(tmp_path / "local", batches=1)
+    store = store_of(place)
+    for path in store_of(tmp_path).files(local.path):
+        store.copy(local.path / path, place / path)
+    there = Checkpoint(place)
+    assert integrity.files_of(there, 0) == integrity.files_of(local, 0)
+    never_taken_for_a_no(faults, partial(integrity.newest_whole, there), step=4)
+    for ask in (
+        partial(StateDirectory(place).operators, 0),
+        lambda: list(there.initial_positions()),
+        partial(there.newer_state, 0),
+        partial(there.state_names_are_unique, 0),
+        partial(is_there, place / "offsets"),
+        partial(is_there, place / "nothing"),
+    ):
+        never_taken_for_a_no(faults, ask)
+
+
+def test_what_is_set_aside_is_whole_before_anything_is_removed(place: Path, faults: Faults) -> None:
+    store, home = store_of(place), Home(str(place), place)
+    torn, names = place / "lineages" / "torn", {"a/1", "b"}
+    for name in names:
+        store.create(torn / name, name.encode())
+    for answered in count():
+        faults.left = answered
+        with suppress(OSError):
+            set_aside(home, torn)
+        is_done, faults.left = faults.left >= 0, None
+        aside = {path.partition("/")[2] for path in store.files(place / "set-aside")}
+        assert names == aside or names == {*store.files(torn)}
+        if is_done:
+            break
+    assert answered > 2 * len(names)
+    assert not store.files(torn)
+
+
+def test_the_file_of_a_version_that_can_not_be_read_now_is_not_taken_for_lost(place: Path, faults: Faults) -> None:
+    home = Home(str(place), place)
+    releases.keep(home, "v1", Path("job.py"), b"print()")
+    assert releases.application(home, "v1") is not None
+    never_taken_for_a_no(faults, partial(releases.application, home, "v1"))
+
+
+def test_a_failure_that_can_not_be_written_down_is_told_by_the_exit_code(place: Path, faults: Faults) -> None:
+    home = Home(str(place), place)
+    report = DriverReport(home, "token", "shop")
+    report.own()
+    error = FencedError("run 2 of shop has begun")
+    faults.left = 0
+    try:
+        assert report.failed(error, error) == FencedError.exit_code
+    finally:
+        faults.left = None

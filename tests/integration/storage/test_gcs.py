@@ -19,9 +19,8 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.storage import conditional
 from airflow_provider_exactlyonce.storage import gcs as adapter
-from airflow_provider_exactlyonce.storage.opening import names_in, store_of
+from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, Store
-from airflow_provider_exactlyonce.storage.trees import files_below
 from tests import object_stores
 from tests.object_stores import Faults, Kind
 
@@ -76,26 +75,6 @@ def test_one_that_is_told_to_write_less_often_was_not_made(store: Store, place: 
     with pytest.raises(FileExistsError):
         store.create(place, b"another")
     assert content(store, place) == b"mine"
-
-
-def test_a_copy_and_a_removal_without_an_answer_are_no_silent_success(
-    store: Store, place: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asyncio.sleep", _at_once)
-    store.create(place / "a", b"mine")
-    faults.plan("POST", *["503"] * ALWAYS)
-    with pytest.raises(OSError, match="Google Cloud Storage"):
-        store.copy(place / "a", place / "b")
-    faults.plan("POST")
-    store.copy(place / "a", place / "b")
-    faults.plan("DELETE", *["503"] * ALWAYS)
-    with pytest.raises(OSError, match="Google Cloud Storage"):
-        store.remove(place)
-    assert content(store, place / "b") == b"mine"
-
-
-async def _at_once(_: float) -> None:
-    """Do not wait."""
 
 
 def test_a_bucket_that_is_not_there_is_written_to_by_nobody(gcs: str) -> None:
@@ -165,16 +144,16 @@ def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(gcs: str) -> Non
     name = quote(f"{folder.path.removeprefix('bucket/')}/", safe="")
     upload = f"{gcs}/upload/storage/v1/b/bucket/o?uploadType=media&name={name}"
     urllib.request.urlopen(urllib.request.Request(upload, b"", method="POST")).close()
-    assert list(names_in(folder)) == list(store.names(folder)) == ["1"]
-    assert list(files_below(folder)) == ["1/2.zip"]
+    assert list(store.names(folder)) == ["1"]
+    assert list(store.files(folder)) == ["1/2.zip"]
     store.remove(folder)
-    assert list(names_in(folder)) == list(names_in(folder.parent / "nothing")) == []
+    assert list(store.names(folder)) == list(store.files(folder)) == []
 
 
 RACE = """
 import sys, time
 from upath import UPath
-from airflow_provider_exactlyonce.storage.opening import names_in, store_of
+from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError
 from tests import object_stores
 

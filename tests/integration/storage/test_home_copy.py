@@ -33,7 +33,6 @@ from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, HomeMov
 from airflow_provider_exactlyonce.failpoints import HOME_COPY_NAMES
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.storage.opening import hadoop_url, store_of
-from airflow_provider_exactlyonce.storage.trees import files_below
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests import object_stores
 from tests.hadoop_cluster import HadoopCluster
@@ -142,7 +141,7 @@ def contents(home: Home) -> dict[str, bytes]:
     """Return what is in a home, but for what it has of its own."""
     return {
         name: (home.path / name).read_bytes()
-        for name in files_below(home.path)
+        for name in store_of(home.path).files(home.path)
         if not name.startswith(OF_ITS_OWN) and not name.endswith((".lock", "current", "/v2/.0.crc"))
     }
 
@@ -165,7 +164,8 @@ def test_a_home_goes_to_a_bucket_and_back_and_its_pipeline_goes_on(
     before, lineage = contents(local), lineage_of(local)
     copied = pipeline.copy(local, remote)
     assert (copied.run, copied.changed, copied.copied) == (1, True, copied.files)
-    assert not [name for name in files_below(remote.path) if name.startswith("control/") and "status" not in name]
+    names = store_of(remote.path).files(remote.path)
+    assert not [name for name in names if name.startswith("control/") and "status" not in name]
     shutil.rmtree(local.lineages)  # nothing of the new home is in the old one
     shutil.rmtree(local.savepoints)
 
@@ -369,7 +369,7 @@ def test_what_speaks_against_a_copy_leaves_both_as_they_are(pipeline: Pipeline, 
     shutil.copytree(old.path, stale.path)
     with pytest.raises(RefusedError, match="is a copy: run 1 of pipeline"):
         pipeline.copy(stale, new)
-    assert files_below(new.path) == []
+    assert store_of(new.path).files(new.path) == []
     assert moving.sealed(old.path) is None
 
 
@@ -382,7 +382,7 @@ def test_a_home_that_was_sealed_is_no_source_once_its_pipeline_has_gone_on(pipel
     shutil.rmtree(new.path)
     with pytest.raises(RefusedError, match=f"was sealed after run 1, and run 2 has begun since from {new.path}"):
         pipeline.copy(old, new)
-    assert files_below(new.path) == []
+    assert store_of(new.path).files(new.path) == []
     assert Checkpoint(old.checkpoint(next(iter(store_of(old.lineages).names(old.lineages))))).newest_commit() == 2
 
 

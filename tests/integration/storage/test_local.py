@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,35 @@ def test_a_process_that_is_killed_while_it_replaces_a_file_leaves_it_whole_and_l
         assert stored.content == b"%08d" % number * 20_000
         version = store.replace_if(place, stored.content, stored.version)
     assert store.read(place) == Stored(content=b"%08d" % number * 20_000, version=version)
+
+
+def test_a_directory_that_can_not_be_read_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    scan = os.scandir
+
+    def refuse(place: Any) -> Any:
+        if str(place).endswith("/a"):
+            raise PermissionError(13, "no", str(place))
+        return scan(place)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError):
+        store_of(tmp_path).files(tmp_path)
+
+
+def test_what_is_kept_of_a_directory_is_not_taken_for_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, folder = store_of(tmp_path), tmp_path / "savepoint"
+    store.create(folder / "a" / "1", b"")
+
+    def refuse(place: Any, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(place))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        with pytest.raises(PermissionError):
+            store.remove(folder)
+    store.remove(folder)
+    store.remove(folder)
+    assert store.facts(folder) is None

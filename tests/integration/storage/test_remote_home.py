@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.storage.opening import names_in, place_of, store_of
+from airflow_provider_exactlyonce.storage.opening import place_of, store_of
 from airflow_provider_exactlyonce.storage.s3 import S3Store
 from airflow_provider_exactlyonce.storage.store import HeldError
 from tests import object_stores
@@ -198,9 +198,10 @@ def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(moto: str, monke
     assert isinstance(store, S3Store)
     store.replace(folder / "1" / "2.zip", b"")
     store.system.call_s3("put_object", Bucket="bucket", Key=f"{key}/", Body=b"")
-    assert list(names_in(folder)) == list(store.names(folder)) == ["1"]
+    assert list(store.names(folder)) == ["1"]
+    assert list(store.files(folder)) == ["1/2.zip"]
     store.remove(folder)
-    assert list(names_in(folder)) == list(names_in(folder.parent)) == []
+    assert list(store.names(folder)) == list(store.names(folder.parent)) == list(store.files(folder)) == []
 
 
 @pytest.mark.slow
@@ -325,7 +326,8 @@ def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once
     world.job = str(first)
     pipeline.finish(pipeline.start())
     pipeline.check()
-    assert not names_in(pipeline.home.control / "shadow")
+    shadow = pipeline.home.control / "shadow"
+    assert not store_of(shadow).names(shadow)
 
 
 @pytest.mark.slow

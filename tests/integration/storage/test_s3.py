@@ -84,6 +84,39 @@ def test_a_bucket_that_is_not_there_or_refuses_us_is_no_empty_place(moto: str) -
         store_of(elsewhere).create(elsewhere, b"x")
 
 
+def test_what_the_server_keeps_of_a_directory_is_not_taken_for_removed(
+    store: Store, place: Path, faults: Faults
+) -> None:
+    store.create(place / "a", b"")
+    faults.plan("POST", "undeleted")
+    with pytest.raises(OSError, match="s3://bucket/a was not deleted: AccessDenied: Access Denied"):
+        store.remove(place)
+    store.remove(place)
+    assert list(store.files(place)) == []
+
+
+def test_a_long_directory_is_listed_and_removed_piece_by_piece(
+    store: Store, place: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(store, s3.S3Store)
+    monkeypatch.setattr(s3, "_DELETED_AT_ONCE", 2)
+    call = store.system.call_s3
+
+    def with_short_pages(method: str, **arguments: Any) -> Any:
+        return call(method, **arguments, **({"MaxKeys": 2} if method == "list_objects_v2" else {}))
+
+    monkeypatch.setattr(store.system, "call_s3", with_short_pages)
+    names = ["a", "b/1", "b/2", "c", "d/3"]
+    for name in names:
+        store.create(place / name, b"")
+    assert list(store.files(place)) == names
+    assert list(store.names(place)) == ["a", "b", "c", "d"]
+    faults.plan("POST")
+    store.remove(place)
+    assert faults.seen.count("POST") == 3
+    assert list(store.files(place)) == []
+
+
 def test_a_file_system_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     place: Any = UPath(f"file://{tmp_path}/a")
     with pytest.raises(RefusedError, match="LocalFileSystem is no file system for a home"):

@@ -58,7 +58,7 @@ def checkpoint(path: Path, batches: int = 3, table_bytes: int = 1000) -> Checkpo
 def _write_zip(file: Path, tables: list[tuple[str, int]]) -> None:
     listed = [{"localFileName": name[:6], "dfsSstFileName": name, "sizeBytes": size} for name, size in tables]
     plain = file.with_suffix(".tmp")
-    with zipfile.ZipFile(plain, "w") as archive:
+    with zipfile.ZipFile(plain, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("MANIFEST-000005", "manifest")
         archive.writestr("metadata", "v1\n" + json.dumps({"sstFiles": listed, "numKeys": 1}))
     _with_crc(file, plain.read_bytes())

@@ -96,6 +96,19 @@ def test_a_flipped_byte_in_a_zip_is_found_by_sparks_own_checksum(made: Checkpoin
     assert defects[0].path == str(file.relative_to(made.path))
 
 
+@pytest.mark.parametrize("noted", [True, False])
+def test_wherever_a_zip_is_wrong_it_is_torn_and_nothing_else(made: Checkpoint, noted: bool) -> None:
+    (file,) = made.path.glob("state/0/0/3_*.zip")
+    if not noted:
+        file.with_name(f"{file.name}.crc").unlink()
+    whole = file.read_bytes()
+    for position in range(0, len(whole), 5):
+        file.write_bytes(whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :])
+        batch, defects = integrity.newest_whole(made)
+        assert (batch, len(defects)) == (1, 1) or not noted
+        assert all("is torn" in defect.reason for defect in defects)
+
+
 def test_state_that_is_gone_altogether_is_missed(made: Checkpoint) -> None:
     shutil.rmtree(made.path / "state")
     whole_batch, defects = integrity.newest_whole(made)

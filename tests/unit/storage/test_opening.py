@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage import gcs_environment, s3_environment
-from airflow_provider_exactlyonce.storage.opening import hadoop_url, location_of, names_in, place_of, store_of
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, location_of, place_of, store_of
 
 VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
 
@@ -75,6 +76,41 @@ def test_a_client_that_is_not_installed_is_named(
 def test_what_no_home_can_be_on_is_refused_by_name(location: str, message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         place_of(location)
+
+
+@pytest.mark.parametrize(
+    ("name", "odd"),
+    [
+        *(("team-*/shop", "*"), ("shop?1", "?"), ("shop[1]", "["), ("a#1", "#"), ("shop;v=2/x", ";"), ("shop#", "#")),
+        *(("a//b", "/"), ("a/../b", "/.."), ("a/./b", "/."), ("a/..", "/..")),
+    ],
+)
+@pytest.mark.parametrize("server", ["s3://bucket", "gs://bucket", "hdfs://namenode:8020"])
+def test_a_name_that_one_client_reads_otherwise_is_refused(server: str, name: str, odd: str) -> None:
+    with pytest.raises(RefusedError, match=re.escape(f"{server}/{name}' has {odd!r} in it")):
+        place_of(f"{server}/{name}")
+
+
+@pytest.mark.parametrize("name", ["a b", "a%2Fb%20c", "ü+&=@:,'!(1)~", "..a/b..", ".a"])
+@pytest.mark.parametrize("server", ["s3://bucket", "gs://bucket", "hdfs://namenode:8020"])
+def test_any_other_name_is_taken_as_it_is(server: str, name: str) -> None:
+    place: Any = place_of(f"{server}/pipelines/{name}/")
+    assert location_of(place) == f"{server}/pipelines/{name}"
+    assert location_of(place_of(location_of(place))) == f"{server}/pipelines/{name}"
+
+
+@pytest.mark.parametrize("location", ["s3://key:hunter2@[bucket/home", "s3://key:hunter2@b\u2100/home"])
+def test_what_is_no_url_is_refused_and_not_shown(location: str) -> None:
+    with pytest.raises(RefusedError, match="is no URL") as refused:
+        place_of(location)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("home", ["s3://bucket/home", "s3://bucket", "abfss://bucket/home"])
+def test_a_password_is_refused_and_not_shown(home: str) -> None:
+    with pytest.raises(RefusedError, match=f"'{home}' has a password in it") as refused:
+        place_of(home.replace("://", "://key:hunter2@"))
+    assert "hunter2" not in str(refused.value)
 
 
 def test_python_and_hadoop_are_told_the_same_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,9 +183,3 @@ def test_what_is_no_environment_of_a_store_is_refused_and_not_shown(text: str, m
     with pytest.raises(RefusedError, match="EXACTLYONCE_S3 has to be a JSON object of AWS_… variables") as refused:
         s3_environment.take_up()
     assert "hunter2" not in str(refused.value)
-
-
-def test_what_is_in_a_directory_that_is_not_there_is_nothing(tmp_path: Path) -> None:
-    from upath import UPath
-
-    assert list(names_in(tmp_path / "absent")) == list(names_in(UPath(f"memory://{tmp_path}/absent"))) == []

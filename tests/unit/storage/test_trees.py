@@ -1,41 +1,13 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.storage.opening import store_of
-from airflow_provider_exactlyonce.storage.trees import content_of, content_of_bytes, copy_file, files_below
+from airflow_provider_exactlyonce.storage.trees import content_of, content_of_bytes, copy_file
 from tests import memory_store
-
-
-@pytest.mark.parametrize("kind", ["local", "memory"])
-def test_all_files_are_listed_hidden_and_empty_ones_too(tmp_path: Path, kind: str) -> None:
-    folder = tmp_path / "home" if kind == "local" else memory_store.folder()
-    assert files_below(folder) == []
-    for name in ("b", "a/2", "a/.2.crc", "a/c/1", ".exactlyonce-1/probe", "a/.exactlyonce-lock-2/file"):
-        store_of(folder).replace(folder / name, b"" if name == "b" else b"x")
-    assert files_below(folder) == ["a/.2.crc", "a/2", "a/c/1", "b"]
-    assert files_below(folder / "a") == [".2.crc", "2", "c/1"]
-
-
-def test_a_directory_that_can_not_be_read_is_not_taken_for_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a").mkdir()
-    scan = os.scandir
-
-    def refuse(place: Any) -> Any:
-        if str(place).endswith("/a"):
-            raise PermissionError(13, "no", str(place))
-        return scan(place)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(PermissionError):
-        files_below(tmp_path)
 
 
 def test_a_file_is_copied_to_another_file_system_once(tmp_path: Path) -> None:

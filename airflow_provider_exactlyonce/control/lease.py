@@ -177,7 +177,7 @@ def check_held(path: Path, lease: Lease) -> None:
     """
     held = read(path)
     if held is None or held.token != lease.token:
-        who = "somebody" if held is None else f"pid {held.pid} on {held.host}"
+        who = "another process" if held is None else f"pid {held.pid} on {held.host}"
         raise AlreadyRunningError(f"{who} has taken pipeline {lease.pipeline} over meanwhile; look, and try again")
 
 

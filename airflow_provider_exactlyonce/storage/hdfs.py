@@ -235,11 +235,12 @@ class HdfsStore(RemoteStore):
 
     def _listed(self, directory: str, *, below: bool = False) -> list[Any]:
         try:
-            return _asked(lambda: list(self._client.list_status(directory, below)))
+            listed = _asked(lambda: list(self._client.list_status(directory, below)))
         except FileNotFoundError:
             if below and self._is_there(directory):  # what is in it went while it was listed
                 raise
             return []
+        return [status for status in listed if str(status.path) != directory]  # which a file's listing has
 
     def _is_there(self, path: str) -> bool:
         return self._status(path) is not None

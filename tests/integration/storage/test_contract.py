@@ -103,6 +103,7 @@ def test_nothing_is_below_a_file(folder: Path) -> None:
     store.create(place, b"")
     assert store.read(place / "lineage.json") is None
     assert store.facts(place / "lineage.json") is None
+    assert list(store.names(place)) == list(store.files(place)) == []
 
 
 def test_a_file_is_created_once(folder: Path) -> None:

@@ -132,13 +132,13 @@ class Driver:
             run.sources.here(elsewhere),
             allowed=self._pipeline.allow_feedback,
         )
-        check_topic_ids(_ids(topics), tail, _ids(elsewhere))
         patterns = [
             source.topics for source in self._pipeline.sources.values() if source.topics.pattern and not source.may_lose
         ]
         check_sources_are_there(
             self._lifecycle.topics_read(run), known_sources(tail.commit if tail else None), patterns
         )
+        check_topic_ids(_ids(topics), tail, _ids(elsewhere))
         if tail is None or tail.commit is None:
             for source in self._pipeline.sources.values():
                 if source.first_offsets:

@@ -90,14 +90,14 @@ def check_kind(task: BaseOperator, name: str, kind: type, example: str) -> None:
         raise ValueError(f"{task.task_id}: {name}={value!r}: a {kind.__name__}, such as {example}")
 
 
-def check_shapes(task: BaseOperator, lists: Collection[str], mappings: Collection[str]) -> None:
+def check_shapes(task: BaseOperator, names: Collection[str], mappings: Collection[str]) -> None:
     """Check that arguments are lists, and dictionaries; None is an empty one. What is in them may be secret.
 
-    :param lists: names of the attributes that are lists
-    :param mappings: names of those that are dictionaries
+    :param names: of the attributes
+    :param mappings: those of all names that are dictionaries; the others are lists
     :raises RefusedError: when one is none, such as a single text where a list belongs
     """
-    for name in (*lists, *mappings):
+    for name in names:
         value = getattr(task, name)
         is_mapping, is_text = isinstance(value, Mapping), isinstance(value, str | bytes)
         fits = is_mapping if name in mappings else isinstance(value, Collection) and not is_mapping and not is_text

@@ -21,14 +21,16 @@ _AWS: Final = {
     "region_name": "aws_region",
     "endpoint_url": "aws_endpoint_url",
 }
-#: What the hook of Airflow's provider keeps for itself, and what of that needs a call first whose answer ends.
+#: What asks for a call first whose answer ends.
+_TOKENS: Final = ("iam", "azure_conn_id")
+#: What the hook of Airflow's provider keeps for itself.
 _NOT_LIBPQ: Final = frozenset(
     {
-        *("cursor", "sqlalchemy_scheme", "sqlalchemy_query", "aws_conn_id", "azure_conn_id", "iam"),
+        *_TOKENS,
+        *("cursor", "sqlalchemy_scheme", "sqlalchemy_query", "aws_conn_id"),
         *("redshift", "redshift-serverless", "cluster-identifier", "workgroup-name"),
     }
 )
-_TOKENS: Final = ("iam", "azure_conn_id")
 #: What would need a call to AWS first, whose answer ends before a stream does.
 _ROLES: Final = ("role_arn", "assume_role_method", "profile_name")
 

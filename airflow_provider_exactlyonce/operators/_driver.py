@@ -76,10 +76,8 @@ class DriverOperator(PipelineLineage, BaseOperator):
         self.stop_timeout = stop_timeout
         self.poll_interval = poll_interval
         arguments.check_spans(self, "stop_timeout", "poll_interval")
-        for name in _LISTS:
-            arguments.check(self, partial(arguments.check_shapes, self, [name], ()), name)
-        for name in _MAPPINGS:
-            arguments.check(self, partial(arguments.check_shapes, self, (), [name]), name)
+        for name in (*_LISTS, *_MAPPINGS):
+            arguments.check(self, partial(arguments.check_shapes, self, [name], _MAPPINGS), name)
 
     @abstractmethod
     def execute(self, context: Context) -> dict[str, Any]:
@@ -104,7 +102,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
         """
         from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 
-        arguments.check_shapes(self, _LISTS, _MAPPINGS)
+        arguments.check_shapes(self, (*_LISTS, *_MAPPINGS), _MAPPINGS)
         given = {name: getattr(self, name) for name in DriverOperator.template_fields}
         given |= {name: getattr(self, name) or () for name in _LISTS}
         given |= {

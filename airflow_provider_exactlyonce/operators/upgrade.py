@@ -222,7 +222,7 @@ class UpgradePipelineOperator(_PlanOperator):
         return begin_upgrade(home, pipeline, self.find_application(self.application), options, request=request)
 
     def _allowed(self) -> dict[str, int | None]:
-        arguments.check_shapes(self, (), ["allow"])
+        arguments.check_shapes(self, ["allow"], ["allow"])
         return {
             kind: None if str(number) == "None" else _whole(f"allow[{kind!r}]", number)
             for kind, number in (self.allow or {}).items()

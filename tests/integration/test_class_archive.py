@@ -42,12 +42,14 @@ def test_the_jvm_has_sparks_classes_from_the_archive(tmp_path: Path) -> None:
     assert "archive" not in printed
 
 
+@pytest.mark.slow
 def test_an_archive_of_the_users_own_is_used_instead(tmp_path: Path) -> None:
     printed, classes = submitted(tmp_path, f"-XX:SharedArchiveFile={tmp_path / 'mine.jsa'}")
     assert ARCHIVED not in classes
     assert "version" in printed
 
 
+@pytest.mark.slow
 def test_an_archive_of_something_else_is_ignored_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.jsa"
     other.write_bytes(bytes(1 << 20))

@@ -20,6 +20,7 @@ def _javac() -> str:
     return next(iter(re.findall(r"javac (\d+)", said.stdout + said.stderr)), "unknown")
 
 
+@pytest.mark.slow
 def test_the_source_gives_the_same_bytes_again(tmp_path: Path) -> None:
     if (found := _javac()) != "17":
         pytest.skip(f"javac is {found}; other bytes may come of another one than 17")

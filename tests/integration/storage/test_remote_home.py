@@ -241,7 +241,7 @@ def test_a_commit_asks_the_store_for_what_it_needs_and_no_more(pipeline: Pipelin
         "write progress": 1,
         "write checkpoint/offsets": 1,
         "list checkpoint/offsets": 1,
-        "read checkpoint/offsets": 5,
+        "read checkpoint/offsets": 3,
         "write checkpoint/commits": 1,
         "list checkpoint/commits": 1,
         "read checkpoint/commits": 1,

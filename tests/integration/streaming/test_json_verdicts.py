@@ -394,7 +394,14 @@ def check_blocks(spark: Any, count: int) -> None:
         assert found.items() <= alone.items()
 
 
-@pytest.mark.parametrize("ddl", [EXACT, WITH_FLOATS, FLAT], ids=["exact", "with_floats", "flat"])
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        pytest.param(EXACT, id="exact"),
+        pytest.param(WITH_FLOATS, id="with_floats", marks=pytest.mark.slow),
+        pytest.param(FLAT, id="flat", marks=pytest.mark.slow),
+    ],
+)
 def test_generated_records_get_the_verdicts_that_they_had(spark: Any, ddl: str) -> None:
     check(spark, ddl, count=2_000)
 

@@ -123,6 +123,7 @@ def test_every_variable_and_every_timer_is_shown_as_of_any_batch(spark: SparkSes
     assert min(len(entries), len(timers), len(seen)) > 5, "there is something to compare"
 
 
+@pytest.mark.slow
 def test_of_one_key_and_one_variable_as_many_rows_as_asked_for(spark: SparkSession, timed: Home) -> None:
     (seen,) = shown(spark, checkpoint_of(timed), LAST, store="seen", key={"k": "a"}, limit=3).values()
     assert ([row["k"] for row in seen.rows], seen.more) == (["a"] * 3, True)
@@ -130,6 +131,7 @@ def test_of_one_key_and_one_variable_as_many_rows_as_asked_for(spark: SparkSessi
     assert {(len(store.rows), store.more) for store in none.values()} == {(0, False)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -197,6 +199,7 @@ def test_state_of_sparks_own_operators_is_shown(spark: SparkSession, tmp_path: P
     assert dict(values) == {row["i"]: row["v"] for row in rows}
 
 
+@pytest.mark.slow
 def test_a_function_without_state_has_none_to_show(spark: SparkSession, tmp_path: Path) -> None:
     run(spark, tmp_path, BATCHES[:2], lambda frame: key_by(frame, "k").process(Stateless()), until=2)
     with pytest.raises(RefusedError, match="keeps no state"):

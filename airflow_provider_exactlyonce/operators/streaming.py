@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -54,6 +55,8 @@ _USERS_STATES: Final = frozenset({"failed", "success", "skipped", "restarting", 
 _SLOT_SECONDS: Final = 60.0
 #: A delay before a restart that is shorter than this is not worth the way to the triggerer and back.
 _WORTH_DEFERRING_SECONDS: Final = 3.0
+#: Airflow's KubernetesExecutor says so to its tasks: the pod ends, with all its processes, when the task defers.
+_IN_A_PODS_ENVIRONMENT: Final = "AIRFLOW_IS_K8S_EXECUTOR_POD"
 
 
 class StreamingPipelineOperator(DriverOperator):
@@ -236,6 +239,7 @@ class _TaskSupervision:
         self._attached: tuple[str, float] | None = None  # start token, and since when
         self._asked_why = False
         self._worker_ends = False
+        self._stays = False
 
     def run(self) -> dict[str, Any]:
         """Return the task's result."""
@@ -277,7 +281,7 @@ class _TaskSupervision:
                 if status.state is DriverState.RUNNING and intent is not None and not self._task.is_signalled:
                     if self._until == untils.RUNNING:
                         break
-                    if self._task.deferrable:
+                    if self._may_leave(intent):
                         self._defer(intent)
         return self._result(last)
 
@@ -299,6 +303,12 @@ class _TaskSupervision:
                 f"standby='warm' needs a driver that runs where the task does, and connection {task.conn_id} has "
                 f"deploy-mode cluster ({cluster.name}), where the manager starts each driver. Leave standby out, or "
                 "give the task a connection with deploy-mode client"
+            )
+        if self._until == untils.RUNNING and cluster is None and _IN_A_PODS_ENVIRONMENT in os.environ:
+            raise RefusedError(
+                "until='running' needs a driver that outlives the task, and this task is a pod of Airflow's "
+                f"KubernetesExecutor, with which its driver ends. Give connection {task.conn_id} deploy-mode cluster, "
+                "or let the task supervise the driver: until='forever'"
             )
         if task.standby is not None and self._until == untils.RUNNING:
             raise RefusedError("standby='warm' and until='running': once the task is done nobody starts the next one")
@@ -329,12 +339,27 @@ class _TaskSupervision:
         if self._is_overdue():
             self._supervisor.stop("the task's execution time-out has passed")
         intent = self._supervisor.living
-        leaves = self._task.deferrable and self._until != untils.RUNNING and not self._task.is_signalled
-        if leaves and intent is not None:
+        if intent is not None and self._may_leave(intent):
             if self._attached is None or self._attached[0] != intent.token:
                 self._attached = intent.token, time.monotonic()
             if time.monotonic() - self._attached[1] > _SLOT_SECONDS:
                 self._defer(intent)
+
+    def _may_leave(self, intent: Intent) -> bool:
+        """Whether the task may defer while its driver lives."""
+        if not self._task.deferrable or self._until == untils.RUNNING or self._task.is_signalled:
+            return False
+        if not (intent.is_here and _IN_A_PODS_ENVIRONMENT in os.environ):
+            return True
+        if not self._stays:
+            self._stays = True
+            self._task.log.warning(
+                "deferrable=True, and this task waits in its worker: it is a pod of Airflow's KubernetesExecutor, "
+                "which ends when the task defers, and its driver with it. To let it defer, give connection %s "
+                "deploy-mode cluster",
+                self._task.conn_id,
+            )
+        return False
 
     def _on_delay(self, dead: Intent, due: float) -> None:
         if self._task.deferrable and due - time.time() > _WORTH_DEFERRING_SECONDS:

@@ -15,6 +15,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 from airflow.triggers.base import BaseTrigger
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import processes, requests, restarts
@@ -22,7 +23,12 @@ from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.control.stopping import StopRequest
-from airflow_provider_exactlyonce.exceptions import DriverFailedError, StopRequestedError, UnhealthyError
+from airflow_provider_exactlyonce.exceptions import (
+    DriverFailedError,
+    RefusedError,
+    StopRequestedError,
+    UnhealthyError,
+)
 from airflow_provider_exactlyonce.operators import streaming as operators
 from airflow_provider_exactlyonce.operators.streaming import (
     HealthRules,
@@ -113,6 +119,41 @@ def test_it_defers_as_soon_as_the_driver_runs_and_leaves_it_alone(tmp_path: Path
     event = asyncio.run(first_event(trigger_of(deferral)))
     task = deferred(tmp_path, "exit=1")
     assert task.resume_from_trigger({"ti": TaskInstance()}, event)["commit"] == 1  # type: ignore[typeddict-item]
+
+
+@pytest.fixture
+def pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a task that Airflow's KubernetesExecutor has started."""
+    monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
+
+
+@pytest.mark.usefixtures("pod")
+def test_a_task_whose_pod_would_end_with_its_driver_waits_in_its_worker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = ("take-lease commit sleep=0.2 die", "take-lease commit sleep=0.2 end=finished")
+    result = execute(deferred(tmp_path, *plans))
+    assert (result["commit"], result["restarts"]) == (2, 1)
+    assert capsys.readouterr().out.count("deferrable=True, and this task waits in its worker") == 1
+
+
+def test_a_task_in_a_pod_defers_while_its_driver_runs_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(deferred(tmp_path, "take-lease commit go end=finished"))
+    monkeypatch.setattr(process_identity, "this_machine", lambda: "another boot of another host")
+    monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
+    leave(deferred(tmp_path, "exit=1"))
+    let_go(Home(tmp_path / "home"))
+
+
+@pytest.mark.usefixtures("pod")
+def test_a_driver_that_would_end_with_its_task_is_not_left_running(tmp_path: Path) -> None:
+    with pytest.raises(
+        RefusedError, match=r"needs a driver that outlives the task.* spark_default deploy-mode cluster"
+    ):
+        execute(operator(tmp_path, "exit=1", until="running"))
+    assert intents.read(Home(tmp_path / "home").intent) is None
 
 
 def test_the_delay_before_a_restart_is_spent_in_the_triggerer(tmp_path: Path) -> None:

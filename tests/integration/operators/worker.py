@@ -1,4 +1,4 @@
-"""One try of a task, in a process of its own, as Airflow's executors start it: ``worker.py FOLDER CHECKPOINT PLAN ...``.
+"""A try of a task in a process of its own, as Airflow's executors start it: ``worker.py FOLDER CHECKPOINT PLAN ...``.
 
 The last line that it prints is the task's result, as JSON.
 """

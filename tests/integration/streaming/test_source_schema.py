@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -119,9 +120,10 @@ def test_a_misfit_is_found_even_when_the_jobs_filter_on_the_offset_would_drop_it
 
 def test_a_record_is_parsed_once(spark: Any) -> None:
     frame = spark.createDataFrame([], COLUMNS)
-    fitted = KafkaSource("in", schema=SCHEMA).fitted(frame).where("price > 1 AND name = 'a'")
-    plan = fitted._jdf.queryExecution().executedPlan().toString()
-    assert plan.count("from_json(") == 1
+    for schema, closely in ((SCHEMA.replace("at TIMESTAMP, ", ""), 0), (SCHEMA, 1)):
+        fitted = KafkaSource("in", schema=schema).fitted(frame).where("price > 1 AND name = 'a'")
+        plan = fitted._jdf.queryExecution().executedPlan().toString()
+        assert plan.count("from_json(") == 1 + closely
 
 
 def test_fields_may_have_any_name_also_those_of_kafkas_columns(spark: Any) -> None:
@@ -179,14 +181,60 @@ ITSELF = (
 )
 
 
-def test_a_value_that_spark_would_read_as_another_one_does_not_fit(spark: Any) -> None:
-    frame = kafka_frame(spark, *READ_AS_ANOTHER, *ITSELF).withColumn("headers", F.lit(None).cast(HEADERS_TYPE))
-    source = KafkaSource("in", schema=ANOTHER, offset_column="place")
+NESTED = (
+    "items ARRAY<STRUCT<id: INT NOT NULL, price: DECIMAL(12,2), small: TINYINT>>, times MAP<STRING, TIMESTAMP>, "
+    "inner STRUCT<ratio: DOUBLE, deep: ARRAY<ARRAY<FLOAT>>, at: STRUCT<at: TIMESTAMP>>, at TIMESTAMP"
+)
+ITEMS = "array<struct<id:int,price:decimal(12,2),small:tinyint>>"
+INNER = "struct<ratio:double,deep:array<array<float>>,at:struct<at:timestamp>>"
+READ_AS_ANOTHER_WITHIN = {
+    '{"items": [{"id": 1, "price": 1.2}, {"id": 2, "price": 1.234}]}': f"field items does not fit {ITEMS}: [",
+    '{"items": [null, {"id": 2, "price": 99999999999.99}]}': f"field items does not fit {ITEMS}: [",
+    '{"items": [{"id": 1, "small": 200}]}': f'field items does not fit {ITEMS}: [{{"id":1,"small":200}}]',
+    '{"items": [{"small": 1}]}': f'field items lacks what {ITEMS} requires: [{{"small":1}}]',
+    '{"items": [{"id": 1}, {"id": null}]}': f"field items lacks what {ITEMS} requires: [",
+    '{"times": {"a": "2026-11-23T10:00:00Z", "b": "10:00"}}': "field times does not fit map<string,timestamp>: {",
+    '{"times": {"a": 9223372036855}}': 'field times does not fit map<string,timestamp>: {"a":9223372036855}',
+    '{"inner": {"at": {"at":"T10:00"}}}': f"field inner does not fit {INNER}: ",
+    '{"inner": {"ratio": 1e400}}': f"field inner does not fit {INNER}: ",
+    '{"inner": {"deep": [[1, 2], null, [3, 1e39]]}}': f"field inner does not fit {INNER}: ",
+    '{"at": "2026-11-23", "at": "10:00"}': "field at does not fit timestamp: ",
+}
+ITSELF_WITHIN = (
+    '{"items": null, "times": null, "inner": null}',
+    '{"items": [], "times": {}, "inner": {}}',
+    '{"items": [null, {"id": 1}, {"id": 2, "price": 1.20, "small": -128}, {"id": 3, "price": null}]}',
+    '{"times": {"10:00": "2026-11-23T10:00:00Z", "b": null, "c": 9223372036854}}',
+    '{"inner": {"ratio": "Infinity", "deep": [["-INF", 3.4e38], [], null]}, "other": "10:00"}',
+    '{"inner": {"at": {"at": "2026-11-23"}, "ratio": 1.5}, "at": 0, "other": ["T10", 1764000000000000000]}',
+    '{"at": "10:00", "at": "2026-11-23"}',
+)
+
+
+@pytest.mark.parametrize(
+    ("schema", "another", "itself"),
+    [(ANOTHER, READ_AS_ANOTHER, ITSELF), (NESTED, READ_AS_ANOTHER_WITHIN, ITSELF_WITHIN)],
+    ids=["flat", "nested"],
+)
+def test_a_value_that_spark_would_read_as_another_one_does_not_fit(
+    spark: Any, schema: str, another: Mapping[str, str], itself: Sequence[str]
+) -> None:
+    frame = kafka_frame(spark, *another, *itself).withColumn("headers", F.lit(None).cast(HEADERS_TYPE))
+    source = KafkaSource("in", schema=schema, offset_column="place")
     fitting = sorted(row["place"] - 40 for row in source.fitted(frame, leave_out_bad=True).select("place").collect())
-    assert fitting == list(range(len(READ_AS_ANOTHER), len(READ_AS_ANOTHER) + len(ITSELF)))
+    assert fitting == list(range(len(another), len(another) + len(itself)))
     reasons = [bytes(row["headers"][-1]["value"]).decode() for row in source.misfits(frame).collect()]
-    for reason, expected in zip(reasons, READ_AS_ANOTHER.values(), strict=True):
+    for reason, expected in zip(reasons, another.values(), strict=True):
         assert reason.startswith(expected)
+
+
+def test_what_is_nested_comes_as_it_was_written(spark: Any) -> None:
+    text = '{"items": [{"id": 7, "price": 2.50, "small": -3}], "times": {"a": "2026-11-23T10:00:00Z"}}'
+    (row,) = parsed(spark, text, schema=NESTED)
+    assert [item.asDict() for item in row["items"]] == [{"id": 7, "price": Decimal("2.50"), "small": -3}]
+    assert row["times"] == {
+        "a": datetime.datetime(2026, 11, 23, 10, tzinfo=datetime.UTC).astimezone().replace(tzinfo=None)
+    }
 
 
 def test_a_schema_that_is_no_ddl_is_refused(spark: Any) -> None:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial, reduce
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Protocol
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
-    ArrayType,
     BooleanType,
-    ByteType,
-    DataType,
     DecimalType,
     DoubleType,
     FloatType,
-    MapType,
-    ShortType,
     StringType,
     StructField,
     StructType,
@@ -26,6 +20,7 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError
+from airflow_provider_exactlyonce.streaming.job import json_types
 from airflow_provider_exactlyonce.streaming.job.json_blocks import JsonBlocks
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import CLOSE, OPEN
 
@@ -35,12 +30,6 @@ _CORRUPT: Final = "_exactlyonce_corrupt"  # beside the schema's fields
 _IN_BLOCK: Final = "_exactlyonce_in_block"
 _ALONE: Final = "_exactlyonce_alone"
 _REASON: Final = "reason"
-_WIDE_SCALE: Final = 18
-#: What a FLOAT or DOUBLE is with quotes; without them a number that is too large is read as infinite.
-_INFINITE: Final = ("Infinity", "+Infinity", "-Infinity", "+INF", "-INF")
-#: How a time begins that has no date: Spark reads it as one of today.
-_WITHOUT_DATE: Final = r"(?:T\d|\d{1,2}:)"
-_BLANK: Final = r"[\x00-\x20\x7f]"  # which Spark leaves out before a time
 
 
 class _Record(Protocol):
@@ -75,10 +64,10 @@ class JsonValues:
     def __init__(self, schema: StructType, offset_column: str | None = None, topic_column: str | None = None) -> None:
         self._schema = schema
         self._places = {place: name for place, name in (("offset", offset_column), ("topic", topic_column)) if name}
-        kinds = set(_kinds_within(schema))
+        kinds = set(json_types.kinds_within(schema))
         self._has_floats = not kinds.isdisjoint({FloatType, DoubleType})
-        self._doubtful_time = _doubtful_time(schema) if TimestampType in kinds else None
-        self._as_given = _as_given(schema) if self._has_floats or self._doubtful_time else None
+        self._doubtful_time = json_types.doubtful_time(schema) if TimestampType in kinds else None
+        self._as_given = json_types.as_given(schema) if self._has_floats or self._doubtful_time else None
 
     def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
         """Return the schema's columns of records, and those with offset and topic.
@@ -89,7 +78,7 @@ class JsonValues:
         """
         judge = self._fits if leave_out_bad else self._fits_or_raises
         decimals = [field.dataType for field in self._schema if isinstance(field.dataType, DecimalType)]
-        blocks = JsonBlocks.of(self._schema) if all(_wide(kind) != kind for kind in decimals) else None
+        blocks = JsonBlocks.of(self._schema) if all(json_types.wide(kind) != kind for kind in decimals) else None
         # Spark moves a filter below a projection, and would parse once more for each field that the filter names. Below
         # a generator it moves what names none of the generator's columns: so each column that a job gets names one.
         if blocks is None:
@@ -132,7 +121,7 @@ class JsonValues:
         """Return the schema to parse with, wide enough to see whether a value would become another one."""
         fields = StructType()
         for field in self._schema.fields:
-            fields.add(field.name, _wide(field.dataType), nullable=True)
+            fields.add(field.name, json_types.wide(field.dataType), nullable=True)
         return fields.add(_CORRUPT, StringType(), nullable=True)
 
     def _decoded(self, records: DataFrame, blocks: JsonBlocks) -> DataFrame:
@@ -145,7 +134,8 @@ class JsonValues:
 
     def _row(self, record: _Record) -> list[Column]:
         """Return what a job gets of a record that fits."""
-        values = [_field(record, field).cast(_nullable_within(field.dataType)) for field in self._schema.fields]
+        kinds = [json_types.nullable_within(field.dataType) for field in self._schema.fields]
+        values = [_field(record, field).cast(kind) for field, kind in zip(self._schema.fields, kinds, strict=True)]
         return values + [record[place] for place in self._places]
 
     def _nothing(self, names: Iterable[str], records: DataFrame) -> Column:
@@ -203,16 +193,16 @@ class JsonValues:
             value, given = _field(record, field), F.left(_given(text, field), F.lit(100))
             if not field.nullable:
                 reasons.append(F.when(value.isNull(), F.lit(f"the required field {field.name} is missing or null")))
-            if (lacks := _is_missing(value, field.dataType, True)) is not None:
+            if (lacks := json_types.is_missing(value, field.dataType, True)) is not None:
                 lack = F.lit(f"field {field.name} lacks what {field.dataType.simpleString()} requires: ")
                 reasons.append(F.when(lacks, F.concat(lack, given)))
             message = F.lit(f"field {field.name} does not fit {field.dataType.simpleString()}: ")
-            if (stays_itself := _stays_itself(value, field.dataType)) is not None:
-                shown = given if _is_nested(field.dataType) else value.cast("string")
+            if (stays_itself := json_types.stays_itself(value, field.dataType)) is not None:
+                shown = given if json_types.is_nested(field.dataType) else value.cast("string")
                 reasons.append(F.when(~stays_itself, F.concat(message, shown)))
             becomes_another = None
             if as_given is not None:
-                becomes_another = _becomes_another(value, as_given.getField(field.name), field.dataType)
+                becomes_another = json_types.becomes_another(value, as_given.getField(field.name), field.dataType)
             if becomes_another is not None:
                 reasons.append(F.when(becomes_another, F.concat(message, given)))
         return F.coalesce(*reasons)
@@ -221,11 +211,11 @@ class JsonValues:
         fits = self._is_certainly_one_object(record)
         for field in self._schema.fields:
             value = _field(record, field)
-            if (is_missing := _is_missing(value, field.dataType, field.nullable)) is not None:
+            if (is_missing := json_types.is_missing(value, field.dataType, field.nullable)) is not None:
                 fits &= ~is_missing
-            if (stays_itself := _stays_itself(value, field.dataType)) is not None:
+            if (stays_itself := json_types.stays_itself(value, field.dataType)) is not None:
                 fits &= stays_itself
-            if (is_infinite := _is_infinite(value, field.dataType)) is not None:
+            if (is_infinite := json_types.is_infinite(value, field.dataType)) is not None:
                 fits &= ~is_infinite
         if self._doubtful_time is not None:
             fits &= ~_text(record).rlike(self._doubtful_time)
@@ -283,177 +273,3 @@ def _is_one_value(text: Column) -> Column:
 def _given(text: Column, field: StructField) -> Column:
     """Return what a text has for a field, as it stands there."""
     return F.get_json_object(text, f"$['{field.name}']")
-
-
-def _within(kind: DataType) -> list[DataType]:
-    """Return the types that a type is made of."""
-    match kind:
-        case StructType():
-            return [field.dataType for field in kind.fields]
-        case ArrayType():
-            return [kind.elementType]
-        case MapType():
-            return [kind.valueType]
-    return []
-
-
-def _is_nested(kind: DataType) -> bool:
-    return bool(_within(kind))
-
-
-def _kinds_within(kind: DataType) -> Iterator[type[DataType]]:
-    """Yield the classes of a type and of all in it."""
-    yield type(kind)
-    for part in _within(kind):
-        yield from _kinds_within(part)
-
-
-def _replaced(kind: DataType, replace: Callable[[DataType], DataType]) -> DataType:
-    """Return a type with each type in it that is not nested replaced, and nothing in it required."""
-    match kind:
-        case StructType():
-            return StructType([StructField(field.name, _replaced(field.dataType, replace)) for field in kind.fields])
-        case ArrayType():
-            return ArrayType(_replaced(kind.elementType, replace))
-        case MapType():
-            return MapType(kind.keyType, _replaced(kind.valueType, replace))
-    return replace(kind)
-
-
-def _nullable_within(kind: DataType) -> DataType:
-    """Return a type as Spark's parser has it: what is required in it is checked, and not part of the type."""
-    return _replaced(kind, lambda kind: kind)
-
-
-def _wide(kind: DataType) -> DataType:
-    """Return the type to parse as: wider where Spark makes another value of what a type does not hold."""
-
-    def widen(kind: DataType) -> DataType:
-        if isinstance(kind, ByteType):
-            return ShortType()  # 128 to 255 would be negative
-        if not isinstance(kind, DecimalType):
-            return kind
-        fits = kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
-        return DecimalType(38, _WIDE_SCALE) if fits else kind
-
-    return _replaced(kind, widen)
-
-
-def _as_given(schema: StructType) -> StructType:
-    """Return the type to parse as what stands there, where Spark may read another value."""
-
-    def given(kind: DataType) -> DataType:
-        return StringType() if isinstance(kind, FloatType | DoubleType | TimestampType) else kind
-
-    return StructType([StructField(field.name, _replaced(field.dataType, given)) for field in schema.fields])
-
-
-def _either(conditions: Iterable[Column | None]) -> Column | None:
-    """Return whether a condition holds, None without one."""
-    stated = [condition for condition in conditions if condition is not None]
-    return reduce(Column.__or__, stated) if stated else None
-
-
-def _any_within(value: Column, kind: DataType, judge: Callable[[Column, DataType], Column | None]) -> Column | None:
-    """Return whether something of a type's parts is as judged, None where no part of that type can be."""
-    match kind:
-        case StructType():
-            return _either(judge(value.getField(field.name), field.dataType) for field in kind.fields)
-        case ArrayType() | MapType():
-            (part,) = _within(kind)
-            if judge(value, part) is None:
-                return None
-            parts = value if isinstance(kind, ArrayType) else F.map_values(value)
-            return F.coalesce(F.exists(parts, lambda one: _certain(judge(one, part))), F.lit(False))
-    return None
-
-
-def _certain(condition: Column | None) -> Column:
-    assert condition is not None
-    return condition
-
-
-def _is_missing(value: Column, kind: DataType, may_be_null: bool) -> Column | None:
-    """Return whether a required value, or one in it, is null; None where nothing is required."""
-    within = None
-    match kind:
-        case StructType():
-            within = _either(
-                _is_missing(value.getField(field.name), field.dataType, field.nullable) for field in kind.fields
-            )
-            within = None if within is None else value.isNotNull() & within
-        case ArrayType() | MapType():
-            (part,) = _within(kind)
-            part_may_be_null = kind.containsNull if isinstance(kind, ArrayType) else kind.valueContainsNull
-            if _is_missing(value, part, part_may_be_null) is not None:
-                parts = value if isinstance(kind, ArrayType) else F.map_values(value)
-                found = F.exists(parts, lambda one: _certain(_is_missing(one, part, part_may_be_null)))
-                within = F.coalesce(found, F.lit(False))
-    return _either([None if may_be_null else value.isNull(), within])
-
-
-def _stays_itself(wide: Column, kind: DataType) -> Column | None:
-    """Return whether each number is what was parsed, neither rounded nor too large; None where each certainly is.
-
-    True for null.
-    """
-
-    def changes(wide: Column, kind: DataType) -> Column | None:
-        if _is_nested(kind):
-            return _any_within(wide, kind, changes)
-        if _wide(kind) == kind:
-            return None
-        return wide.isNotNull() & F.coalesce(wide.try_cast(kind) != wide, F.lit(True))
-
-    changed = changes(wide, kind)
-    return None if changed is None else ~changed
-
-
-def _is_infinite(value: Column, kind: DataType) -> Column | None:
-    """Return whether a float is infinite, None for a type without floats."""
-    if _is_nested(kind):
-        return _any_within(value, kind, _is_infinite)
-    if not isinstance(kind, FloatType | DoubleType):
-        return None
-    return F.coalesce(F.abs(value) == float("inf"), F.lit(False))
-
-
-def _becomes_another(value: Column, given: Column, kind: DataType) -> Column | None:
-    """Return whether Spark has read another value than is given, None for a type where it does not.
-
-    :param given: as :func:`_as_given` has it
-    """
-    match kind:
-        case StructType():
-            return _either(
-                _becomes_another(value.getField(field.name), given.getField(field.name), field.dataType)
-                for field in kind.fields
-            )
-        case ArrayType() | MapType():
-            (part,) = _within(kind)
-            if _becomes_another(value, given, part) is None:
-                return None
-            both = (value, given) if isinstance(kind, ArrayType) else (F.map_values(value), F.map_values(given))
-            judged = F.zip_with(*both, lambda one, other: _certain(_becomes_another(one, other, part)))
-            return F.coalesce(F.exists(judged, lambda one: one), F.lit(False))
-        case FloatType() | DoubleType():
-            return _certain(_is_infinite(value, kind)) & F.coalesce(~given.isin(*_INFINITE), F.lit(True))
-        case TimestampType():
-            # A number is one of seconds, which Spark multiplies without a look at what overflows.
-            seconds = F.when(given.rlike(r"^-?\d{7,}$"), given.try_cast("bigint"))
-            is_another = F.coalesce(F.unix_seconds(value) != seconds, F.lit(False))
-            return value.isNotNull() & (given.rlike(f"^{_BLANK}*{_WITHOUT_DATE}") | is_another)
-    return None
-
-
-def _doubtful_time(schema: StructType) -> str:
-    """Return the expression of texts in which a field may have a time that Spark reads as another one.
-
-    Names and values may be written with escapes, and in either kind of quotes.
-    """
-    names = [field.name for field in schema.fields if isinstance(field.dataType, TimestampType)]
-    is_nested = any(TimestampType in _kinds_within(field.dataType) for field in schema if _is_nested(field.dataType))
-    before = r"[:,\[]" if is_nested else rf"[\"'](?:{'|'.join(map(re.escape, names))})[\"']\s*:"
-    without_date = rf"""["'](?:{_BLANK}|\\.)*{_WITHOUT_DATE}"""
-    escaped = r"\\u00" if all(map(str.isascii, names)) else r"\\u"
-    return rf"{before}\s*(?:{without_date}|-?\d{{13}})|{escaped}"

@@ -1,0 +1,207 @@
+"""Types of JSON records: what to parse them as, and whether a value is what stands there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+_WIDE_SCALE: Final = 18
+#: What a FLOAT or DOUBLE is with quotes; without them a number that is too large is read as infinite.
+_INFINITE: Final = ("Infinity", "+Infinity", "-Infinity", "+INF", "-INF")
+#: How a time begins that has no date: Spark reads it as one of today.
+_WITHOUT_DATE: Final = r"(?:T\d|\d{1,2}:)"
+_BLANK: Final = r"[\x00-\x20\x7f]"  # which Spark leaves out before a time
+
+
+def _within(kind: DataType) -> list[DataType]:
+    """Return the types that a type is made of."""
+    match kind:
+        case StructType():
+            return [field.dataType for field in kind.fields]
+        case ArrayType():
+            return [kind.elementType]
+        case MapType():
+            return [kind.valueType]
+    return []
+
+
+def is_nested(kind: DataType) -> bool:
+    """Whether a type has others in it."""
+    return bool(_within(kind))
+
+
+def kinds_within(kind: DataType) -> Iterator[type[DataType]]:
+    """Yield the classes of a type and of all in it."""
+    yield type(kind)
+    for part in _within(kind):
+        yield from kinds_within(part)
+
+
+def _replaced(kind: DataType, replace: Callable[[DataType], DataType]) -> DataType:
+    """Return a type with each type in it that is not nested replaced, and nothing in it required."""
+    match kind:
+        case StructType():
+            return StructType([StructField(field.name, _replaced(field.dataType, replace)) for field in kind.fields])
+        case ArrayType():
+            return ArrayType(_replaced(kind.elementType, replace))
+        case MapType():
+            return MapType(kind.keyType, _replaced(kind.valueType, replace))
+    return replace(kind)
+
+
+def nullable_within(kind: DataType) -> DataType:
+    """Return a type as Spark's parser has it: what is required in it is checked, and not part of the type."""
+    return _replaced(kind, lambda kind: kind)
+
+
+def wide(kind: DataType) -> DataType:
+    """Return the type to parse as: wider where Spark makes another value of what a type does not hold."""
+
+    def widen(kind: DataType) -> DataType:
+        if isinstance(kind, ByteType):
+            return ShortType()  # 128 to 255 would be negative
+        if not isinstance(kind, DecimalType):
+            return kind
+        fits = kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
+        return DecimalType(38, _WIDE_SCALE) if fits else kind
+
+    return _replaced(kind, widen)
+
+
+def as_given(schema: StructType) -> StructType:
+    """Return the type to parse as what stands there, where Spark may read another value."""
+
+    def given(kind: DataType) -> DataType:
+        return StringType() if isinstance(kind, FloatType | DoubleType | TimestampType) else kind
+
+    return StructType([StructField(field.name, _replaced(field.dataType, given)) for field in schema.fields])
+
+
+def _either(conditions: Iterable[Column | None]) -> Column | None:
+    """Return whether a condition holds, None without one."""
+    stated = [condition for condition in conditions if condition is not None]
+    return reduce(Column.__or__, stated) if stated else None
+
+
+def _any_within(value: Column, kind: DataType, judge: Callable[[Column, DataType], Column | None]) -> Column | None:
+    """Return whether something of a type's parts is as judged, None where no part of that type can be."""
+    match kind:
+        case StructType():
+            return _either(judge(value.getField(field.name), field.dataType) for field in kind.fields)
+        case ArrayType() | MapType():
+            (part,) = _within(kind)
+            if judge(value, part) is None:
+                return None
+            parts = value if isinstance(kind, ArrayType) else F.map_values(value)
+            return F.coalesce(F.exists(parts, lambda one: _certain(judge(one, part))), F.lit(False))
+    return None
+
+
+def _certain(condition: Column | None) -> Column:
+    assert condition is not None
+    return condition
+
+
+def is_missing(value: Column, kind: DataType, may_be_null: bool) -> Column | None:
+    """Return whether a required value, or one in it, is null; None where nothing is required."""
+    within = None
+    match kind:
+        case StructType():
+            within = _either(
+                is_missing(value.getField(field.name), field.dataType, field.nullable) for field in kind.fields
+            )
+            within = None if within is None else value.isNotNull() & within
+        case ArrayType() | MapType():
+            (part,) = _within(kind)
+            part_may_be_null = kind.containsNull if isinstance(kind, ArrayType) else kind.valueContainsNull
+            if is_missing(value, part, part_may_be_null) is not None:
+                parts = value if isinstance(kind, ArrayType) else F.map_values(value)
+                found = F.exists(parts, lambda one: _certain(is_missing(one, part, part_may_be_null)))
+                within = F.coalesce(found, F.lit(False))
+    return _either([None if may_be_null else value.isNull(), within])
+
+
+def stays_itself(parsed: Column, kind: DataType) -> Column | None:
+    """Return whether each number is what was parsed, neither rounded nor too large; None where each certainly is.
+
+    True for null.
+    """
+
+    def changes(parsed: Column, kind: DataType) -> Column | None:
+        if is_nested(kind):
+            return _any_within(parsed, kind, changes)
+        if wide(kind) == kind:
+            return None
+        return parsed.isNotNull() & F.coalesce(parsed.try_cast(kind) != parsed, F.lit(True))
+
+    changed = changes(parsed, kind)
+    return None if changed is None else ~changed
+
+
+def is_infinite(value: Column, kind: DataType) -> Column | None:
+    """Return whether a float is infinite, None for a type without floats."""
+    if is_nested(kind):
+        return _any_within(value, kind, is_infinite)
+    if not isinstance(kind, FloatType | DoubleType):
+        return None
+    return F.coalesce(F.abs(value) == float("inf"), F.lit(False))
+
+
+def becomes_another(value: Column, given: Column, kind: DataType) -> Column | None:
+    """Return whether Spark has read another value than is given, None for a type where it does not.
+
+    :param given: as :func:`as_given` has it
+    """
+    match kind:
+        case StructType():
+            return _either(
+                becomes_another(value.getField(field.name), given.getField(field.name), field.dataType)
+                for field in kind.fields
+            )
+        case ArrayType() | MapType():
+            (part,) = _within(kind)
+            if becomes_another(value, given, part) is None:
+                return None
+            both = (value, given) if isinstance(kind, ArrayType) else (F.map_values(value), F.map_values(given))
+            judged = F.zip_with(*both, lambda one, other: _certain(becomes_another(one, other, part)))
+            return F.coalesce(F.exists(judged, lambda one: one), F.lit(False))
+        case FloatType() | DoubleType():
+            return _certain(is_infinite(value, kind)) & F.coalesce(~given.isin(*_INFINITE), F.lit(True))
+        case TimestampType():
+            # A number is one of seconds, which Spark multiplies without a look at what overflows.
+            seconds = F.when(given.rlike(r"^-?\d{7,}$"), given.try_cast("bigint"))
+            is_another = F.coalesce(F.unix_seconds(value) != seconds, F.lit(False))
+            return value.isNotNull() & (given.rlike(f"^{_BLANK}*{_WITHOUT_DATE}") | is_another)
+    return None
+
+
+def doubtful_time(schema: StructType) -> str:
+    """Return the expression of texts in which a field may have a time that Spark reads as another one.
+
+    Names and values may be written with escapes, and in either kind of quotes.
+    """
+    names = [field.name for field in schema.fields if isinstance(field.dataType, TimestampType)]
+    is_nested = any(TimestampType in kinds_within(field.dataType) for field in schema if is_nested(field.dataType))
+    before = r"[:,\[]" if is_nested else rf"[\"'](?:{'|'.join(map(re.escape, names))})[\"']\s*:"
+    without_date = rf"""["'](?:{_BLANK}|\\.)*{_WITHOUT_DATE}"""
+    escaped = r"\\u00" if all(map(str.isascii, names)) else r"\\u"
+    return rf"{before}\s*(?:{without_date}|-?\d{{13}})|{escaped}"

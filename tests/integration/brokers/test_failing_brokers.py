@@ -8,10 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
 from enum import Enum
-from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
@@ -20,30 +17,17 @@ from kafka import KafkaAdminClient
 from kafka.admin import TransactionState
 from kafka.errors import KafkaError
 
-from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from tests.crash_matrix.cases import LONG_TIMEOUT_SECONDS
-from tests.crash_matrix.lane import verdict_of
 from tests.crash_matrix.observer import HIGH, STABLE
-from tests.crash_matrix.pipeline import Pipeline
-from tests.crash_matrix.shapes import UPDATE
 from tests.integration.brokers.cluster import NODES, BrokerCluster
-from tests.integration.brokers.hold_ups import HoldUps
+from tests.integration.brokers.trial import BURST, NoteProperty, Target, Trial
 from tests.integration.streaming.harness import end_offsets
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-BURST = 60
 #: Longer than a broker's session (9 s): whoever is cut off for so long is fenced, and what it led has other leaders.
 PARTITION_SECONDS = 15.0
-
-
-class Target(Enum):
-    """Which broker fails."""
-
-    LEADER = "leader of a sink partition"
-    COORDINATOR = "transaction coordinator"
-    CONTROLLER = "active controller"
 
 
 class Failure(Enum):
@@ -60,63 +44,6 @@ PAIRWISE = [
     for row, target in enumerate(Target)
     for column, step in enumerate(STEPS)
 ]
-
-NoteProperty = Callable[[str, Any], None]
-
-
-class Trial:
-    """One pipeline on the cluster, and what is noted of a case."""
-
-    def __init__(self, cluster: BrokerCluster, folder: Path, name: str) -> None:
-        self.cluster = cluster
-        config = {"bootstrap.servers": cluster.bootstrap_servers}
-        self.pipeline = Pipeline(config=config, name=name, shape=UPDATE, folder=folder / name)
-        self.is_well = True
-
-    def ensure_runs(self) -> None:
-        """Start the driver if none runs, and see that a batch goes through."""
-        if self.pipeline.driver is None:
-            self.pipeline.start(LONG_TIMEOUT_SECONDS)
-        self.pipeline.send(BURST)
-        assert not self.pipeline.settle(self.pipeline.last_batch + 1)
-
-    def hold(self, step: str) -> int:
-        """Send a burst and hold the driver at a step of its batch; returns the batch's number."""
-        batch = self.pipeline.last_batch + 1
-        self.pipeline.arm(f"{step}:batch={batch}")
-        self.pipeline.send(BURST)
-        self.pipeline.wait_for_hold(f"batch {batch} reaches {step}")
-        return batch
-
-    def broker(self, target: Target) -> int:
-        """Return which broker is the target just now."""
-        if target is Target.LEADER:
-            return self.cluster.leader(self.pipeline.sink, 0)
-        if target is Target.COORDINATOR:
-            return self.cluster.coordinator(transactional_id(self.pipeline.name))
-        return self.cluster.controller()
-
-    def hold_ups(self) -> HoldUps:
-        """Return what watches other readers of the sink and of the ledger."""
-        places = [*((self.pipeline.sink, partition) for partition in range(4)), (ledger_topic(self.pipeline.name), 0)]
-        return HoldUps(self.cluster.bootstrap_servers, places)
-
-    def wait_for_commit(self, batch: int) -> float:
-        """Wait until a batch is committed; returns how many seconds that took."""
-        began = time.monotonic()
-        self.pipeline.wait(lambda: self.pipeline.last_batch >= batch, f"batch {batch} is committed")
-        return time.monotonic() - began
-
-    def judge(self, note: NoteProperty, held: HoldUps, restarts_before: int) -> None:
-        """Bring every broker back, let one more batch go through, and judge every record."""
-        self.cluster.heal()
-        self.pipeline.observer.reconnect()
-        self.pipeline.send(BURST)
-        findings = self.pipeline.settle(self.pipeline.last_batch + 1)
-        note("verdict", verdict_of(findings))
-        note("readers held up, seconds", f"{held.longest_seconds:.1f}")
-        note("restarts of the driver", self.pipeline.restarts - restarts_before)
-        assert not findings, findings.notes
 
 
 def ends_after_the_leader_died_with_a_marker_due(cluster: BrokerCluster, replicas: int) -> tuple[int, int]:
@@ -186,33 +113,6 @@ def test_a_marker_that_is_due_is_dropped_where_there_is_no_next_leader(
     stable, high = ends_after_the_leader_died_with_a_marker_due(cluster, 1)
     assert (stable, high) == (0, 100)
     note("verdict", "hanging, as expected: committed, and hidden for good")
-
-
-@pytest.fixture(scope="module")
-def trials(cluster: BrokerCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Trial]]:
-    made: list[Trial] = []
-    yield made
-    for trial in made:
-        trial.pipeline.close()
-
-
-@pytest.fixture
-def trial(cluster: BrokerCluster, trials: list[Trial], tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    """Give a pipeline that runs, on a cluster that is whole; a new one after a test that failed."""
-    cluster.heal()
-    if not trials or not trials[-1].is_well:
-        trials.append(Trial(cluster, tmp_path_factory.mktemp("trial"), f"brokers-{len(trials)}"))
-    trial = trials[-1]
-    trial.is_well = False
-    trial.ensure_runs()
-    cluster.wait_until_whole()
-    return trial
-
-
-@pytest.fixture
-def note(record_property: NoteProperty) -> NoteProperty:
-    """Give what notes a cell of the table at the end."""
-    return record_property
 
 
 @pytest.mark.parametrize(

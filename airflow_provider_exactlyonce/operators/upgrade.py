@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import WaitCondition
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.hooks import arguments, kafka
 from airflow_provider_exactlyonce.hooks import home as homes
 from airflow_provider_exactlyonce.operators._driver import DriverOperator
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 #: A step that failed for the cluster's sake is taken again after so long.
 _RETRY_DELAY: Final = timedelta(seconds=30)
+#: Whoever takes a step for longer than this is not about to be killed.
+_HELD_SECONDS: Final = 600.0
+
+T = TypeVar("T")
 
 
 class _PlanOperator(DriverOperator):
@@ -65,8 +69,9 @@ class _PlanOperator(DriverOperator):
         home, pipeline = homes.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
         request = homes.request_of(home, context)
         tools = self._tools(home)  # what that refuses leaves no plan
-        upgrade = Upgrade(home, self._begin(home, pipeline, request.name), tools)
-        while isinstance(plan := upgrade.advance(), WaitCondition):
+        begun = self._in_turn(home, lambda: self._begin(home, pipeline, request.name))
+        upgrade = Upgrade(home, begun, tools)
+        while isinstance(plan := self._in_turn(home, upgrade.advance), WaitCondition):
             if self.deferrable:
                 self._defer(home, plan)
             time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
@@ -82,6 +87,23 @@ class _PlanOperator(DriverOperator):
     def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on where the trigger has found something to do."""
         return self.execute(context)
+
+    def _in_turn(self, home: Home, act: Callable[[], T]) -> T:
+        """Do what one process at a time does; an earlier try, which Airflow is about to kill, may do it still.
+
+        :raises AlreadyRunningError: when another process does it for too long
+        """
+        from airflow_provider_exactlyonce.control.upgrade_plan import PlanHeldError
+
+        began = time.monotonic()
+        while True:
+            try:
+                return act()
+            except PlanHeldError as error:
+                if time.monotonic() - began > _HELD_SECONDS:
+                    raise AlreadyRunningError(f"{error}; waited {_HELD_SECONDS:.0f} s for its end") from error
+                self.log.info("%s; waiting for its end", error)
+                time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
 
     def _defer(self, home: Home, wait: WaitCondition) -> NoReturn:
         deadline = time.time() + wait.seconds

@@ -34,6 +34,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     UpgradeUnstableError,
 )
+from airflow_provider_exactlyonce.operators import upgrade as operators
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
 from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
@@ -105,6 +106,29 @@ def driver(home: Home) -> Iterator[None]:
     """Hold the lease as a driver with start token ``t`` does."""
     with lease.holding(home.lease, "p", "t"):
         yield
+
+
+def test_a_try_waits_for_an_earlier_one_that_is_being_killed(
+    home: Home, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as earlier:
+        earlier.enter_context(upgrade_plan.working_on(home, "p"))
+        clock = StandingClock(meanwhile=earlier.close)
+        monkeypatch.setattr(operators, "time", clock)
+        with pytest.raises(ExactlyOnceError, match="is asked"):
+            execute(upgrade(home, job))
+    assert clock.now > StandingClock().now
+    assert upgrade_plan.read(home) is not None
+
+
+def test_a_try_gives_up_when_another_process_never_ends(home: Home, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "time", StandingClock())
+    begun(home, job, UpgradeStep.STOP)
+    with (
+        upgrade_plan.working_on(home, "p"),
+        pytest.raises(AlreadyRunningError, match="waited 600 s for its end"),
+    ):
+        execute(upgrade(home, job))
 
 
 def test_what_the_task_was_told_is_in_the_plan(home: Home, job: str) -> None:

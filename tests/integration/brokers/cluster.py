@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.devkit.java import java_command
 from airflow_provider_exactlyonce.devkit.launch import launch, log_path, log_tail, open_log
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.devkit.storage import format_storage
+from tests.integration.brokers import disks
 from tests.integration.brokers.network import Network
 from tests.waiting import eventually
 
@@ -56,6 +57,8 @@ class BrokerCluster:
     :param network: where they are; by default each in a namespace of its own
     :param ports: of each, for clients and for controllers
     :param jvm_options: more of them
+    :param disk_megabytes: of a disk for each, None if their data is in the folder; needs root
+    :param around: of each node, words before the command that starts it
     """
 
     def __init__(
@@ -64,11 +67,15 @@ class BrokerCluster:
         network: Network | None = None,
         ports: tuple[int, int] = PORTS,
         jvm_options: Sequence[str] = (),
+        disk_megabytes: int | None = None,
+        around: Mapping[int, Sequence[str]] | None = None,
     ) -> None:
         self._folder = folder
         self._network = network or Network(NODES)
         self._port, self._controllers_port = ports
         self._jvm_options = jvm_options
+        self._disk_megabytes = disk_megabytes
+        self._around = around or {}
         self._class_path = ":".join(map(str, broker_jars()))
         self._running: dict[int, _Running] = {}
 
@@ -76,6 +83,8 @@ class BrokerCluster:
         self._network.make()
         try:
             identifier: str | None = None
+            if self._disk_megabytes is not None:
+                disks.unmount_all()
             for node in NODES:
                 identifier = self._format(node, identifier)
             for node in NODES:
@@ -89,6 +98,8 @@ class BrokerCluster:
     def __exit__(self, *_: object) -> None:
         for node in tuple(self._running):
             self.kill(node)
+        if self._disk_megabytes is not None:
+            disks.unmount_all()
         self._network.remove()
 
     @property
@@ -111,6 +122,7 @@ class BrokerCluster:
             supervisor, process = launch(
                 [
                     *self._network.command(node),
+                    *self._around.get(node, ()),
                     *java_command(self._class_path, HEAP_MEGABYTES, *LOGGING_OPTIONS, *self._jvm_options),
                     *("kafka.Kafka", str(self._properties(node))),
                 ],
@@ -140,10 +152,27 @@ class BrokerCluster:
         """Let no packet through between a broker and anybody else."""
         self._network.cut_off(node)
 
+    def narrow(self, node: int, bytes_per_second: int, queue_bytes: int) -> None:
+        """Let little through to and from a broker: packets are late, and lost where the queue is full."""
+        self._network.narrow(node, bytes_per_second, queue_bytes)
+
+    def dropped(self, node: int) -> int:
+        """Return how many packets of a broker were lost since it was narrowed."""
+        return self._network.dropped(node)
+
+    def fill_disk(self, node: int) -> None:
+        """Leave a broker, which has a disk of its own, no byte free."""
+        disks.fill(log_directory(self.data(node)))
+
+    def is_alive(self, node: int) -> bool:
+        """Whether a broker has not ended by itself."""
+        return self._running[node].process.is_alive()
+
     def heal(self) -> None:
         """Bring everything back: links, frozen processes, brokers that don't run; wait until all replicas are there."""
         for node in NODES:
             self._network.heal(node)
+            disks.free(log_directory(self.data(node)))
             if node in self._running and self._running[node].process.is_alive():
                 self.thaw(node)
             else:
@@ -198,6 +227,9 @@ class BrokerCluster:
     def _format(self, node: int, identifier: str | None) -> str:
         data = self.data(node)
         log_path(data).parent.mkdir(parents=True)
+        if self._disk_megabytes is not None:
+            log_directory(data).mkdir()
+            disks.mount(log_directory(data), self._disk_megabytes)
         with open_log(log_path(data)) as log:
             return format_storage(data, self._class_path, self._properties(node), {}, log, identifier)
 

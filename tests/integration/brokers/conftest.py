@@ -9,6 +9,7 @@ from tests.integration.brokers.cluster import BrokerCluster
 from tests.integration.brokers.network import one_at_a_time, why_impossible
 from tests.integration.brokers.trial import NoteProperty, Trial
 
+DISK_MEGABYTES = 256
 COLUMNS = ("seconds to the next commit", "readers held up, seconds", "restarts of the driver")
 
 
@@ -18,7 +19,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]
     if reason := why_impossible():
         pytest.skip(reason)
     class_archives.ensure_broker()
-    with one_at_a_time(), BrokerCluster(tmp_path_factory.mktemp("brokers")) as running:
+    folder = tmp_path_factory.mktemp("brokers")
+    with one_at_a_time(), BrokerCluster(folder, disk_megabytes=DISK_MEGABYTES) as running:
         yield running
 
 

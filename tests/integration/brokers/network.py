@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -69,9 +70,30 @@ class Network:
         """Let nothing through to or from a node: no connection is refused or closed by it."""
         _ip(f"link set {self._name(node)} nomaster")
 
+    def narrow(self, node: int, bytes_per_second: int, queue_bytes: int) -> None:
+        """Let little through to and from a node: packets wait in a queue, and are dropped where that is full.
+
+        :raises OSError: when the kernel has no token buckets
+        """
+        self._queues(node, "replace", f"root tbf rate {8 * bytes_per_second}bit burst 5000 limit {queue_bytes}")
+
+    def dropped(self, node: int) -> int:
+        """Return how many packets to and from a node were dropped since it was narrowed."""
+        return sum(map(int, re.findall(r"\(dropped (\d+),", self._queues(node, "show"))))
+
     def heal(self, node: int) -> None:
         """Let everything through again."""
         _ip(f"link set {self._name(node)} master {self._bridge}")
+        with contextlib.suppress(OSError):  # it was not narrowed
+            self._queues(node, "delete", "root")
+
+    def _queues(self, node: int, action: str, queue: str = "") -> str:
+        """Do something about what waits at both ends of a node's link."""
+        name = self._name(node)
+        return "".join(
+            _run("tc", f"{where} -s qdisc {action} dev {device} {queue}")
+            for where, device in (("", name), (f"-n {name}", "eth0"))
+        )
 
     def _name(self, node: int) -> str:
         return f"{self._bridge}-{node}"
@@ -137,11 +159,15 @@ def _end_processes(namespace: str) -> None:
 
 
 def _ip(arguments: str) -> str:
-    """Run ``ip``.
+    return _run("ip", arguments)
+
+
+def _run(program: str, arguments: str) -> str:
+    """Run a program of iproute2.
 
     :raises OSError: with what it says, when it fails
     """
-    done = subprocess.run(["ip", *arguments.split()], capture_output=True, text=True, check=False)
+    done = subprocess.run([program, *arguments.split()], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise OSError(f"ip {arguments}: {done.stderr.strip()}")
+        raise OSError(f"{program} {arguments}: {done.stderr.strip()}")
     return done.stdout

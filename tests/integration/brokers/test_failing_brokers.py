@@ -28,6 +28,10 @@ pytestmark = pytest.mark.slow
 
 #: Longer than a broker's session (9 s): whoever is cut off for so long is fenced, and what it led has other leaders.
 PARTITION_SECONDS = 15.0
+#: Of a link, and of the packets that wait for it; more are dropped.
+LINK_BYTES, QUEUE_BYTES = 100_000, 30_000
+#: Events, of some hundred bytes each.
+FILLS_LINKS, FILLS_SEGMENTS = 3_000, 2_000
 
 
 class Failure(Enum):
@@ -159,6 +163,41 @@ def test_a_majority_that_is_cut_off_loses_and_doubles_nothing(trial: Trial, note
         trial.wait_for_commit(batch)
         note("seconds to the next commit", f"{time.monotonic() - began:.1f}")
         trial.judge(note, held, restarts)
+    trial.is_well = True
+
+
+def test_a_broker_whose_disk_is_full_loses_and_doubles_nothing(trial: Trial, note: NoteProperty) -> None:
+    note("case", "the disk of the leader of a sink partition is full, `during-send`; the broker ends by itself")
+    restarts = trial.pipeline.restarts
+    batch = trial.hold("during-send")
+    node = trial.broker(Target.LEADER)
+    with trial.hold_ups() as held:
+        trial.cluster.fill_disk(node)
+        trial.pipeline.release()
+        note("seconds to the next commit", f"{trial.wait_for_commit(batch):.1f}")
+        while trial.cluster.is_alive(node):  # it has room in a segment that it has made already
+            trial.pipeline.send(FILLS_SEGMENTS)
+            trial.wait_for_commit(trial.pipeline.last_batch + 1)
+        trial.judge(note, held, restarts)
+    trial.is_well = True
+
+
+def test_packets_that_are_late_or_lost_lose_and_double_nothing(trial: Trial, note: NoteProperty) -> None:
+    note("case", f"all three brokers behind links of {LINK_BYTES // 1000} kB/s, which delay packets and drop some")
+    restarts = trial.pipeline.restarts
+    with trial.hold_ups() as held:
+        try:
+            for node in NODES:
+                trial.cluster.narrow(node, LINK_BYTES, QUEUE_BYTES)
+        except OSError as error:
+            pytest.skip(f"links can't be narrowed: {error}")
+        began, first = time.monotonic(), trial.pipeline.last_batch
+        trial.pipeline.send(FILLS_LINKS)
+        trial.wait_for_commit(first + 1)
+        lost = sum(trial.cluster.dropped(node) for node in NODES)
+        note("seconds to the next commit", f"{time.monotonic() - began:.1f}")
+        trial.judge(note, held, restarts)
+    assert lost > 0
     trial.is_well = True
 
 

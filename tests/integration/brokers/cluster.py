@@ -173,9 +173,11 @@ class BrokerCluster:
         for node in NODES:
             self._network.heal(node)
             disks.free(log_directory(self.data(node)))
-            if node in self._running and self._running[node].process.is_alive():
+            if node in self._running and self.is_alive(node):
                 self.thaw(node)
             else:
+                if node in self._running:  # it has ended by itself
+                    self.kill(node)
                 self.start(node)
         self.wait_until_whole()
 

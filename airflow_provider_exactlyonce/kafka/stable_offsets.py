@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.answers import answer_of
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 
 if TYPE_CHECKING:
@@ -171,6 +172,10 @@ class StableOffsets(PartitionOffsets):
 
         self._admin = AdminClient(self._config)
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._admin.__exit__(None, None, None)  # it has no ``close``
+
     def cluster_id(self) -> str:
         """Return what tells the cluster from all others."""
         return str(self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result().cluster_id)
@@ -181,7 +186,7 @@ class StableOffsets(PartitionOffsets):
 
     @override
     def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+        from confluent_kafka import KafkaError, TopicCollection
 
         wanted = sorted(set(topics))
         if not wanted:
@@ -189,11 +194,8 @@ class StableOffsets(PartitionOffsets):
         descriptions: dict[str, DescribedTopic] = {}
         described = self._admin.describe_topics(TopicCollection(wanted), request_timeout=_TIMEOUT_SECONDS)
         for topic in wanted:
-            try:
-                answer = described[topic].result()
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise
+            answer = answer_of(described[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
+            if answer is None:
                 continue
             bits = (answer.topic_id.get_most_significant_bits(), answer.topic_id.get_least_significant_bits())
             high, low = (half % 2**64 for half in bits)
@@ -226,7 +228,7 @@ class StableOffsets(PartitionOffsets):
             time.sleep(_PAUSE_SECONDS)
 
     def _ask_once(self, specs: Mapping[Place, Any], *, committed: bool) -> dict[Place, int]:
-        from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+        from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
 
         futures = self._admin.list_offsets(
             {TopicPartition(*place): spec for place, spec in specs.items()},
@@ -235,12 +237,10 @@ class StableOffsets(PartitionOffsets):
         )
         answers: dict[Place, int] = {}
         for place, future in futures.items():
-            try:
-                answers[(place.topic, place.partition)] = int(future.result().offset)
-            except KafkaException as error:
-                if error.args[0].code() not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):
-                    raise
+            answer = answer_of(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT)
+            if answer is None:
                 raise MissingPartitionError(
                     f"partition {place.topic}-{place.partition} does not exist on {self.where}, or has no leader"
-                ) from error
+                )
+            answers[(place.topic, place.partition)] = int(answer.offset)
         return answers

@@ -179,6 +179,8 @@ class WireClient:
     def close(self) -> None:
         """Close the connections. An open transaction stays open."""
         self.admin.close()
+        if "offsets" in vars(self):
+            self.offsets.close()
 
     def init_producer_id(
         self, transactional_id: str, current: Producer, transaction_timeout_milliseconds: int

@@ -29,6 +29,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.answers import answer_of
 from airflow_provider_exactlyonce.kafka.stable_offsets import (
     MissingPartitionError,
     Place,
@@ -178,14 +179,12 @@ class Gates:
         described = self._connections.admin.describe_topics(TopicCollection(names), request_timeout=_TIMEOUT_SECONDS)
         existing = set()
         for name, future in described.items():
-            try:
-                future.result()
-            except KafkaException as error:
-                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    continue
-                if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    raise
-            existing.add(name)  # one that may not be described is refused by name when it is read
+            error = future.exception()
+            code = error.args[0].code() if isinstance(error, KafkaException) else None
+            # One that may not be described is refused by name when it is read.
+            is_hidden = code == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            if is_hidden or answer_of(future, KafkaError.UNKNOWN_TOPIC_OR_PART) is not None:
+                existing.add(name)
         return existing
 
     def _read(self, topic: str, pipeline: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeVar
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.answers import answer_of
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
@@ -78,6 +79,8 @@ class LedgerConnections:
     def close(self) -> None:
         """Close them."""
         self.records.close()
+        self.offsets.close()
+        self.admin.__exit__(None, None, None)  # it has no ``close``
 
 
 class LedgerReader:
@@ -142,18 +145,13 @@ class LedgerReader:
                 yield record
 
     def _describe(self) -> tuple[str, str] | None:
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+        from confluent_kafka import KafkaError, TopicCollection
 
         asked = self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS)
         future = self._admin.describe_topics(TopicCollection([self.topic]), request_timeout=_TIMEOUT_SECONDS)
         cluster = asked.result()
-        try:
-            topic = future[self.topic].result()
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return None
-            raise
-        return cluster.cluster_id, str(topic.topic_id)
+        topic = answer_of(future[self.topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return None if topic is None else (cluster.cluster_id, str(topic.topic_id))
 
     def _bounds(self) -> tuple[int, int]:
         """Return (log start, last stable offset)."""

@@ -26,6 +26,12 @@ from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Input, Shape,
 from tests.integration.streaming.harness import read_committed
 
 
+def client_threads() -> int:
+    """Return how many threads of this process belong to clients of librdkafka."""
+    names = [(thread / "comm").read_text() for thread in Path("/proc/self/task").iterdir()]
+    return sum(name.startswith("rdk:") for name in names)
+
+
 class StoppingDriver(Driver):
     """A driver that stops right after a commit: what comes next is planned and has not begun."""
 
@@ -71,7 +77,9 @@ class Case:
         self.home.status.unlink(missing_ok=True)
         made.stop_at = stop_at
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = client_threads()
         code = made.run()
+        assert client_threads() <= before, "a driver closes its clients"
         for number, handler in handlers.items():
             signal.signal(number, handler)
         assert code == expected

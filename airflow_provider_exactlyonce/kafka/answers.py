@@ -1,0 +1,25 @@
+"""What a cluster answers to an admin client of confluent-kafka."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def answer_of(future: Future[T], *absent: int) -> T | None:
+    """Return an answer, None for an error that says that nothing is there.
+
+    Such an error is not raised: its traceback would hold the function that asks, that function the future, and the
+    future the error. So the client, with its threads, would live until Python's garbage collector comes.
+
+    :param absent: codes of :class:`confluent_kafka.KafkaError`
+    :raises confluent_kafka.KafkaException: another error
+    """
+    from confluent_kafka import KafkaException
+
+    error = future.exception()
+    if isinstance(error, KafkaException) and error.args[0].code() in absent:
+        return None
+    return future.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 _LISTS: Final = ("source_conn_ids", "postgres_conn_ids", "store_conn_ids", "application_args")
 _MAPPINGS: Final = ("conf", "env_vars")
+
+
+#: Airflow's KubernetesExecutor says so to its tasks: the pod ends, with all its processes, when the task defers.
+_IN_A_PODS_ENVIRONMENT: Final = "AIRFLOW_IS_K8S_EXECUTOR_POD"
 
 
 class DriverOperator(PipelineLineage, BaseOperator):
@@ -82,6 +87,11 @@ class DriverOperator(PipelineLineage, BaseOperator):
     @abstractmethod
     def execute(self, context: Context) -> dict[str, Any]:
         """Do the task's work, or defer."""
+
+    @property
+    def ends_with_its_pod(self) -> bool:
+        """Whether nothing that this task has started outlives it, or its deferral: it is a pod of its own."""
+        return _IN_A_PODS_ENVIRONMENT in os.environ
 
     def find_application(self, application: str) -> str:
         """Return where a job's file is; a relative path is looked up beside the DAG's file.

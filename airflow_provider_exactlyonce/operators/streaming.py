@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -55,8 +54,6 @@ _USERS_STATES: Final = frozenset({"failed", "success", "skipped", "restarting", 
 _SLOT_SECONDS: Final = 60.0
 #: A delay before a restart that is shorter than this is not worth the way to the triggerer and back.
 _WORTH_DEFERRING_SECONDS: Final = 3.0
-#: Airflow's KubernetesExecutor says so to its tasks: the pod ends, with all its processes, when the task defers.
-_IN_A_PODS_ENVIRONMENT: Final = "AIRFLOW_IS_K8S_EXECUTOR_POD"
 
 
 class StreamingPipelineOperator(DriverOperator):
@@ -304,7 +301,7 @@ class _TaskSupervision:
                 f"deploy-mode cluster ({cluster.name}), where the manager starts each driver. Leave standby out, or "
                 "give the task a connection with deploy-mode client"
             )
-        if self._until == untils.RUNNING and cluster is None and _IN_A_PODS_ENVIRONMENT in os.environ:
+        if self._until == untils.RUNNING and cluster is None and self._task.ends_with_its_pod:
             raise RefusedError(
                 "until='running' needs a driver that outlives the task, and this task is a pod of Airflow's "
                 f"KubernetesExecutor, with which its driver ends. Give connection {task.conn_id} deploy-mode cluster, "
@@ -349,7 +346,7 @@ class _TaskSupervision:
         """Whether the task may defer while its driver lives."""
         if not self._task.deferrable or self._until == untils.RUNNING or self._task.is_signalled:
             return False
-        if not (intent.is_here and _IN_A_PODS_ENVIRONMENT in os.environ):
+        if not (intent.is_here and self._task.ends_with_its_pod):
             return True
         if not self._stays:
             self._stays = True

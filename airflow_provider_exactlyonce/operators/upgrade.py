@@ -72,7 +72,7 @@ class _PlanOperator(DriverOperator):
         begun = self._in_turn(home, lambda: self._begin(home, pipeline, request.name))
         upgrade = Upgrade(home, begun, tools)
         while isinstance(plan := self._in_turn(home, upgrade.advance), WaitCondition):
-            if self.deferrable:
+            if self.deferrable and not self.ends_with_its_pod:
                 self._defer(home, plan)
             time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
         request.done()

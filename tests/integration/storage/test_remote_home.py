@@ -246,7 +246,8 @@ def test_a_commit_asks_the_store_for_what_it_needs_and_no_more(pipeline: Pipelin
         "list checkpoint/commits": 1,
         "read checkpoint/commits": 1,
     }
-    of_state = {what: round(count) for what, count in state.items()}  # some are uploaded after their commit
+    # Some are uploaded after their commit, and the state store has its maintenance, each minute of a slow run.
+    of_state = {what: int(count) for what, count in state.items()}
     assert of_state["write checkpoint/state"] <= 2 * 3 and of_state["list checkpoint/state"] <= 2 * 2, state
 
 

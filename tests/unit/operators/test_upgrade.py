@@ -223,6 +223,20 @@ def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_wa
         upgrade(home, job, deferrable=True).resume_from_trigger({"ti": TaskInstance()}, {})  # type: ignore[typeddict-item]
 
 
+def test_a_task_whose_pod_would_end_with_the_driver_that_it_watches_waits_there(
+    home: Home, job: str, driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(home, job, UpgradeStep.WATCH_OLD, old="v1", token="t", savepoint="3-ab")
+
+    def look_again() -> None:
+        raise ExactlyOnceError("it waits in its worker")
+
+    monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
+    monkeypatch.setattr(operators, "time", StandingClock(meanwhile=look_again))
+    with pytest.raises(ExactlyOnceError, match="it waits in its worker"):
+        execute(upgrade(home, job, deferrable=True))
+
+
 @pytest.mark.parametrize(
     ("changes", "end"),
     [

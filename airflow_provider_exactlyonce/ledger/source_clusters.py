@@ -212,9 +212,11 @@ class Cluster:
         preflight.check_topic_ids(self.client, topic_ids, where=str(self))
 
     def close(self) -> None:
-        """Close the client."""
+        """Close its clients, but not one that it was given."""
         if "client" in vars(self):
             self.client.close()
+        if "_asked" in vars(self) and self._asked is not self._offsets:
+            self._asked.close()
 
 
 class SourceTable(Cluster):

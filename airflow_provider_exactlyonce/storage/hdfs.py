@@ -38,6 +38,7 @@ T = TypeVar("T")
 _ATTEMPTS: Final = 3
 _LOCK_POLL_SECONDS: Final = 0.02
 _BELOW_A_FILE: Final = "(is not a directory)"
+_DENIED: Final = "AccessControlException"
 
 
 #: The process that uses HDFS.
@@ -256,9 +257,11 @@ def _asked(question: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T
     """Return an answer; what the client has no error for is a :class:`OSError`, too.
 
     :raises FileNotFoundError: also below a file, where the name node speaks of access
+    :raises PermissionError: when it denies access
     """
     try:
         return question(*arguments, **named)
     except RuntimeError as error:
         text = str(error).partition("\\n\\t")[0]
-        raise (FileNotFoundError if _BELOW_A_FILE in text else OSError)(text) from error
+        kinds = {_BELOW_A_FILE: FileNotFoundError, _DENIED: PermissionError}
+        raise next((kind for part, kind in kinds.items() if part in text), OSError)(text) from error

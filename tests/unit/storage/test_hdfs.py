@@ -1,0 +1,30 @@
+"""What a name node refuses, as everybody else here knows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_exactlyonce.storage import hdfs
+from airflow_provider_exactlyonce.storage.store import is_no_answer
+
+DENIED = "org.apache.hadoop.security.AccessControlException: Permission denied: user=a, access=WRITE, inode="
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "may_be_answered_later"),
+    [
+        (f'{DENIED}"/pipelines":hdfs:hdfs:drwxr-xr-x', PermissionError, False),
+        (f"{DENIED}/pipelines/file (is not a directory)", FileNotFoundError, False),
+        ("org.apache.hadoop.ipc.StandbyException: Operation category READ is not supported", OSError, True),
+    ],
+)
+def test_what_the_client_has_no_error_for_is_one_that_is_known(
+    said: str, kind: type[OSError], may_be_answered_later: bool
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError(f"{said}\\n\\tat org.apache.hadoop")
+
+    with pytest.raises(kind) as raised:
+        hdfs._asked(refuse)
+    assert (type(raised.value), str(raised.value)) == (kind, said)
+    assert is_no_answer(raised.value) is may_be_answered_later

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import uuid
@@ -28,7 +29,10 @@ from tests.integration.streaming.harness import read_committed
 
 def client_threads() -> int:
     """Return how many threads of this process belong to clients of librdkafka."""
-    names = [(thread / "comm").read_text() for thread in Path("/proc/self/task").iterdir()]
+    names = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            names.append((thread / "comm").read_text())
     return sum(name.startswith("rdk:") for name in names)
 
 

@@ -200,8 +200,8 @@ def doubtful_time(schema: StructType) -> str:
     Names and values may be written with escapes, and in either kind of quotes.
     """
     names = [field.name for field in schema.fields if isinstance(field.dataType, TimestampType)]
-    is_nested = any(TimestampType in kinds_within(field.dataType) for field in schema if is_nested(field.dataType))
-    before = r"[:,\[]" if is_nested else rf"[\"'](?:{'|'.join(map(re.escape, names))})[\"']\s*:"
+    is_within = any(TimestampType in kinds_within(field.dataType) for field in schema if is_nested(field.dataType))
+    before = r"[:,\[]" if is_within else rf"[\"'](?:{'|'.join(map(re.escape, names))})[\"']\s*:"
     without_date = rf"""["'](?:{_BLANK}|\\.)*{_WITHOUT_DATE}"""
     escaped = r"\\u00" if all(map(str.isascii, names)) else r"\\u"
     return rf"{before}\s*(?:{without_date}|-?\d{{13}})|{escaped}"

@@ -83,7 +83,7 @@ class Case:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         before = client_threads()
         code = made.run()
-        assert client_threads() <= before, "a driver closes its clients"
+        assert expected or client_threads() <= before, "a driver that has run closes its clients"
         for number, handler in handlers.items():
             signal.signal(number, handler)
         assert code == expected

@@ -206,22 +206,18 @@ def left_behind(plan: Plan) -> str:
     )
 
 
-class PlanHeldError(AlreadyRunningError):
-    """Another process takes the plan's steps just now."""
-
-
 @contextmanager
 def working_on(home: Home, pipeline: str, *, dry_run: bool = False) -> Iterator[None]:
     """Keep everybody else from advancing the plan; a process that dies lets go.
 
-    :raises PlanHeldError: when somebody does
+    :raises AlreadyRunningError: when somebody does, because of a HeldError
     """
     plan = path_of(home, _PLAN, dry_run=dry_run)
     with ExitStack() as held:
         try:
             held.enter_context(leases.alone(plan, pipeline))
         except HeldError as error:
-            raise PlanHeldError(
+            raise AlreadyRunningError(
                 f"another process works on the upgrade of the pipeline in {home}; it goes on without this one"
             ) from error
         yield

@@ -93,13 +93,15 @@ class _PlanOperator(DriverOperator):
 
         :raises AlreadyRunningError: when another process does it for too long
         """
-        from airflow_provider_exactlyonce.control.upgrade_plan import PlanHeldError
+        from airflow_provider_exactlyonce.storage.store import HeldError
 
         began = time.monotonic()
         while True:
             try:
                 return act()
-            except PlanHeldError as error:
+            except AlreadyRunningError as error:
+                if not isinstance(error.__cause__, HeldError):
+                    raise
                 if time.monotonic() - began > _HELD_SECONDS:
                     raise AlreadyRunningError(f"{error}; waited {_HELD_SECONDS:.0f} s for its end") from error
                 self.log.info("%s; waiting for its end", error)

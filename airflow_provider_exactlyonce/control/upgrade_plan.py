@@ -198,6 +198,11 @@ def is_left(home: Home, plan: Plan, now: float) -> bool:
         return False
 
 
+def is_held(error: AlreadyRunningError) -> bool:
+    """Whether an error says that another process works on the plan, which may end at any time."""
+    return isinstance(error.__cause__, HeldError)
+
+
 def left_behind(plan: Plan) -> str:
     """Say what to do about a plan that :func:`is_left`."""
     return (
@@ -210,7 +215,7 @@ def left_behind(plan: Plan) -> str:
 def working_on(home: Home, pipeline: str, *, dry_run: bool = False) -> Iterator[None]:
     """Keep everybody else from advancing the plan; a process that dies lets go.
 
-    :raises AlreadyRunningError: when somebody does, because of a HeldError
+    :raises AlreadyRunningError: when somebody does, see :func:`is_held`
     """
     plan = path_of(home, _PLAN, dry_run=dry_run)
     with ExitStack() as held:

@@ -93,14 +93,14 @@ class _PlanOperator(DriverOperator):
 
         :raises AlreadyRunningError: when another process does it for too long
         """
-        from airflow_provider_exactlyonce.storage.store import HeldError
+        from airflow_provider_exactlyonce.control import upgrade_plan
 
         began = time.monotonic()
         while True:
             try:
                 return act()
             except AlreadyRunningError as error:
-                if not isinstance(error.__cause__, HeldError):
+                if not upgrade_plan.is_held(error):
                     raise
                 if time.monotonic() - began > _HELD_SECONDS:
                     raise AlreadyRunningError(f"{error}; waited {_HELD_SECONDS:.0f} s for its end") from error

@@ -48,9 +48,9 @@ def one_jvm() -> Iterator[None]:
     if (gateway := SparkContext._gateway) is not None:
         if (active := SparkSession.getActiveSession()) is not None:
             active.stop()
-        gateway.shutdown()
         gateway.proc.stdin.close()  # the JVM ends with its parent's pipe
         gateway.proc.wait()
+        gateway.shutdown()  # before that, py4j would wait for a thread that reads what the JVM may still send
         SparkContext._gateway = SparkContext._jvm = None
 
 

@@ -28,7 +28,7 @@ _WIDE_SCALE: Final = 18
 #: What a FLOAT or DOUBLE is with quotes; without them a number that is too large is read as infinite.
 _INFINITE: Final = ("Infinity", "+Infinity", "-Infinity", "+INF", "-INF")
 #: How a time begins that has no date: Spark reads it as one of today.
-_WITHOUT_DATE: Final = r"(?:T\d|\d{1,2}:)"
+_WITHOUT_DATE: Final = r"(?:T|\d{1,2}:)"
 _BLANK: Final = r"[\x00-\x20\x7f]"  # which Spark leaves out before a time
 
 

@@ -117,9 +117,9 @@ class SharedJvm:
             self._forks.end()
             self._forks = None
         if self._gateway is not None:
-            self._gateway.shutdown()
             self._gateway.proc.stdin.close()  # the JVM ends with its parent's pipe
             self._gateway.proc.wait()
+            self._gateway.shutdown()  # before that, py4j would wait for a thread that reads what the JVM may still send
             self._gateway = None
             self._set.clear()
 

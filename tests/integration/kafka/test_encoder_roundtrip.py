@@ -205,9 +205,9 @@ def java() -> Iterator[JavaGateway]:
     )
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
     yield gateway
-    gateway.shutdown()
     process.stdin.close()
     process.wait()
+    gateway.shutdown()  # before that, py4j would wait for a thread that reads what the JVM may still send
 
 
 def read_with_java(java: JavaGateway, config: Mapping[str, str], topic: str, records: int) -> list[Row]:

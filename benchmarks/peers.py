@@ -31,6 +31,7 @@ from benchmarks.engines.report import Results, draw, tables
 from benchmarks.engines.runs import Runs
 from benchmarks.engines.workloads import AVRO, PASSED, WORKLOADS
 from tests import apicurio
+from tests.java_archives import newest_java
 
 KILLED, SMALL_BATCHES = "killed", "small batches"
 #: Of the workloads that only pass values.
@@ -64,7 +65,7 @@ def kinds(
 @contextmanager
 def avro_values(folder: Path) -> Iterator[AvroValues | None]:
     """Give what writes and reads Avro with a registry of its own, None where there is no Java for one."""
-    if apicurio.java() is None:
+    if newest_java(apicurio.JAVA) is None:
         print(f"{AVRO}: left out, the registry needs Java {apicurio.JAVA}")
         yield None
         return

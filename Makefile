@@ -55,7 +55,7 @@ pytest: setup
 	@$(PYTEST) $(ARGS)
 
 test-all: lint ## the same with the slow tests; resumes: on the same files nothing that has passed runs again
-	@$(PYTEST) -p tests.resume -m "" $(ARGS)
+	@$(PYTEST) -p tests.resume -m "not cluster" $(ARGS)
 
 test-registry: setup ## the tests of Avro and Protobuf with a real schema registry; needs Java 21, of which the rest can do without
 	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/unit/streaming/registry tests/integration/streaming/test_schema_registry.py $(ARGS)
@@ -73,8 +73,8 @@ fault-matrix: setup ## every pair of failing calls at every sink, and longer fai
 kubernetes-servers: setup ## build etcd and an API server of Kubernetes for test-cluster, once, into the per-user cache (needs Go, and half an hour)
 	@$(VENV_PYTHON) -m tests.kubernetes_cluster
 
-test-cluster: setup ## a pipeline on three brokers that are killed, frozen, cut off (needs root), on HDFS and on YARN; prints a table
-	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/integration/brokers tests/integration/clusters $(ARGS)
+test-cluster: setup ## three brokers that are killed, frozen, cut off (needs root), YARN, pods, homes on HDFS and GCS; resumes; prints a table
+	@$(VENV_PYTHON) -m pytest -n 0 -p tests.resume -m cluster tests/integration $(ARGS)
 
 lint: setup ## ruff, and mypy --strict, on the tests too
 	@.venv/bin/ruff check --quiet --output-format concise

@@ -24,7 +24,7 @@ from tests.integration.brokers.trial import BURST, NoteProperty, Target, Trial
 from tests.integration.streaming.harness import end_offsets
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 #: Longer than a broker's session (9 s): whoever is cut off for so long is fenced, and what it led has other leaders.
 PARTITION_SECONDS = 15.0

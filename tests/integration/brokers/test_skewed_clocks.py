@@ -17,7 +17,7 @@ from tests.integration.brokers.cluster import NODES, BrokerCluster
 from tests.integration.brokers.network import one_at_a_time, why_impossible
 from tests.integration.brokers.trial import NoteProperty, Target, Trial
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 #: Of brokers 1 and 2. Kafka refuses records that are an hour ahead of a broker's clock.
 SKEW_SECONDS = {1: 1800, 2: -1800}

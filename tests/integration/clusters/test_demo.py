@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from tests import hadoop_cluster
 from tests.integration.test_demo import demo, started_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 
 def test_the_main_job_on_a_cluster_is_right_when_a_leader_is_killed_in_mid_batch(tmp_path: Path) -> None:

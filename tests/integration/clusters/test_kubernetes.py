@@ -37,7 +37,7 @@ from tests.kubernetes_cluster import (
 )
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 #: What the documented image has among Spark's own.
 JARS = ",".join(f"local://{jar}" for jar in [*spark_connector_jars(), EXCLUSIVE_FILES_JAR, *s3a_jars()])

@@ -34,7 +34,7 @@ from tests.integration.operators.test_streaming_deferred import first_event, tri
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
 from tests.waiting import HANG_SECONDS, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 CLUSTER_CONF = {
     **CONF,

@@ -123,10 +123,11 @@ class Pipeline:
             assert object_stores.SECRET.encode() not in read
 
 
-SLOW = ("seaweedfs", "gcs", "hadoop")
+def on_clusters(*servers: str) -> list[Any]:
+    return [pytest.param(server, marks=pytest.mark.cluster) for server in servers]
 
 
-@pytest.fixture(params=["moto", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.fixture(params=["moto", *on_clusters("seaweedfs", "gcs", "hadoop")])
 def server(request: pytest.FixtureRequest) -> Server:
     running = request.getfixturevalue(request.param)
     if isinstance(running, HadoopCluster):
@@ -255,7 +256,7 @@ def test_a_commit_asks_the_store_for_what_it_needs_and_no_more(pipeline: Pipelin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["moto", "seaweedfs", "hadoop"], indirect=True)
+@pytest.mark.parametrize("server", ["moto", *on_clusters("seaweedfs", "hadoop")], indirect=True)
 def test_a_savepoint_is_restored_exactly_and_every_command_works(pipeline: Pipeline) -> None:
     world = pipeline.world
     world.send(1500)
@@ -292,7 +293,7 @@ def test_a_savepoint_is_restored_exactly_and_every_command_works(pipeline: Pipel
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["moto", "hadoop"], indirect=True)
+@pytest.mark.parametrize("server", ["moto", *on_clusters("hadoop")], indirect=True)
 @pytest.mark.parametrize(
     ("step", "step_back"),
     [("check", "restore"), ("compare", "start-old"), ("stop", "watch-old"), ("start", None), ("watch", None)],
@@ -335,7 +336,7 @@ def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["moto", "gcs", "hadoop"], indirect=True)
+@pytest.mark.parametrize("server", ["moto", *on_clusters("gcs", "hadoop")], indirect=True)
 def test_a_restore_that_is_killed_at_each_step_is_repeated_and_exact(pipeline: Pipeline) -> None:
     world = pipeline.world
     world.send(900)

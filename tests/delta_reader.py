@@ -25,6 +25,15 @@ def read_delta(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
+def newest_delta_entry(path: str | Path) -> dict[str, Any] | None:
+    """Return what the newest of a pipeline's commits says of itself, None if there is none."""
+    entry = None
+    for file in sorted(Path(path, "_delta_log").glob("*.json")):
+        for line in file.read_text().splitlines():
+            entry = json.loads(line).get("commitInfo", {}).get("exactlyonce", {}).get("entry") or entry
+    return entry
+
+
 def _rows(file: Path) -> list[dict[str, Any]]:
     # A reader of one file: of a path it would take the directories for columns.
     with file.open("rb") as opened:

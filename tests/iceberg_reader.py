@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from importlib.metadata import files
 from pathlib import Path
@@ -33,6 +34,16 @@ def read_iceberg(metadata: str) -> list[dict[str, Any]]:
     with _duckdb() as connection:
         table = connection.execute("SELECT * FROM iceberg_scan(?)", [metadata]).fetch_arrow_table()
     return table.to_pylist()  # type: ignore[no-any-return]
+
+
+def newest_iceberg_entry(metadata: str) -> dict[str, Any] | None:
+    """Return what the newest of a pipeline's snapshots says of itself, None if there is none."""
+    content = json.loads(Path(metadata.removeprefix("file://")).read_text())
+    snapshots = {snapshot["snapshot-id"]: snapshot for snapshot in content["snapshots"]}
+    snapshot = snapshots.get(content["current-snapshot-id"])
+    while snapshot is not None and "exactlyonce.entry" not in snapshot["summary"]:
+        snapshot = snapshots.get(snapshot.get("parent-snapshot-id"))
+    return None if snapshot is None else json.loads(snapshot["summary"]["exactlyonce.entry"])
 
 
 def _duckdb() -> duckdb.DuckDBPyConnection:

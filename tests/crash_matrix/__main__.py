@@ -7,14 +7,16 @@ import itertools
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.failpoints import NAMES
 from tests.crash_matrix import report, stock
-from tests.crash_matrix.cases import Case, cases, worlds
+from tests.crash_matrix.cases import POINTS_WITH_TABLE, Case, cases, worlds
 from tests.crash_matrix.lane import Result, run_lanes
 from tests.crash_matrix.pipeline import Pipeline
+from tests.crash_matrix.table import TABLES
 
 WORLD_CASES = 24
 WORTH_AN_ARCHIVE = 20
@@ -27,14 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="decides order and details (default: 1)")
     parser.add_argument("--only", type=int, action="append", help="this run only, by its number; repeatable")
     parser.add_argument("--stock", action="store_true", help="the negative control: Spark's own sink instead")
+    parser.add_argument("--beside", choices=TABLES, help="write to a table of this kind too, in the same query")
     parser.add_argument("--lanes", type=int, default=2, help="brokers, each with one driver at a time (default: 2)")
     parser.add_argument("--folder", type=Path, default=Path(".exactlyonce/crash-matrix"), help="results and logs")
     given = parser.parse_args(arguments)
     given.folder = given.folder.absolute()
     given.folder.mkdir(parents=True, exist_ok=True)
-    name = f"{'stock' if given.stock else 'results'}-{given.seed}"
+    name = f"{'stock' if given.stock else given.beside or 'results'}-{given.seed}"
     results_file = given.folder / f"{name}.jsonl"
-    endless = cases(given.seed, stock.POINTS if given.stock else NAMES)
+    endless = cases(given.seed, stock.POINTS if given.stock else POINTS_WITH_TABLE if given.beside else NAMES)
     wanted = list(itertools.islice(endless, max([given.runs, *(n + 1 for n in given.only or [])])))
     if given.only:
         wanted = [case for case in wanted if case.index in given.only]
@@ -63,7 +66,8 @@ def _run(given: argparse.Namespace, wanted: Sequence[Case], results: list[Result
         report.append(results_file, result)
         _say(result, len(results) - len(done), len(left), time.monotonic() - began)
         if result.verdict != "recovered":
-            again = f"python -m tests.crash_matrix{' --stock' * given.stock} --seed {given.seed} --only {result.index}"
+            of = " --stock" if given.stock else f" --beside {given.beside}" if given.beside else ""
+            again = f"python -m tests.crash_matrix{of} --seed {given.seed} --only {result.index}"
             print(f"   {result.detail}\n   again: {again}", flush=True)
 
     run_lanes(
@@ -71,7 +75,7 @@ def _run(given: argparse.Namespace, wanted: Sequence[Case], results: list[Result
         folder,
         worlds(left, min(WORLD_CASES, -(-len(left) // given.lanes))),
         tell,
-        make=stock.StockPipeline if given.stock else Pipeline,
+        make=stock.StockPipeline if given.stock else partial(Pipeline, beside=given.beside),
         goes_on=given.stock,
     )
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import product
 
-from airflow_provider_exactlyonce.failpoints import NAMES
+from airflow_provider_exactlyonce.failpoints import NAMES, SINK_NAMES
 from tests.crash_matrix.shapes import SHAPES
 
-CLAIM = "after-claim"
+#: The steps of a start; the others are those of a batch.
+AT_START = ("after-sink-fence", "after-sink-claim", "after-claim")
+#: Where a table beside the topic may be left.
+POINTS_WITH_TABLE = (*NAMES, *(name for name in SINK_NAMES if name != "after-delivery"))
 #: A frozen driver's transactions time out after so long; those of the others outlive every restart.
 SHORT_TIMEOUT_SECONDS = 3
 LONG_TIMEOUT_SECONDS = 120
@@ -48,20 +51,20 @@ class Case:
 class Life:
     """One driver's life, from its start to its death.
 
-    :param claim: injected while it starts
+    :param start: injected while it starts
     :param middle: injected one after the other while it runs
     :param kill: ends it; the last life of a world has none
     """
 
     timeout_seconds: int = LONG_TIMEOUT_SECONDS
-    claim: Case | None = None
+    start: Case | None = None
     middle: list[Case] = field(default_factory=list)
     kill: Case | None = None
 
     @property
     def cases(self) -> list[Case]:
         """All of them, in order."""
-        return [case for case in (self.claim, *self.middle, self.kill) if case is not None]
+        return [case for case in (self.start, *self.middle, self.kill) if case is not None]
 
 
 def cases(seed: int, points: Sequence[str] = NAMES) -> Iterator[Case]:
@@ -85,9 +88,9 @@ def worlds(wanted: Sequence[Case], size: int) -> list[list[Case]]:
 
 def lives(wanted: Sequence[Case]) -> list[Life]:
     """Spread a world's cases over as few drivers as they need, because a driver's start is what costs."""
-    at_claim = [case for case in wanted if case.point == CLAIM]
-    kills = [case for case in wanted if case.fault is Fault.DRIVER and case.point != CLAIM]
-    rest = [case for case in wanted if case not in at_claim and case not in kills]
+    at_start = [case for case in wanted if case.point in AT_START]
+    kills = [case for case in wanted if case.fault is Fault.DRIVER and case not in at_start]
+    rest = [case for case in wanted if case not in at_start and case not in kills]
     frozen = [case for case in rest if case.fault is Fault.FREEZE]
     others = [case for case in rest if case.fault is not Fault.FREEZE]
     planned = [Life(kill=case) for case in kills] or [Life()]
@@ -98,15 +101,15 @@ def lives(wanted: Sequence[Case]) -> list[Life]:
         planned[number % len(planned)].middle.append(case)
     if planned[-1].kill is not None:
         planned.append(Life())
-    for number, case in enumerate(at_claim):
+    for number, case in enumerate(at_start):
         if case.fault is Fault.DRIVER:
-            planned.insert(0, Life(claim=case))
+            planned.insert(0, Life(start=case))
             continue
-        free = next((life for life in planned if life.claim is None), None)
+        free = next((life for life in planned if life.start is None), None)
         if free is None:
             free = Life()
             planned.insert(number, free)
-        free.claim = case
+        free.start = case
         if case.fault is Fault.FREEZE:
             free.timeout_seconds = SHORT_TIMEOUT_SECONDS
     return planned

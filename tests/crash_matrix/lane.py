@@ -17,7 +17,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
-from tests.crash_matrix.cases import CLAIM, LONG_TIMEOUT_SECONDS, Case, Fault, Life, lives
+from tests.crash_matrix.cases import LONG_TIMEOUT_SECONDS, Case, Fault, Life, lives
 from tests.crash_matrix.pipeline import HangingError, Pipeline
 from tests.crash_matrix.shapes import NO_DATA
 from tests.crash_matrix.verdict import Findings
@@ -164,15 +164,15 @@ class _World:
         outlives_restart = self._dead and pipeline.timeout_seconds == LONG_TIMEOUT_SECONDS
         is_hidden = outlives_restart and pipeline.observer.is_held_back()
         claim_before = pipeline.newest_claim()
-        pipeline.start(life.timeout_seconds, arm=CLAIM if life.claim else None)
-        if life.claim is not None:
-            pipeline.wait_for_hold("the driver claims")
+        pipeline.start(life.timeout_seconds, arm=life.start.point if life.start else None)
+        if life.start is not None:
+            pipeline.wait_for_hold(f"the driver reaches {life.start.point}")
         if is_hidden:
             self._measure_held(claim_before)
-        if life.claim is not None:
-            fault(pipeline, self._broker, life.claim)
-            self._dead.append(life.claim)
-            if life.claim.fault is Fault.DRIVER:
+        if life.start is not None:
+            fault(pipeline, self._broker, life.start)
+            self._dead.append(life.start)
+            if life.start.fault is Fault.DRIVER:
                 return
         self._probe(life)
         for case in [*life.middle, *([life.kill] if life.kill else [])]:

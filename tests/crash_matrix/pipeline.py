@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -20,6 +21,7 @@ from airflow_provider_exactlyonce.ledger import topic as ledger_settings
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, ledger_topic
 from tests.crash_matrix.observer import QUIET, STABLE, Observer
 from tests.crash_matrix.shapes import NO_DATA, WITH_WATERMARK, Event, Model, burst
+from tests.crash_matrix.table import TABLES
 from tests.crash_matrix.verdict import Findings, Judge
 from tests.integration.streaming.harness import Driver, World
 
@@ -40,12 +42,14 @@ class Pipeline:
     """A pipeline under test.
 
     :param shape: one of :data:`tests.crash_matrix.shapes.SHAPES`
+    :param beside: the topic there is a table too, one of :data:`tests.crash_matrix.table.TABLES`
     """
 
     config: Mapping[str, str]
     name: str
     shape: str
     folder: Path
+    beside: str | None = None
     restarts: int = 0
     events: dict[tuple[int, int], Event] = field(default_factory=dict)
     bursts: int = 0
@@ -71,8 +75,9 @@ class Pipeline:
         self._producer = Producer({**self.config, "transactional.id": f"feed-{self.name}", **QUIET})
         self._producer.init_transactions(30)
         self.observer = Observer(self.config, self.sink, ledger_topic(self.name))
-        model = Model(self.shape)
-        self._judge = Judge(self.source, self.sink, lambda ranges: model.rows(self._events(ranges)))
+        self._model = Model(self.shape)
+        self._judge = Judge(self.source, self.sink, self._owed)
+        self._table = None if self.beside is None else TABLES[self.beside](self.folder / "table", self.shape)
         self._judged = 0
         self.driver: Driver | None = None
         self.timeout_seconds = 0
@@ -96,6 +101,8 @@ class Pipeline:
             "TEST_TRANSACTION_TIMEOUT": str(timeout_seconds),
             "TEST_SERVERS": self.config["bootstrap.servers"],
         }
+        if self._table is not None:
+            environment |= {"TEST_BESIDE": str(self.beside), "TEST_TABLE": str(self._table.folder)}
         conf = {"spark.sql.streaming.noDataMicroBatches.enabled": str(self.shape == NO_DATA).lower()}
         self.driver = self.world.start(until="forever", failpoints=f"@{self.plan}", conf=conf, environment=environment)
 
@@ -145,6 +152,12 @@ class Pipeline:
         assert len(places) == len(events)
         return places
 
+    def _owed(self, ranges: Mapping[int, tuple[int, int]]) -> Counter[str]:
+        rows = self._model.rows(self._events(ranges))
+        if self._table is not None:
+            self._table.expect(rows)
+        return rows
+
     def _events(self, ranges: Mapping[int, tuple[int, int]]) -> list[Event]:
         places = ((partition, offset) for partition, (start, end) in ranges.items() for offset in range(start, end))
         return [self.events[place] for place in places if place in self.events]  # the others are markers
@@ -190,7 +203,12 @@ class Pipeline:
         self.wait(self._is_at_rest, "no transaction is open")
         new = self.observer.commits[self._judged :]
         self._judged = len(self.observer.commits)
-        return self._judge.judge(new, self.observer.rows)
+        findings = self._judge.judge(new, self.observer.rows)
+        if (table := self._table) is not None:
+            newest = self.observer.commits[-1].commit
+            self.wait(lambda: table.commit() >= newest, f"the table has commit {newest}")
+            findings.compare("the table", table.owed, table.rows())
+        return findings
 
     def _is_at_rest(self) -> bool:
         """Read up to the end; true when nothing is open, and nothing moved meanwhile."""

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from airflow_provider_exactlyonce.failpoints import NAMES
-from tests.crash_matrix.cases import Fault
+from tests.crash_matrix.cases import POINTS_WITH_TABLE, Fault
 from tests.crash_matrix.lane import Result
 from tests.crash_matrix.shapes import SHAPES
 
@@ -38,7 +37,7 @@ def table(results: Sequence[Result]) -> str:
         f"| | runs | {' | '.join(VERDICTS)} | readers held up after the claim, longest |",
         "|---|---|" + "---|" * (len(VERDICTS) + 1),
     ]
-    for name in NAMES:
+    for name in POINTS_WITH_TABLE:
         lines.append(_row(f"`{name}`", [result for result in results if result.point == name]))
     for fault in Fault:
         lines.append(_row(fault.value, [result for result in results if result.fault == fault.value]))

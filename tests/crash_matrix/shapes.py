@@ -43,6 +43,11 @@ def canonical(row: dict[str, Any]) -> str:
     return json.dumps(row, sort_keys=True)
 
 
+def key_of(row: str) -> str:
+    """Return the key of a row of updates."""
+    return str(json.loads(row)["k"])
+
+
 @dataclass
 class Model:
     """What the batches of one pipeline owe; told of them in their order."""

@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from benchmarks import sink_batches
 from benchmarks.sink_batches import Seconds
-from tests import delta_spark
+from tests import spark_readers
 
 GOAL, GOAL_MILLISECONDS = 0.8, 150
 SPARKS_OWN = "Spark's own Delta"
@@ -65,7 +65,7 @@ def grown(table: Path, versions: int) -> None:
 def measure(folder: Path, given: argparse.Namespace) -> tuple[Seconds, dict[str, list[float]]]:
     settings = {
         "spark.sql.parquet.compression.codec": "zstd",
-        **delta_spark.SETTINGS,
+        **spark_readers.DELTA.conf,
         "spark.databricks.delta.snapshotPartitions": str(given.tasks),  # 50 are as many tasks in each commit
     }
     spark = sink_batches.start_spark(given.tasks, settings)

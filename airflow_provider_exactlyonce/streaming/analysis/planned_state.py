@@ -26,6 +26,9 @@ from airflow_provider_exactlyonce.streaming.spark.jvm import analyzed, class_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+#: Spark gives a Python worker ten seconds to start, however slow the machine is, and has no setting for that.
+_NO_WORKER: Final = "Python worker failed to connect back"
+_TRIES: Final = 3
 #: The last line of a traceback of Python.
 _RAISED: Final = re.compile(r"[\w.]*(Error|Exception): ")
 _CATALYST: Final = "org.apache.spark.sql.catalyst"
@@ -37,6 +40,10 @@ class PlanRefusedError(ExactlyOnceError):
     """Spark can't run this plan as a stream, whatever state there is."""
 
 
+class _NoWorkerError(ExactlyOnceError):
+    """Spark could not ask a processor for its variables."""
+
+
 def stateful_operators(frame: DataFrame, output_mode: str, conf: Mapping[str, str]) -> tuple[StatefulOperator, ...]:
     """Return the operators with state that Spark would run.
 
@@ -44,8 +51,16 @@ def stateful_operators(frame: DataFrame, output_mode: str, conf: Mapping[str, st
     :param output_mode: ``append``, ``update`` or ``complete``
     :param conf: the settings that the checkpoint fixes for its life
     :raises PlanRefusedError: in Spark's words
-    :raises ExactlyOnceError: when this Spark is another one inside
+    :raises ExactlyOnceError: when this Spark is another one inside, or a Python worker does not start within the time
+        that Spark gives it
     """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(_NoWorkerError):
+            return _asked(frame, output_mode, conf)
+    return _asked(frame, output_mode, conf)
+
+
+def _asked(frame: DataFrame, output_mode: str, conf: Mapping[str, str]) -> tuple[StatefulOperator, ...]:
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -59,8 +74,14 @@ def stateful_operators(frame: DataFrame, output_mode: str, conf: Mapping[str, st
             raise PlanRefusedError(str(error).splitlines()[0].rstrip("; ")) from error
         except Py4JError as error:
             thrown = error.java_exception if isinstance(error, Py4JJavaError) else None
+            message = "" if thrown is None else str(thrown.getMessage())
+            if _NO_WORKER in message:
+                raise _NoWorkerError(
+                    f"whether Spark runs this job is not known: {_cause(message)} Spark waits ten seconds for one. "
+                    "Try again when this machine has less to do"
+                ) from error
             if thrown is not None and thrown.getClass().getName().startswith("org.apache.spark."):
-                raise PlanRefusedError(_cause(str(thrown.getMessage()))) from error
+                raise PlanRefusedError(_cause(message)) from error
             raise ExactlyOnceError(
                 f"Spark {frame.sparkSession.version} can't be asked which state a plan keeps: {error}"
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pyspark.sql import functions as F
 from airflow_provider_exactlyonce.checkpoint.compatibility import compare
 from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan, WatermarkPlan
 from airflow_provider_exactlyonce.checkpoint.versions import Verdict, Version
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, TopicPattern, pipeline
 from airflow_provider_exactlyonce.streaming.analysis.plan_description import describe
 from airflow_provider_exactlyonce.streaming.analysis.planned_state import PlanRefusedError, stateful_operators
@@ -186,6 +187,26 @@ def test_a_plan_that_spark_does_not_run_is_refused_in_sparks_words(spark: Any) -
         stateful_operators(SUM.function(SOURCE.stand_in(spark)), "append", {})
     with pytest.raises(PlanRefusedError, match="TransformWithStateInPySpark driver worker exited"):
         stateful_operators(processor(BrokenCounter)(SOURCE.stand_in(spark)), "update", {})
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_start_in_time_is_asked_again_and_is_no_refusal(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent, program = tmp_path / "absent", tmp_path / "python"
+    program.write_text(
+        f'#!/bin/sh\nif rm {absent}-once || [ -e {absent} ]; then exit 1; fi\nexec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(program))
+    frame = processor(CountingProcessor)(SOURCE.stand_in(spark))
+    tmp_path.joinpath("absent-once").touch()
+    [operator] = stateful_operators(frame, "update", {})
+    assert operator.name == "transformWithStateInPySparkExec"
+    absent.touch()
+    with pytest.raises(ExactlyOnceError, match="whether Spark runs this job is not known") as raised:
+        stateful_operators(frame, "update", {})
+    assert not isinstance(raised.value, PlanRefusedError)
 
 
 def test_a_job_whose_function_fails_is_refused_with_its_line(spark: Any, tmp_path: Path) -> None:

@@ -51,7 +51,15 @@ SETTINGS: Final[Mapping[str, str]] = {
     "yarn.resourcemanager.store.class": "org.apache.hadoop.yarn.server.resourcemanager.recovery.FileSystemRMStateStore",
     "yarn.resourcemanager.connect.retry-interval.ms": "1000",
     "yarn.nm.liveness-monitor.expiry-interval-ms": "30000",
+    # What a queue has a right to is taken from others within seconds.
+    "yarn.resourcemanager.scheduler.monitor.enable": "true",
+    "yarn.resourcemanager.monitor.capacity.preemption.monitoring_interval": "500",
+    "yarn.resourcemanager.monitor.capacity.preemption.max_wait_before_kill": "500",
+    "yarn.resourcemanager.monitor.capacity.preemption.total_preemption_per_round": "1.0",
+    "yarn.resourcemanager.monitor.capacity.preemption.natural_termination_factor": "1.0",
 }
+#: {queue: percent of the memory that it has a right to}; each may use all that is free.
+QUEUES: Final = {"default": 50, "urgent": 50, "spare": 0}
 #: What runs a command on a host of another name, so that its processes are none of ours; only root may.
 ANOTHER_HOST: Final = ("unshare", "--uts", "sh", "-c", 'echo localhost > /proc/sys/kernel/hostname; exec "$@"', "sh")
 #: Each gets a port of its own; else it is the same one on every machine.
@@ -164,6 +172,29 @@ class HadoopCluster:
         """Wait until the resource manager has given up the node manager, which was killed."""
         eventually(lambda: self._listed("nodes", "node", {"states": "LOST"}), "the node is lost", poll_seconds=0.2)
 
+    @contextlib.contextmanager
+    def occupying(self, queue: str, megabytes: int) -> Iterator[None]:
+        """Let an application that does nothing ask for memory, and have it, in a queue."""
+        apps = f"{self.resource_manager}/ws/v1/cluster/apps"
+        made = requests.post(f"{apps}/new-application", timeout=60)
+        made.raise_for_status()
+        application = made.json()["application-id"]
+        submission = {
+            "application-id": application,
+            "application-name": "occupant",
+            "application-type": "test",
+            "queue": queue,
+            "max-app-attempts": 1,
+            "resource": {"memory": megabytes, "vCores": 1},
+            "am-container-spec": {"commands": {"command": "sleep 3600"}},
+        }
+        requests.post(apps, json=submission, timeout=60).raise_for_status()
+        try:
+            eventually(lambda: self.containers(application), "it has its container", poll_seconds=0.2)
+            yield
+        finally:
+            requests.put(f"{apps}/{application}/state", json={"state": "KILLED"}, timeout=60).raise_for_status()
+
     def containers(self, application: str) -> list[psutil.Process]:
         """Return the processes of an application's containers; the first container's is its master."""
         return sorted(working_in(self.folder, application), key=lambda process: str(process.cwd()))
@@ -253,11 +284,24 @@ def _write_configuration(folder: Path, hdfs: str, addresses: Mapping[str, str]) 
     for name, settings in {
         "core-site": {"fs.defaultFS": hdfs, "hadoop.tmp.dir": f"{folder}/tmp"},
         "yarn-site": {**SETTINGS, **folders, **addresses},
+        "capacity-scheduler": _queues(),
     }.items():
         properties = "".join(
             f"<property><name>{key}</name><value>{escape(value)}</value></property>" for key, value in settings.items()
         )
         (folder / "conf" / f"{name}.xml").write_text(f"<configuration>{properties}</configuration>")
+
+
+def _queues() -> Mapping[str, str]:
+    root = "yarn.scheduler.capacity.root"
+    settings = {f"{root}.queues": ",".join(QUEUES), "yarn.scheduler.capacity.maximum-am-resource-percent": "1"}
+    for queue, percent in QUEUES.items():
+        settings |= {
+            f"{root}.{queue}.capacity": str(percent),
+            f"{root}.{queue}.maximum-capacity": "100",
+            f"{root}.{queue}.user-limit-factor": "100",
+        }
+    return settings
 
 
 def free_ports(count: int) -> list[int]:

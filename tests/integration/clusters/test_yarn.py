@@ -139,10 +139,11 @@ class Accident:
         self._hadoop = hadoop
         self._before = {app["id"] for app in hadoop.applications()}
 
-    def happen(self, accident: Callable[[str], None]) -> int:
+    def happen(self, accident: Callable[[str], None], **options: Any) -> int:
         """Return how often the driver was restarted, once the output is known to be exact.
 
         :param accident: is given the first application, when some of a batch's records are sent
+        :param options: of the operator
         """
         self.world.send(2000)
 
@@ -156,7 +157,7 @@ class Accident:
 
         with ThreadPoolExecutor(1) as pool:
             happening = pool.submit(in_the_second_batch)
-            result = execute(self.task(), TaskInstance())
+            result = execute(self.task(**options), TaskInstance())
             happening.result()
         return self.judge(result)
 
@@ -222,6 +223,35 @@ def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(
     assert accident.outcomes() == ["SUCCEEDED"]
     commits, _ = accident.world.ledger()
     assert commits[1].epoch > commits[0].epoch + 1, "the failed attempt had an epoch of its own"
+
+
+def test_executors_that_are_preempted_in_mid_batch_cost_no_more(accident: Accident, hadoop: HadoopCluster) -> None:
+    conf = {
+        **CLUSTER_CONF,
+        "spark.executor.instances": "4",
+    }  # with the driver 3.8 GB of 4, to half of which it has a right
+
+    def preempt(application: str) -> None:
+        eventually(lambda: len(hadoop.containers(application)) == 5, "all executors are there", poll_seconds=0.2)
+        with hadoop.occupying("urgent", 2048):
+            left = hadoop.containers(application)
+            assert any(map(is_of_master, left)) and len(left) < 5
+            accident.hold.unlink()
+            eventually(lambda: accident.world.commits() >= 2, "the batch commits", poll_seconds=0.2)
+
+    assert accident.happen(preempt, conf=conf) == 0
+    assert accident.outcomes() == ["SUCCEEDED"]
+
+
+def test_a_driver_that_is_preempted_goes_on_exactly_when_there_is_room(
+    accident: Accident, hadoop: HadoopCluster
+) -> None:
+    def preempt(application: str) -> None:
+        with hadoop.occupying("urgent", 4096):
+            assert not hadoop.containers(application)
+
+    assert accident.happen(preempt, conf={**CLUSTER_CONF, "spark.yarn.queue": "spare"}) <= 1
+    assert accident.outcomes()[-1] == "SUCCEEDED"
 
 
 @pytest.mark.parametrize("place", ["mounted", "hdfs", "s3"])

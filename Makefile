@@ -54,8 +54,9 @@ test: setup ## lint, types, and the test suite, at the same time
 pytest: setup
 	@$(PYTEST) $(ARGS)
 
-test-all: lint ## the same with the slow tests; resumes: on the same files nothing that has passed runs again
+test-all: lint ## the same with the slow tests, then test-cluster; resumes: on the same files nothing that has passed runs again
 	@$(PYTEST) -p tests.resume -m "not cluster" $(ARGS)
+	@$(MAKE) --no-print-directory test-cluster
 
 test-registry: setup ## the tests of Avro and Protobuf with a real schema registry; needs Java 21, of which the rest can do without
 	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/unit/streaming/registry tests/integration/streaming/test_schema_registry.py $(ARGS)

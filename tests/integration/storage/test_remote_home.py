@@ -293,10 +293,16 @@ def test_a_savepoint_is_restored_exactly_and_every_command_works(pipeline: Pipel
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["moto", *on_clusters("hadoop")], indirect=True)
 @pytest.mark.parametrize(
-    ("step", "step_back"),
-    [("check", "restore"), ("compare", "start-old"), ("stop", "watch-old"), ("start", None), ("watch", None)],
+    ("server", "step", "step_back"),
+    [
+        ("moto", "check", "restore"),
+        ("moto", "stop", "watch-old"),
+        ("moto", "start", None),
+        pytest.param("hadoop", "compare", "start-old", marks=pytest.mark.cluster),
+        pytest.param("hadoop", "watch", None, marks=pytest.mark.cluster),
+    ],
+    indirect=["server"],
 )
 def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once(
     pipeline: Pipeline, tmp_path: Path, step: str, step_back: str | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib.font_manager  # noqa: F401 -- looks for the machine's fonts, the first time with a process: before the tests
 import pytest
 
 from tests.soak import journal, report

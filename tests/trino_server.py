@@ -104,21 +104,12 @@ class Trino:
                 command, env=environment, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         eventually(self._has_started, lambda: f"Trino starts: {self._log()[-3000:]}")
-        eventually(self._has_found_itself, lambda: f"Trino knows a node: {self._log()[-3000:]}")
         for name in CATALOGS:
             self._run(f"CREATE SCHEMA {name}.lakes")
 
     def _has_started(self) -> bool:
         assert self._process.poll() is None, self._log()[-3000:]
         return "SERVER STARTED" in self._log()
-
-    def _has_found_itself(self) -> bool:
-        try:
-            return bool(self._run("SELECT * FROM system.runtime.nodes"))
-        except TrinoQueryError as error:
-            if error.error_name != "NO_NODES_AVAILABLE":
-                raise
-            return False
 
     def _log(self) -> str:
         return (self._folder / "log").read_text()
@@ -146,7 +137,19 @@ class Trino:
         name = f"t{next(self._numbers)}"
         given = ", ".join(f"'{word}'" for word in ("lakes", name, *place))
         self._run(f"CALL {catalog}.system.register_table({given})")
-        return self._run(f"SELECT * FROM {catalog}.lakes.{name}")
+        (rows,) = eventually(
+            lambda: self._rows(f"SELECT * FROM {catalog}.lakes.{name}"), lambda: f"Trino reads: {self._log()[-3000:]}"
+        )
+        return rows
+
+    def _rows(self, query: str) -> tuple[list[dict[str, Any]]] | None:
+        """Return the rows of a table, None while no node is known that has the table's catalog."""
+        try:
+            return (self._run(query),)
+        except TrinoQueryError as error:
+            if error.error_name != "NO_NODES_AVAILABLE":
+                raise
+            return None
 
     def _run(self, statement: str) -> list[dict[str, Any]]:
         with Connection(host="127.0.0.1", port=self._port, user="test", timezone="UTC") as connection:

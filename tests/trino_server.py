@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from trino.dbapi import Connection
 from trino.exceptions import TrinoQueryError
 from trino.types import NamedRowTuple
 
+from tests.hadoop_cluster import free_ports
 from tests.java_archives import newest_java, unpacked
 from tests.waiting import eventually
 
@@ -62,9 +62,8 @@ class Trino:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers = itertools.count()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        [self._port] = free_ports(1)
+        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it; returns once it answers."""
@@ -108,7 +107,7 @@ class Trino:
             self._run(f"CREATE SCHEMA {name}.lakes")
 
     def _has_started(self) -> bool:
-        assert self._process.poll() is None, self._log()[-3000:]
+        assert self._process is not None and self._process.poll() is None, self._log()[-3000:]
         return "SERVER STARTED" in self._log()
 
     def _log(self) -> str:
@@ -116,8 +115,9 @@ class Trino:
 
     def kill(self) -> None:
         """Kill it with SIGKILL; returns once it is gone."""
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def read_delta(self, tables: Sequence[str]) -> list[list[dict[str, Any]]]:
         """Return the rows of Delta tables.
@@ -177,6 +177,8 @@ def running(folder: Path) -> Iterator[Trino]:
     if newest_java(JAVA) is None:
         pytest.skip(f"Trino {VERSION} needs Java {JAVA}, and no JDK of this machine is one")
     server = Trino(folder)
-    server.start()
-    yield server
-    server.kill()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()

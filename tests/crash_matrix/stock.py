@@ -13,7 +13,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from tests.crash_matrix.observer import Observer
 from tests.crash_matrix.pipeline import JOBS, Pipeline
-from tests.crash_matrix.shapes import NO_DATA, Model
+from tests.crash_matrix.shapes import NO_DATA
 from tests.crash_matrix.verdict import Findings, parsed
 
 #: The steps that there are around, and in the middle of, a writer without a protocol.
@@ -29,7 +29,6 @@ class StockPipeline(Pipeline):
         self.observer.close()
         self.observer = Observer(self.config, self.sink, None)
         self._checkpoint = Checkpoint(self.world.home / "checkpoint")
-        self._model = Model(self.shape)
         self._judged_batch = -1
 
     @property

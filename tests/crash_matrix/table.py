@@ -44,9 +44,13 @@ class Table(ABC):
         """Return what a reader sees."""
         return Counter(canonical(row) for row in self._read())
 
-    @abstractmethod
     def commit(self) -> int:
         """Return the number of the newest commit that it has, 0 for none."""
+        entry = self._newest_entry()
+        return entry["commit"] if entry else 0
+
+    @abstractmethod
+    def _newest_entry(self) -> dict[str, Any] | None: ...
 
     @abstractmethod
     def _read(self) -> list[dict[str, Any]]: ...
@@ -54,9 +58,8 @@ class Table(ABC):
 
 class _Delta(Table):
     @override
-    def commit(self) -> int:
-        entry = newest_delta_entry(self.folder)
-        return entry["commit"] if entry else 0
+    def _newest_entry(self) -> dict[str, Any] | None:
+        return newest_delta_entry(self.folder)
 
     @override
     def _read(self) -> list[dict[str, Any]]:
@@ -65,9 +68,8 @@ class _Delta(Table):
 
 class _Iceberg(Table):
     @override
-    def commit(self) -> int:
-        entry = newest_iceberg_entry(self._metadata())
-        return entry["commit"] if entry else 0
+    def _newest_entry(self) -> dict[str, Any] | None:
+        return newest_iceberg_entry(self._metadata())
 
     @override
     def _read(self) -> list[dict[str, Any]]:

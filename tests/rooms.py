@@ -1,4 +1,4 @@
-"""The rooms of the package and what each may import; ``python -m tests.rooms`` draws them in docs/architecture.md."""
+"""The rooms of the package and what each may import; ``python -m tests.rooms`` draws them for docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import airflow_provider_exactlyonce
 
 ROOT: Final = Path(airflow_provider_exactlyonce.__file__).parent
 PAGE: Final = Path(__file__).parents[1] / "docs" / "architecture.md"
+PICTURE: Final = PAGE.with_name("rooms.svg")
+#: Of the picture, in pixels: a square of its grid, and the space for the names.
+SQUARE, MARGIN = 15, 190
 
 #: What each room may import of the others, from the lowest to the highest; everybody may import the plain modules at
 #: the top of the package (exceptions and so on). A line that is longer than it was says that a room knows more.
@@ -157,7 +160,40 @@ def about(room: str) -> str:
 
 
 def picture() -> str:
-    """Return the rooms, floor by floor from the top, as Markdown."""
+    """Return who may import whom as an SVG: a row for each room, a dot for each room that it may import.
+
+    Rooms are ordered from the top floor down, so a dot left of the diagonal would be an import upwards.
+    """
+    rooms = [room for floor in reversed(floors()) for room in floor]
+    end = MARGIN + SQUARE * len(rooms)
+    shapes = []
+    for row, room in enumerate(rooms):
+        middle = MARGIN + SQUARE * row + SQUARE // 2
+        name = room.replace(".", "/")
+        shapes += [
+            f'<path d="M{MARGIN} {middle}H{end}M{middle} {MARGIN}V{end}" stroke="#e4e4e4"/>',
+            f'<text x="{MARGIN - 8}" y="{middle + 4}" text-anchor="end">{name}</text>',
+            f'<text transform="translate({middle + 4} {MARGIN - 8}) rotate(-90)">{name}</text>',
+            f'<rect x="{middle - 5}" y="{middle - 5}" width="10" height="10" fill="#bbb"/>',
+        ]
+        for lower in sorted(ROOMS[room], key=rooms.index):
+            across = MARGIN + SQUARE * rooms.index(lower) + SQUARE // 2
+            shapes.append(f'<circle cx="{across}" cy="{middle}" r="4.5"/>')
+    size = end + SQUARE
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size} {size}" width="{size}" height="{size}"',
+            '     font-family="sans-serif" font-size="11" fill="#1f4e79">',
+            '<rect width="100%" height="100%" fill="#fff"/>',
+            *shapes,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def table() -> str:
+    """Return what is in each room, floor by floor from the top, as Markdown."""
     lines = ["| floor | room | what is in it |", "|---|---|---|"]
     for height, rooms in reversed(list(enumerate(floors()))):
         lines += [f"| {height} | `{room.replace('.', '/')}` | {about(room)} |" for room in rooms]
@@ -168,4 +204,5 @@ if __name__ == "__main__":
     before, start, rest = PAGE.read_text().partition("<!-- rooms -->\n")
     _, end, after = rest.partition("<!-- end of rooms -->\n")
     assert start and end, f"{PAGE} lacks the marks between which the rooms stand"
-    PAGE.write_text(f"{before}{start}{picture()}\n{end}{after}")
+    PAGE.write_text(f"{before}{start}{table()}\n{end}{after}")
+    PICTURE.write_text(picture())

@@ -1,4 +1,7 @@
-"""Keyed state in Flink's names, and a harness that runs a function without Spark. Imports no pyspark."""
+"""Keyed state in Flink's names, and a harness that runs a function without Spark. Imports no pyspark.
+
+Jobs and their unit tests import it. How Spark keeps the state is in ``streaming.keyed``.
+"""
 
 from airflow_provider_exactlyonce.state.aggregation import Aggregation
 from airflow_provider_exactlyonce.state.broadcast import BroadcastProcessFunction, BroadcastState

@@ -1,4 +1,7 @@
-"""What a job imports: the names that a user declares a pipeline with. Everything in it runs inside Spark."""
+"""What a job imports: the names that a user declares a pipeline with. Everything in it runs inside Spark.
+
+The names are loaded when they are used. The rooms below run what is declared; none of them imports this one.
+"""
 
 from __future__ import annotations
 

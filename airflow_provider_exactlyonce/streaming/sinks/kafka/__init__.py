@@ -1,1 +1,4 @@
-"""The Kafka sink as a user declares it, and the columns of its records. ``commit`` writes them."""
+"""The Kafka sink as a user declares it, and the columns of its records. ``commit`` writes them.
+
+It has no committer: its rows are in the transaction of the ledger record, which ``commit`` ends.
+"""

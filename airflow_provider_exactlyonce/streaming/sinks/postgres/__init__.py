@@ -1,1 +1,4 @@
-"""The PostgreSQL sink: rows are staged by tasks, and moved in one transaction with the sink's own ledger."""
+"""The PostgreSQL sink: rows are staged by tasks, and moved in one transaction with the sink's own ledger.
+
+Upserts into other databases are in ``upsert``. ``commit`` calls it through ``sinks.spi``.
+"""

@@ -1,1 +1,4 @@
-"""The write-ahead log sink: a batch is committed as the next file of a log, then delivered to a user's target."""
+"""The write-ahead log sink: a batch is committed as the next file of a log, then delivered to a user's target.
+
+What the target does with a commit is the user's code. ``commit`` calls it through ``sinks.spi``.
+"""

@@ -1,4 +1,4 @@
 """The process that runs one pipeline, or one backfill of it: options, signals, status, savepoints, end.
 
-It puts the other rooms of ``streaming`` together. Of them only ``declaration`` imports it, to run a job's file by itself.
+It puts the other rooms of ``streaming`` together. Of them only ``declaration`` imports it, to run a job by itself.
 """

@@ -29,6 +29,9 @@ _LONGEST_BYTES: Final = 50_000  # of names, for Spark's parser
 _DEEPEST: Final = 900
 #: Arrow's parser ends a line at the first, and reads the others as numbers.
 _NOT_ASKED: Final = (b"\n", b"NaN", b"Inf")
+#: Arrow reads memory that is not its own for a decimal whose first digit is too far behind the point, and dies of some
+#: (apache/arrow#50964). Its characters may be escaped.
+_TOO_SMALL: Final = (r':\s*"?[-+]?[0-9.]+[eE]-', r"[.][0-9]{30}", r"\\u00(?:2[bBdDeE]|3[0-9]|[46]5)")
 #: Once so many blocks were refused, a batch has too much that does not fit: the rest of it is for Spark.
 _REFUSALS: Final = 32
 _LEAST_BLOCK: Final = 16
@@ -95,7 +98,7 @@ class JsonBlocks:
         :param values: binary, or large binary
         """
         values = binary(values)
-        chosen = np.flatnonzero(_may_be_read(values))
+        chosen = np.flatnonzero(_may_be_read(values, has_decimals=any(map(pa.types.is_decimal, self.fields.types))))
         blocks: list[tuple[NDArray[np.int64], pa.RecordBatch]] = []
         waiting, refused = [chosen] if len(chosen) else [], 0
         while waiting:
@@ -144,13 +147,15 @@ class JsonBlocks:
         return fits, [column.combine_chunks() for column in decoded.columns]
 
 
-def _may_be_read(values: pa.Array) -> NDArray[np.bool_]:
+def _may_be_read(values: pa.Array, *, has_decimals: bool) -> NDArray[np.bool_]:
     """Say which values Arrow's parser may be asked about."""
     asked = pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
     everything = _bytes_of(values)
     for text in _NOT_ASKED:
         if text in everything:  # which is rare, and quick to tell of all at once
             asked = pc.and_not(asked, pc.match_substring(values, text))
+    for pattern in _TOO_SMALL if has_decimals else ():
+        asked = pc.and_not(asked, pc.match_substring_regex(values, pattern))
     lengths = pc.binary_length(values)
     longest = pc.max(lengths).as_py() or 0
     if longest >= _SHORT_BYTES:

@@ -29,6 +29,7 @@ Read = Callable[[Cursor, Rows], pa.Array | None]
 _UNITS: Final = {"millis": "ms", "micros": "us", "nanos": "ns"}
 _INT: Final = (-(2**31), 2**31 - 1)
 _MOST_DIGITS: Final = 38  # of a decimal
+_DEEPEST: Final = 100  # of records in each other that nobody wants: each takes some of Python's stack
 #: What a value of one type may be read as, besides itself.
 _PROMOTIONS: Final = {
     "int": frozenset({"int", "long", "float", "double", "tinyint", "smallint"}),
@@ -157,9 +158,14 @@ class _Reader:
             known += [self.of(field.type, None, f"{what}.{field.name}") for field in writer.fields]
 
         def skip(cursor: Cursor, rows: Rows) -> None:
-            if cursor.count(rows):
+            count = cursor.count(rows)
+            if cursor.depth == _DEEPEST:
+                cursor.fail(rows, np.ones(count, np.bool_), f"{named(what)} is nested deeper than {_DEEPEST}")
+            elif count:
+                cursor.depth += 1
                 for part in known:
                     part(cursor, rows)
+                cursor.depth -= 1
 
         return skip
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +31,9 @@ ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
     "TIMESTAMP": pa.timestamp("us", "UTC"),
     "TIMESTAMP_NTZ": pa.timestamp("us"),
 }
+_UNPLAIN: Final = r"^[-+]?[0-9.]+(?:[eE][-+]?[0-9]+|[.][0-9]{30,})$"
+_SMALLEST: Final = Decimal("1e-38")  # that a decimal holds
+_EXACT: Final = Context(prec=2 * 38, traps=[Inexact, InvalidOperation])
 _DDL: Final = {kind: name for name, kind in ARROW_TYPES.items()}
 
 
@@ -75,26 +81,69 @@ def cast(cursor: Cursor, rows: Rows, values: pa.Array, kind: pa.DataType, what: 
     """Convert values; a record whose value would be another one in the new type does not fit."""
     if values.type == kind:
         return values
+    plain = _plain(values) if pa.types.is_decimal(kind) and pa.types.is_string(values.type) else values
     try:
-        return values.cast(kind)
+        return _converted(plain, kind)
     except pa.ArrowInvalid:
-        wrong = _inconvertible(values, kind)
+        wrong = _inconvertible(plain, kind)
         for row in np.flatnonzero(wrong).tolist():
             only = np.arange(len(values)) == row
-            cursor.fail(rows, only, f"{named(what)} does not fit {column_type(kind)}: {values[row]}")
-        return values.take(pa.array(np.arange(len(values)), mask=wrong)).cast(kind)
+            cursor.fail(rows, only, f"{named(what)} does not fit {column_type(kind)}: {_shown(values[row])}")
+        return _converted(plain.take(pa.array(np.arange(len(values)), mask=wrong)), kind)
+
+
+def _plain(texts: pa.Array) -> pa.Array:
+    """Return texts of numbers with no exponent, and without zeros behind the last digit.
+
+    Arrow reads memory that is not its own for a number whose first digit is too far behind the point
+    (apache/arrow#50964). So such a text is none of a number any more.
+    """
+    if not pc.any(pc.match_substring_regex(texts, _UNPLAIN)).as_py():
+        return texts
+
+    def plain(text: str | None) -> str | None:
+        if text is None or not re.search(_UNPLAIN, text):
+            return text
+        try:
+            return f"{Decimal(text).quantize(_SMALLEST, context=_EXACT):f}".rstrip("0").rstrip(".")
+        except (Inexact, InvalidOperation):
+            return "none"
+
+    return pa.array(map(plain, texts.to_pylist()), pa.string())
+
+
+def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values as another type.
+
+    :raises pa.ArrowInvalid: when one would become another value
+    """
+    if not (pa.types.is_integer(values.type) and pa.types.is_floating(kind)):
+        return values.cast(kind)
+    # Arrow takes an integer beyond the 53 bits of a double for lost, also one that is exact.
+    floats = values.cast(kind, safe=False)
+    if not floats.cast(pa.decimal128(38, 0)).equals(values.cast(pa.decimal128(38, 0))):
+        raise pa.ArrowInvalid("an integer would be rounded")
+    return floats
 
 
 def _inconvertible(values: pa.Array, kind: pa.DataType) -> NDArray[np.bool_]:
     """Say which values can't be converted, found by halves."""
     try:
-        values.cast(kind)
+        _converted(values, kind)
     except pa.ArrowInvalid:
         if len(values) == 1:
             return np.ones(1, np.bool_)
         middle = len(values) // 2
         return np.concatenate((_inconvertible(values[:middle], kind), _inconvertible(values[middle:], kind)))
     return np.zeros(len(values), np.bool_)
+
+
+def _shown(value: pa.Scalar) -> str:
+    """Return a value for people: a moment that no calendar has as its number."""
+    try:
+        return str(value)
+    except (ValueError, OverflowError):
+        return f"{value.cast(pa.int64())} {value.type.unit}"
 
 
 def as_text(cursor: Cursor, rows: Rows, raw: pa.Array, what: str) -> pa.Array:

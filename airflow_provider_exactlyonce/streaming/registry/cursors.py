@@ -30,6 +30,7 @@ class Cursor:
     :param values: binary, none of them null
     :param skipped: bytes that each begins with and that are no part of what is read; of each, or of all
     :ivar reasons: {position of a record: why it can't be read}
+    :ivar depth: of what is read now, as far as its reader counts
     """
 
     def __init__(self, values: pa.Array, skipped: Places | int) -> None:
@@ -42,6 +43,7 @@ class Cursor:
         self._place: Final = offsets[:-1] - offsets[0] + skipped
         self._end: Final = offsets[1:] - offsets[0]
         self.reasons: Final[dict[int, str]] = {}
+        self.depth = 0
         self.fail(ALL, self._place > self._end, "it is shorter than its head")
 
     def __len__(self) -> int:

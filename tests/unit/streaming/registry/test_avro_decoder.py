@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 import fastavro
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -357,6 +358,38 @@ def test_types_that_have_themselves_in_them_are_passed_over() -> None:
         writer, "day DATE", written(writer, *[{"tree": nested, "day": date(2026, 1, day)} for day in (1, 2)])
     )
     assert (rows, reasons) == ([{"day": date(2026, 1, 1)}, {"day": date(2026, 1, 2)}], {})
+
+
+def test_how_deep_a_record_is_that_nobody_wants_has_a_bound_and_costs_no_other_record() -> None:
+    tree = record(("next", ["null", "Tree"]), name="Tree")
+    writer = record(("tree", tree), ("last", "int"))
+    shallow, deep = (HEAD + b"\x02" * (depth - 1) + b"\x00" + b"\x08" for depth in (100, 101))
+    rows, reasons = decoded(writer, "last INT", [shallow, deep, shallow, HEAD + b"\x02" * 100_000])
+    assert (rows[0], rows[2]) == ({"last": 4}, {"last": 4})
+    assert list(reasons) == [1, 3]
+    assert reasons[1].endswith("is nested deeper than 100")
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "value", "reason"),
+    [
+        ("timestamp-millis", "at TIMESTAMP", 10**18 + 1, "field at does not fit TIMESTAMP: 1000000000000000001 ms"),
+        ("local-timestamp-millis", "at TIMESTAMP_NTZ", 2**62, f"field at does not fit TIMESTAMP_NTZ: {2**62} ms"),
+    ],
+)
+def test_a_moment_that_no_calendar_has_is_shown_as_its_number(kind: str, column: str, value: int, reason: str) -> None:
+    writer = record(("at", {"type": "long", "logicalType": kind}))
+    plain = record(("at", "long"))
+    assert decoded(writer, column, written(plain, {"at": value}))[1] == {0: reason}
+
+
+@pytest.mark.parametrize("column", ["DOUBLE", "FLOAT"])
+@given(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 62).map(lambda power: 2**power))
+def test_an_integer_is_read_as_a_float_if_there_is_one_of_its_value(column: str, value: int) -> None:
+    is_exact = int(np.float32(value) if column == "FLOAT" else float(value)) == value
+    rows, reasons = decoded(record(("it", "long")), f"it {column}", written(record(("it", "long")), {"it": value}))
+    assert reasons == ({} if is_exact else {0: f"field it does not fit {column}: {value}"})
+    assert not is_exact or rows == [{"it": value}]
 
 
 def test_a_block_of_items_that_says_its_size_is_read() -> None:

@@ -95,6 +95,10 @@ def test_columns_are_found_by_name_and_converted(shop: Descriptor) -> None:
         ("name STRING NOT NULL", b"", "the required field name is missing"),
         ("price DECIMAL(10,2)", b"\x52\x051.234", "field price does not fit DECIMAL(10,2): 1.234"),
         ("price DECIMAL(10,2)", b"", "field price does not fit DECIMAL(10,2): "),
+        ("price DECIMAL(10,2)", b"\x52\x051e-41", "field price does not fit DECIMAL(10,2): 1e-41"),
+        ("price DECIMAL(10,2)", b"\x52\x2b0." + b"0" * 40 + b"1", "field price does not fit DECIMAL(10,2): 0.0"),
+        ("price DECIMAL(10,2)", b"\x52\x0a1e-5000000", "field price does not fit DECIMAL(10,2): 1e-5000000"),
+        ("price DECIMAL(10,2)", b"\x52\x091e5000000", "field price does not fit DECIMAL(10,2): 1e5000000"),
         ("id DOUBLE", b"\x08" + b"\x81" + b"\x80" * 6 + b"\x10", "field id does not fit DOUBLE: 9007199254740993"),
         ("id INT", b"\x08\x80\x80\x80\x80\x08", "field id does not fit INT: 2147483648"),
         ("total BIGINT", b"\x38" + b"\xff" * 9 + b"\x01", "field total does not fit BIGINT: 18446744073709551615"),
@@ -133,6 +137,19 @@ def test_a_record_that_does_not_fit_has_its_reason(shop: Descriptor, column: str
     good = order(shop, id=1, name="x", price="1.2")
     _, reasons = decoded(shop, column, [good, HEAD + written, good])
     assert list(reasons) == [1] and reasons[1].startswith(reason)
+
+
+def test_a_decimal_is_read_from_any_text_of_its_value(shop: Descriptor) -> None:
+    texts = {
+        "15e-1": "1.5",
+        "+.015E+00000002": "1.5",
+        "1500.0e-3": "1.5",
+        "1e3": "1000",
+        "0e-99999999": "0",
+        "-2.e0": "-2",
+    }
+    rows, reasons = decoded(shop, "price DECIMAL(10,2)", [order(shop, price=text) for text in texts])
+    assert ([row["price"] for row in rows if row], reasons) == (list(map(Decimal, texts.values())), {})
 
 
 def test_fields_that_the_schema_does_not_know_are_passed_over(shop: Descriptor) -> None:

@@ -31,7 +31,7 @@ _DEEPEST: Final = 900
 _NOT_ASKED: Final = (b"\n", b"NaN", b"Inf")
 #: Arrow reads memory that is not its own for a decimal whose first digit is too far behind the point, and dies of some
 #: (apache/arrow#50964). Its characters may be escaped.
-_TOO_SMALL: Final = (r':\s*"?[-+]?[0-9.]+[eE]-', r"[.][0-9]{30}", r"\\u00(?:2[bBdDeE]|3[0-9]|[46]5)")
+_TOO_SMALL: Final = (r':\s*"?[-+]?[0-9.]+[eE]-0*[1-9][0-9]', r"[.][0-9]{30}", r"\\u00(?:2[bBdDeE]|3[0-9]|[46]5)")
 #: Once so many blocks were refused, a batch has too much that does not fit: the rest of it is for Spark.
 _REFUSALS: Final = 32
 _LEAST_BLOCK: Final = 16

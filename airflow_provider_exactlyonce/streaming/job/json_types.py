@@ -13,6 +13,7 @@ from pyspark.sql.types import (
     ArrayType,
     ByteType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -29,7 +30,12 @@ _WIDE_SCALE: Final = 18
 _INFINITE: Final = ("Infinity", "+Infinity", "-Infinity", "+INF", "-INF")
 #: How a time begins that has no date: Spark reads it as one of today.
 _WITHOUT_DATE: Final = r"(?:T|\d{1,2}:)"
-_BLANK: Final = r"[\x00-\x20\x7f]"  # which Spark leaves out before a time
+_BLANK: Final = r"[\x00-\x20\x7f]"  # which Spark leaves out around a time
+#: Of other texts Spark reads whole numbers as days since 1970, or as years, and drops what follows a date.
+_DATE: Final = rf"^{_BLANK}*(?:\d{{4}}|[-+]?\d{{4,7}}-\d{{1,2}}(?:-\d{{1,2}})?){_BLANK}*$"
+#: A number that a double may not have. Spark makes one of a number that becomes text, or stands in an object that does.
+LONG_NUMBER: Final = r"[:,\[]\s*-?(?:[0-9.]+[eE][-+]?0*[0-9]{3}|[0-9]{16,}[eE]|(?=[0-9.]{17})[0-9]*[.])"
+_OF_A_DOUBLE: Final = r"-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?"
 
 
 def _within(kind: DataType) -> list[DataType]:
@@ -91,7 +97,7 @@ def as_given(schema: StructType) -> StructType:
     """Return the type to parse as what stands there, where Spark may read another value."""
 
     def given(kind: DataType) -> DataType:
-        return StringType() if isinstance(kind, FloatType | DoubleType | TimestampType) else kind
+        return StringType() if isinstance(kind, FloatType | DoubleType | DateType | TimestampType) else kind
 
     return StructType([StructField(field.name, _replaced(field.dataType, given)) for field in schema.fields])
 
@@ -186,6 +192,8 @@ def becomes_another(value: Column, given: Column, kind: DataType) -> Column | No
             return F.coalesce(F.exists(judged, lambda one: one), F.lit(False))
         case FloatType() | DoubleType():
             return _certain(is_infinite(value, kind)) & F.coalesce(~given.isin(*_INFINITE), F.lit(True))
+        case DateType():
+            return value.isNotNull() & ~given.rlike(_DATE)
         case TimestampType():
             # A number is one of seconds, which Spark multiplies without a look at what overflows.
             seconds = F.when(given.rlike(r"^-?\d{7,}$"), given.try_cast("bigint"))
@@ -194,14 +202,56 @@ def becomes_another(value: Column, given: Column, kind: DataType) -> Column | No
     return None
 
 
-def doubtful_time(schema: StructType) -> str:
-    """Return the expression of texts in which a field may have a time that Spark reads as another one.
+def is_rounded_text(value: Column, text: Column, kind: DataType) -> Column | None:
+    """Return whether a text has a number that the record has not, None for a type without texts.
 
-    Names and values may be written with escapes, and in either kind of quotes.
+    :param text: the record, which matches ``LONG_NUMBER``
     """
-    names = [field.name for field in schema.fields if isinstance(field.dataType, TimestampType)]
-    is_within = any(TimestampType in kinds_within(field.dataType) for field in schema if is_nested(field.dataType))
-    before = r"[:,\[]" if is_within else rf"[\"'](?:{'|'.join(map(re.escape, names))})[\"']\s*:"
-    without_date = rf"""["'](?:{_BLANK}|\\.)*{_WITHOUT_DATE}"""
-    escaped = r"\\u00" if all(map(str.isascii, names)) else r"\\u"
-    return rf"{before}\s*(?:{without_date}|-?\d{{13}})|{escaped}"
+    if is_nested(kind):
+        return _any_within(value, kind, lambda value, kind: is_rounded_text(value, text, kind))
+    if not isinstance(kind, StringType):
+        return None
+
+    def is_absent(number: Column) -> Column:
+        digits = F.replace(number, F.lit("."), F.lit("[.]"))
+        return ~F.regexp_like(text, F.concat(F.lit("(?<![0-9.eE])"), digits, F.lit("0*(?![0-9.eE])")))
+
+    numbers = F.regexp_extract_all(value, F.lit(_OF_A_DOUBLE), F.lit(0))
+    became_infinite = value.contains("Infinity") & ~text.contains("Infinity")
+    return F.coalesce(F.exists(numbers, is_absent) | became_infinite, F.lit(False))
+
+
+def doubtful_time(schema: StructType) -> str | None:
+    """Return the expression of texts in which a field may have a date or time that Spark reads as another one.
+
+    Names and values may be written with escapes, and in either kind of quotes. None for a schema without such fields.
+    """
+    patterns = []
+    for kind, doubtful in (
+        (TimestampType, rf"""["'](?:{_BLANK}|\\.)*{_WITHOUT_DATE}|-?\d{{13}}"""),
+        (DateType, rf"""["'](?!\d{{4}}-\d\d-\d\d["'])(?:{_BLANK}|\\.)*[-+]?\p{{Nd}}"""),
+    ):
+        if kind in kinds_within(schema):
+            patterns.append(rf"{_before(schema, kind)}\s*(?:{doubtful})")
+    escaped = r"\\u00" if all(map(str.isascii, schema.names)) else r"\\u"
+    return "|".join([*patterns, escaped]) if patterns else None
+
+
+def _before(schema: StructType, kind: type[DataType]) -> str:
+    """Return the expression of what stands before a value of a type."""
+    if any(kind in kinds_within(field.dataType) for field in schema if is_nested(field.dataType)):
+        return r"[:,\[]"
+    names = [re.escape(field.name) for field in schema.fields if isinstance(field.dataType, kind)]
+    return rf"[\"'](?:{'|'.join(names)})[\"']\s*:"
+
+
+def endless_decimal(schema: StructType) -> str | None:
+    """Return the expression of texts with a decimal for which Java would compute for minutes, None without decimals.
+
+    Its exponent has five digits or more. Within arrays, maps and structs such a number is found if it has no quotes.
+    """
+    if DecimalType not in kinds_within(schema):
+        return None
+    before = _before(schema, DecimalType)
+    quote = "" if before.startswith("[:") else r"""["']?\s*"""
+    return rf"{before}\s*{quote}[-+]?[0-9.]+[eE][-+]?0*[1-9][0-9]{{4,}}"

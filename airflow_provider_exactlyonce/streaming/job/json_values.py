@@ -16,7 +16,6 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    TimestampType,
 )
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError
@@ -66,7 +65,9 @@ class JsonValues:
         self._places = {place: name for place, name in (("offset", offset_column), ("topic", topic_column)) if name}
         kinds = set(json_types.kinds_within(schema))
         self._has_floats = not kinds.isdisjoint({FloatType, DoubleType})
-        self._doubtful_time = json_types.doubtful_time(schema) if TimestampType in kinds else None
+        self._doubtful_time = json_types.doubtful_time(schema)
+        self._endless_decimal = json_types.endless_decimal(schema)
+        self._long_number = json_types.LONG_NUMBER if StringType in kinds else None
         self._as_given = json_types.as_given(schema) if self._has_floats or self._doubtful_time else None
 
     def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
@@ -109,8 +110,14 @@ class JsonValues:
 
     def _parsed(self) -> Column:
         """Return an array of one record, with what its value was parsed to."""
-        parsed = F.from_json(F.col("value").cast("string"), self._reading_schema(), self._options)
+        parsed = F.from_json(self._parsable(_text(_FRAME)), self._reading_schema(), self._options)
         return F.array(F.struct("value", *_PLACE, parsed.alias(_PARSED)))
+
+    def _parsable(self, text: Column) -> Column:
+        """Return a text, or one that is no object instead of one that no parser should see."""
+        if self._endless_decimal is None:
+            return text
+        return F.when(text.rlike(self._endless_decimal), F.lit("{")).otherwise(text)
 
     @property
     def _options(self) -> dict[str, str]:
@@ -172,7 +179,7 @@ class JsonValues:
         """Return why a record does not fit, null when it does."""
         if self._as_given is None:
             return self._misfit_of(record, None)
-        given = F.array(F.from_json(_text(record), self._as_given, self._options))
+        given = F.array(F.from_json(self._parsable(_text(record)), self._as_given, self._options))
         return F.element_at(F.transform(given, lambda given: self._misfit_of(record, given)), 1)
 
     def _misfit_of(self, record: _Record, as_given: Column | None) -> Column:
@@ -187,8 +194,13 @@ class JsonValues:
                 ~(self._is_certainly_one_object(record) | _is_one_value(text)),
                 F.concat(F.lit("it is not one JSON object: "), F.left(text, F.lit(200))),
             ),
-            F.when(~_is_read(record), self._wrong_type(record)),
         ]
+        if self._endless_decimal is not None:
+            endless = F.concat(
+                F.lit("it has a decimal with an exponent of five digits or more: "), F.left(text, F.lit(200))
+            )
+            reasons.append(F.when(text.rlike(self._endless_decimal), endless))
+        reasons.append(F.when(~_is_read(record), self._wrong_type(record)))
         for field in self._schema.fields:
             value, given = _field(record, field), F.left(_given(text, field), F.lit(100))
             if not field.nullable:
@@ -200,6 +212,10 @@ class JsonValues:
             if (stays_itself := json_types.stays_itself(value, field.dataType)) is not None:
                 shown = given if json_types.is_nested(field.dataType) else value.cast("string")
                 reasons.append(F.when(~stays_itself, F.concat(message, shown)))
+            is_rounded = json_types.is_rounded_text(value, text, field.dataType)
+            if self._long_number is not None and is_rounded is not None:
+                rounded = F.concat(message, F.lit("a number that has no quotes would be rounded to "), given)
+                reasons.append(F.when(text.rlike(self._long_number) & is_rounded, rounded))
             becomes_another = None
             if as_given is not None:
                 becomes_another = json_types.becomes_another(value, as_given.getField(field.name), field.dataType)
@@ -217,8 +233,8 @@ class JsonValues:
                 fits &= stays_itself
             if (is_infinite := json_types.is_infinite(value, field.dataType)) is not None:
                 fits &= ~is_infinite
-        if self._doubtful_time is not None:
-            fits &= ~_text(record).rlike(self._doubtful_time)
+        for doubtful in filter(None, (self._doubtful_time, self._long_number)):
+            fits &= ~_text(record).rlike(doubtful)
         return F.coalesce(fits, F.lit(False))
 
     def _is_certainly_one_object(self, record: _Record) -> Column:

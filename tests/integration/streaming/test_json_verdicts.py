@@ -64,6 +64,8 @@ ANY: Final = (
         "10000000000",
         "99999999999.99",
         "0.1234567890123456789",
+        "1e-41",
+        '"1e-77"',
     ),
     *(
         "9223372036854775808",
@@ -219,7 +221,11 @@ def was_read_as_another(former: Verdict, current: Verdict) -> bool:
     """Say whether a record is of the class that fitted by what Spark makes of a number, or of a time without a date."""
     reason = current[0] or b""
     return former[0] is None and reason.startswith(
-        (b"field ratio does not fit double: ", b"field at does not fit timestamp: ")
+        (
+            b"field ratio does not fit double: ",
+            b"field at does not fit timestamp: ",
+            b"field name does not fit string: a number",
+        )
     )
 
 
@@ -274,6 +280,8 @@ def fits(value: Any, kind: str) -> bool | None:
     match value:
         case None:
             return True
+        case Decimal() if kind == "string":
+            return math.isfinite(float(value)) and Decimal(repr(float(value))) == value
         case _ if kind == "string":
             return True
         case bool():

@@ -143,7 +143,8 @@ def test_a_number_that_json_lacks_needs_quotes(spark: Any, schema: str) -> None:
     assert [row["at"] for row in source.fitted(frame, leave_out_bad=True).collect()] == [6, 7, 8]
 
 
-ANOTHER = "small TINYINT, at TIMESTAMP, ratio DOUBLE, half FLOAT"
+ANOTHER = "small TINYINT, at TIMESTAMP, ratio DOUBLE, half FLOAT, day DATE, text STRING, price DECIMAL(12,2)"
+ROUNDED = "field text does not fit string: a number that has no quotes would be rounded"
 #: What Spark would read as another value, with nothing said.
 READ_AS_ANOTHER = {
     '{"small": 200}': "field small does not fit tinyint: 200",
@@ -160,8 +161,30 @@ READ_AS_ANOTHER = {
     '{"ratio": 1e400}': "field ratio does not fit double: ",
     '{"ratio": -1e400, "half": "-INF"}': "field ratio does not fit double: ",
     '{"half": 1e39}': "field half does not fit float: ",
+    '{"day": "20260101"}': "field day does not fit date: 20260101",
+    '{"day": "12"}': "field day does not fit date: 12",
+    "{'day': '-12'}": "field day does not fit date: -12",
+    '{"day": "\\u0031\uff12"}': "field day does not fit date: 1\uff12",
+    '{"day": "202601"}': "field day does not fit date: 202601",
+    '{"day": "2026-11-23 oops"}': "field day does not fit date: 2026-11-23 oops",
+    '{"day": "2026-11-23T23:00:00Z"}': "field day does not fit date: 2026-11-23T23:00:00Z",
+    '{"day": "2026-1-2 3"}': "field day does not fit date: 2026-1-2 3",
+    '{"text": 0.1234567890123456789}': f"{ROUNDED} to 0",
+    '{"text": 0.123456789012345681}': f"{ROUNDED} to 0",
+    '{"text": 12345678901234567.89}': f"{ROUNDED} to 1",
+    '{"text": {"b": [-999.99999999999999999999999]}}': ROUNDED,
+    '{"text": 1e400}': f'{ROUNDED} to "Inf',
+    '{"text": [12345678901234567e3]}': f"{ROUNDED} to [",
+    '{"price": 1e100000000}': "it has a decimal with an exponent of five digits or more: {",
+    '{"price" : "-1.5E-99999999"}': "it has a decimal with an exponent of five digits or more: {",
 }
 ITSELF = (
+    *('{"day": "2026-11-23"}', '{"day": " 2026-1-2 "}', '{"day": "2026-01"}', '{"day": "2026"}', '{"day": null}'),
+    *('{"day": "-0044-03-15"}', '{"day": "12026-01-02", "name": "20260101"}', '{"text": "20260101"}'),
+    *('{"text": 1.10}', '{"text": 1e10}', '{"text": {"a": 1.5e3, "b": [1.20]}}', '{"text": 123456789012345678901234}'),
+    *('{"text": "0.1234567890123456789"}', '{"text": "{\\"a\\": 0.1234567890123456789}"}', '{"text": "12e34567"}'),
+    *('{"text": {"a": 1.10, "b": "0.12345678901234567890"}}', '{"text": 0.50, "name": 0.1234567890123456789}'),
+    *('{"price": 1.5e1, "text": "Infinity"}', '{"price": 0.0e-9999}', '{"price": 5000e-3, "id": "1e99999"}'),
     *(
         '{"small": 127}',
         '{"small": -128}',
@@ -183,7 +206,8 @@ ITSELF = (
 
 NESTED = (
     "items ARRAY<STRUCT<id: INT NOT NULL, price: DECIMAL(12,2), small: TINYINT>>, times MAP<STRING, TIMESTAMP>, "
-    "inner STRUCT<ratio: DOUBLE, deep: ARRAY<ARRAY<FLOAT>>, at: STRUCT<at: TIMESTAMP>>, at TIMESTAMP"
+    "inner STRUCT<ratio: DOUBLE, deep: ARRAY<ARRAY<FLOAT>>, at: STRUCT<at: TIMESTAMP>>, at TIMESTAMP, "
+    "days ARRAY<DATE>, texts MAP<STRING, STRING>"
 )
 ITEMS = "array<struct<id:int,price:decimal(12,2),small:tinyint>>"
 INNER = "struct<ratio:double,deep:array<array<float>>,at:struct<at:timestamp>>"
@@ -199,6 +223,9 @@ READ_AS_ANOTHER_WITHIN = {
     '{"inner": {"ratio": 1e400}}': f"field inner does not fit {INNER}: ",
     '{"inner": {"deep": [[1, 2], null, [3, 1e39]]}}': f"field inner does not fit {INNER}: ",
     '{"at": "2026-11-23", "at": "10:00"}': "field at does not fit timestamp: ",
+    '{"days": ["2026-11-23", "12"]}': 'field days does not fit array<date>: ["2026-11-23","12"]',
+    '{"texts": {"a": "1", "b": 0.1234567890123456789}}': "field texts does not fit map<string,string>: a number that",
+    '{"items": [{"id": 1, "price": 1e-100000000}]}': "it has a decimal with an exponent of five digits or more: {",
 }
 ITSELF_WITHIN = (
     '{"items": null, "times": null, "inner": null}',
@@ -208,6 +235,7 @@ ITSELF_WITHIN = (
     '{"inner": {"ratio": "Infinity", "deep": [["-INF", 3.4e38], [], null]}, "other": "10:00"}',
     '{"inner": {"at": {"at": "2026-11-23"}, "ratio": 1.5}, "at": 0, "other": ["T10", 1764000000000000000]}',
     '{"at": "10:00", "at": "2026-11-23"}',
+    '{"days": ["2026-11-23", null, "2026"], "texts": {"a": "12", "b": 1.50, "20260101": "1e99999"}}',
 )
 
 

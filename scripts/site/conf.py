@@ -30,7 +30,18 @@ REFERENCE: Final = "build/reference"
 NAMES: Final = re.compile(r"^\| (?:`([\w.]+)` )?\| ((?:`\w+`(?:, )?)+) \|", re.MULTILINE)
 LINK: Final = re.compile(r"\[([^][]+)\]\(([^()\s#]+)\)")
 #: Parts of the package that have a page of reference, in their order.
-ROOMS: Final = ("streaming", "state", "testing", "operators", "policies", "sensors", "triggers", "assets", "hooks")
+ROOMS: Final = (
+    "streaming",
+    "state",
+    "testing",
+    "operators",
+    "policies",
+    "sensors",
+    "triggers",
+    "assets",
+    "hooks",
+    "kafka",
+)
 
 NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
     "Start": ("docs/tutorial", "docs/concepts", "docs/guarantees", "docs/migrate"),
@@ -128,7 +139,7 @@ def write_reference(_: Sphinx) -> None:
         lines = [f"{PACKAGE}.{room}", "=" * 60]
         for module, name in names:
             value = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
-            kind = "autoclass" if inspect.isclass(value) else "autofunction"
+            kind = "autoclass" if inspect.isclass(value) else "autofunction" if callable(value) else "autodata"
             lines += ["", f".. {kind}:: {PACKAGE}.{module}.{name}", *(["   :members:"] * inspect.isclass(value))]
         (folder / f"{room}.rst").write_text("\n".join(lines) + "\n")
     title = f"{PACKAGE}.exceptions"

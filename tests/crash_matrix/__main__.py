@@ -25,7 +25,7 @@ HELD_SECONDS_MAXIMUM = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is left to do; returns 1 if a run is not recovered or holds others up, or the control has no duplicates."""
+    """Run what is left; returns 1 if a run is not recovered or holds others up, or the control has no duplicates."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash_matrix", description=__doc__)
     parser.add_argument("--runs", type=int, default=96, help="how many faults (default: the matrix once, 96)")
     parser.add_argument("--seed", type=int, default=1, help="decides order and details (default: 1)")

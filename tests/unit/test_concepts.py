@@ -44,9 +44,19 @@ def exported() -> Iterator[tuple[str, str]]:
                     yield f"{room}.{file.stem}", name
 
 
+def shown() -> Iterator[str]:
+    """Yield the names that the pages and the example DAGs import, from whichever module."""
+    docs, dags = (Path(__file__).parents[2] / folder for folder in ("docs", "dags"))
+    for file in (*sorted(docs.glob("*.md")), *sorted(dags.rglob("*.py"))):
+        for module, names in re.findall(rf"from {PACKAGE}\.([\w.]+) import (\([^)]*\)|[^\n]+)", file.read_text()):
+            if module != "exceptions":  # which have a page of their own
+                yield from re.findall(r"(?<!as )\b\w+", names)
+
+
 def test_every_public_class_is_named() -> None:
     known = set(named())
     assert [f"{module}.{name}" for module, name in exported() if (module, name) not in known] == []
+    assert set(shown()) <= {name for _, name in known}
 
 
 def test_what_is_named_can_be_imported_from_there() -> None:

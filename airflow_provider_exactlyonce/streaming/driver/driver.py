@@ -60,6 +60,7 @@ from airflow_provider_exactlyonce.streaming.replay import owed_batch
 from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay, check_replay, open_replay
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkCommitter, SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.spark import jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,7 +184,7 @@ class Driver:
         while standbys.keeps_waiting(turn):
             if reason := self._lifecycle.stop.reason():
                 raise StopRequestedError(reason)
-            if spark.sparkContext._jsc.sc().isStopped():
+            if jvm.is_stopped(spark):
                 raise ExactlyOnceError("Spark has ended while the standby was waiting")
             time.sleep(home.look_every(_LOOK_SECONDS, reads=2))
         log.info("standby: takes over")

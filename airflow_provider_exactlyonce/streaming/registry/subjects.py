@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.registry import connection
 from airflow_provider_exactlyonce.streaming.registry.registry_format import LATEST, RegistryFormat, Writer
+from airflow_provider_exactlyonce.streaming.spark.jvm import java_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -71,7 +72,7 @@ def _columns(values: DataFrame) -> str:
     for name in values.columns:
         if not _NAME.fullmatch(name):
             raise RefusedError(f"column {name!r} can't be a field: a name is letters, digits and _")
-    return str(values._jdf.schema().toDDL())
+    return str(java_schema(values).toDDL())
 
 
 def _record_name(topic: str | None) -> str:

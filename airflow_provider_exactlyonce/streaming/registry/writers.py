@@ -11,7 +11,7 @@ import pyarrow as pa
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.registry import avro_types, protobuf_schemas, protobuf_types, wire_format
 from airflow_provider_exactlyonce.streaming.registry.protobuf_encoder import MessageWriter
-from airflow_provider_exactlyonce.streaming.spark.jvm import class_of
+from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, java_schema
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
@@ -39,7 +39,7 @@ class AvroWriter:
             raise RefusedError(f"AvroFormat: the schema is no record: {self.schema[:200]}")
         try:
             parsed = class_of(spark, "org.apache.avro.Schema$Parser")().parse(self.schema)
-            class_of(spark, "org.apache.spark.sql.avro.AvroSerializer")(values._jdf.schema(), parsed, False)
+            class_of(spark, "org.apache.spark.sql.avro.AvroSerializer")(java_schema(values), parsed, False)
         except TypeError:
             raise RefusedError(
                 "Spark's Avro package is not on the driver's class path; start the job with --packages "
@@ -90,7 +90,7 @@ class ProtobufWriter:
 
         :raises RefusedError: when they can't be written with it
         """
-        columns = protobuf_types.of_columns(str(values._jdf.schema().toDDL()))
+        columns = protobuf_types.of_columns(str(java_schema(values).toDDL()))
         MessageWriter(self.descriptor, protobuf_types.struct_of(columns))
         protobuf_schemas.indexes_of(self.descriptor)
 

@@ -1,4 +1,5 @@
 """The adapters to Spark: session, steering of a query, repartition of state, errors, logs.
 
-Every private API of Spark that the package uses is called here, and has a contract test. It knows no protocol.
+Private APIs of Spark are called here, those of plans in ``analysis``, and Hadoop's in ``file_systems``; each has a
+contract test. It knows no protocol.
 """

@@ -17,6 +17,16 @@ def class_of(spark: SparkSession, name: str) -> Any:
     return getattr(spark._jvm, name)
 
 
+def is_stopped(spark: SparkSession) -> bool:
+    """Tell whether the session's Spark has ended."""
+    return bool(spark.sparkContext._jsc.sc().isStopped())
+
+
+def java_schema(frame: DataFrame) -> Any:
+    """Return the columns of a frame as Java's ``StructType``."""
+    return frame._jdf.schema()
+
+
 def analyzed(frame: DataFrame) -> Any:
     """Return the plan that a frame was written as, analysed."""
     return frame._jdf.queryExecution().analyzed()

@@ -12,11 +12,12 @@ from tests.waiting import HANG_SECONDS
 class StandingClock:
     """Stands still, but for what is slept.
 
+    :param now: seconds since the epoch
     :param meanwhile: what others do while somebody sleeps
     """
 
-    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        self.now = 1_000_000.0
+    def __init__(self, now: float = 1_000_000.0, *, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.now = now
         self.meanwhile = meanwhile
 
     def time(self) -> float:

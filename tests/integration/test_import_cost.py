@@ -7,14 +7,18 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from tests.unit.test_import_rules import AIRFLOW_HALF, HEAVY, PACKAGE, ROOT, RUNTIME_HALF, modules, name_of, top
+from tests.unit.test_import_rules import AIRFLOW_HALF, HEAVY, PACKAGE, ROOT, modules, name_of, top
 
 
-def names_of(parts: tuple[str, ...]) -> list[str]:
+def names_of(parts: Iterable[str]) -> list[str]:
     files = [file for file in modules() if top(name_of(file)) in parts and file.stem not in ("__init__", "__main__")]
     return [f"{PACKAGE}." + ".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+
+
+RUNTIME_HALF = {top(name_of(file)) for file in modules()} - {*AIRFLOW_HALF, "get_provider_info", ""}
 
 
 #: Imports what is given first, then forks a child per trial: refuses some modules, imports others. Each prints its CPU

@@ -8,11 +8,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.clocks import StandingClock
+from tests.virtual_time import loops_that_sleep_by, standing_time
 
 # How long an example takes says something of the machine only.
 settings.register_profile("unit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,8 +27,8 @@ RULE = (
 
 
 @contextmanager
-def no_processes_and_no_sleep() -> Iterator[None]:
-    sleep = time.sleep
+def no_processes_and_no_sleep(item: pytest.Item) -> Iterator[None]:
+    sleep, wait = time.sleep, threading.Event.wait
 
     def refuse(*_: object, **__: object) -> NoReturn:
         pytest.fail(RULE)
@@ -35,22 +38,38 @@ def no_processes_and_no_sleep() -> Iterator[None]:
             refuse()
         sleep(seconds)
 
-    with pytest.MonkeyPatch.context() as patch:
+    def wait_for_it(event: threading.Event, timeout: float | None = None) -> bool:
+        is_set = wait(event, timeout)
+        if not is_set and timeout and threading.current_thread() is threading.main_thread():
+            refuse()
+        return is_set
+
+    has_clock = "clock" in getattr(item, "fixturenames", ())
+    with pytest.MonkeyPatch.context() as patch, nullcontext() if has_clock else loops_that_sleep_by(refuse):
         patch.setattr(subprocess.Popen, "__init__", refuse)
         patch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
         patch.setattr(os, "fork", refuse)
         patch.setattr(time, "sleep", refuse_in_main_thread)
+        patch.setattr(threading.Event, "wait", wait_for_it)
         yield
 
 
+@pytest.fixture
+def clock() -> Iterator[StandingClock]:
+    """Give the time that a test's event loops go by: it advances where they would wait."""
+    clock = StandingClock(time.time())
+    with standing_time(clock):
+        yield clock
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup() -> Generator[None, None, None]:
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     """Judge fixtures, too, whatever their scope."""
-    with no_processes_and_no_sleep():
+    with no_processes_and_no_sleep(item):
         yield
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, None, None]:
-    with no_processes_and_no_sleep():
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    with no_processes_and_no_sleep(item):
         yield

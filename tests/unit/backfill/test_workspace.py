@@ -56,16 +56,17 @@ def test_a_request_has_one_home_and_what_it_is_for_is_in_it(home: Home) -> None:
 
 def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home) -> None:
     first_home, second_home = made(home, "1..2"), made(home, "1..3")
-    got = threading.Event()
+    got, asked = threading.Event(), threading.Semaphore(0)
 
     def second() -> None:
-        with workspace.turn(second_home, never):
+        with workspace.turn(second_home, asked.release):
             got.set()
 
     with workspace.turn(first_home, never):
         waiting = threading.Thread(target=second)
         waiting.start()
-        assert not got.wait(0.5)
+        assert asked.acquire(timeout=HANG_SECONDS) and asked.acquire(timeout=HANG_SECONDS), "it waits"
+        assert not got.is_set()
 
         def give_up() -> None:
             raise StopRequestedError("stopped")

@@ -247,6 +247,7 @@ def test_a_bucket_without_a_key_and_hdfs_need_no_key_in_a_pod(
 ) -> None:
     connect("k8s://https://api:6443")
     monkeypatch.setenv("AIRFLOW_CONN_ROLE", json.dumps({"conn_type": "aws", "extra": {"region_name": "eu-west-1"}}))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # there is no address of a machine's role to ask
     kafka = {f"{SECRETS}EXACTLYONCE_KAFKA": "shop:kafka"}
     for home in ("s3://role@bucket/homes/shop", "hdfs://namenode:8020/homes/shop"):
         conf = settings_of(launch(home, conf=kafka))

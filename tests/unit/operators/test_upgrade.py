@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -265,30 +264,32 @@ def test_a_pipeline_that_was_stopped_is_stopped_again(
     assert (stored.id, stored.step) == (plan.id, end)
 
 
-def fires_within(home: Home, seconds: float, **arguments: Any) -> bool:
+def fires_within(clock: StandingClock, home: Home, seconds: float, **arguments: Any) -> bool:
     given: dict[str, Any] = {"token": "t", "request": None, "commits": None, **arguments}
-    trigger = UpgradeTrigger(home=str(home.path), poll_interval=0.05, deadline=time.time() + seconds, **given)
-    began = time.monotonic()
+    trigger = UpgradeTrigger(home=str(home.path), poll_interval=0.05, deadline=clock.now + seconds, **given)
+    began = clock.now
 
     async def fire() -> None:
         async for _ in trigger.run():
             return
 
     asyncio.run(fire())
-    return time.monotonic() - began < seconds * 0.9
+    return clock.now - began < seconds
 
 
-def test_the_trigger_fires_when_the_driver_has_made_its_commits_or_is_gone_and_at_its_deadline(home: Home) -> None:
+def test_the_trigger_fires_when_the_driver_has_made_its_commits_or_is_gone_and_at_its_deadline(
+    home: Home, clock: StandingClock
+) -> None:
     with lease.holding(home.lease, "p", "t"):
-        assert not fires_within(home, 0.5, commits=2)
+        assert not fires_within(clock, home, 0.5, commits=2)
         running = Status(pipeline="p", token="t", state=DriverState.RUNNING, commits_of_run=2)
         status.write(home.status, replace(running, commits_of_run=1))
-        assert not fires_within(home, 0.5, commits=2)
+        assert not fires_within(clock, home, 0.5, commits=2)
         status.write(home.status, running)
-        assert fires_within(home, HANG_SECONDS, commits=2)
+        assert fires_within(clock, home, HANG_SECONDS, commits=2)
         status.write(home.status, replace(running, replay=ReplayReport(first=1, last=9, done=3)))
-        assert not fires_within(home, 0.5, commits=0), "it replays"
-    assert fires_within(home, HANG_SECONDS), "it is gone"
+        assert not fires_within(clock, home, 0.5, commits=0), "it replays"
+    assert fires_within(clock, home, HANG_SECONDS), "it is gone"
 
 
 def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str) -> None:

@@ -60,9 +60,9 @@ def test_it_is_done_when_the_pipeline_is_in_one_of_the_states(home: Home) -> Non
 
 
 def test_a_time_out_names_the_state_that_it_is_in_and_the_drivers_error(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: Home, clock: StandingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow.sdk.bases.sensor.time", StandingClock())
+    monkeypatch.setattr("airflow.sdk.bases.sensor.time", clock)
     error = DriverError(kind="DataError", decision="fix_data", exit_code=67, message="not JSON at shop-0@12")
     report(home, DriverState.FAILED, error=error)
     said = r"^after 0.3 s: pipeline p is failed \(DataError: not JSON at shop-0@12\), waiting for running$"

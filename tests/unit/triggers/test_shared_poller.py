@@ -16,6 +16,8 @@ from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
 from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject, name_of
 from tests.waiting import HANG_SECONDS, eventually_in_loop
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 
 class Shelf(Checker):
     """Finds what lies on the shelf; what is an exception there can't be looked at."""

@@ -17,6 +17,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DecimalType, StringType
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import plain
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -49,17 +50,8 @@ def _years(values: pa.Array) -> pa.Array:
     return pc.subtract(pc.year(values), _EPOCH_YEAR)
 
 
-def _same(values: pa.Array) -> pa.Array:
-    return values.cast(pa.int32()) if pa.types.is_date32(values.type) else values
-
-
-def plain(values: pa.Array) -> pa.Array:
-    """Return values as Iceberg has them in partitions and bounds: times as numbers of days or microseconds."""
-    return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else _same(values)
-
-
 _TRANSFORMS: Final[Mapping[str, Callable[[pa.Array], pa.Array]]] = {
-    _IDENTITY: _same,
+    _IDENTITY: plain,
     "year": _years,
     "month": _months,
     "day": _days,

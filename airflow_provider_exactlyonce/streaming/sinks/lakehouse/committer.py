@@ -321,6 +321,7 @@ class TableCommitter(SinkCommitter):
                 what=f"new columns {', '.join(column.name for column in missing)}",
             )
             self._table.refresh()
+            self._fitting = None  # without the columns it would not fit again, should somebody set it back
 
     def _sweep(self) -> None:
         """Remove what attempts have left that are certainly not committed, now that the claim is in the table.

@@ -74,7 +74,7 @@ class TablePartition(InputPartition):
 
     :param parts: of files
     :param store: opens them
-    :param field_ids: the ids of columns where files have them
+    :param field_ids: the ids of columns and their parts where files have them
     """
 
     def __init__(self, parts: Sequence[table_rows.FilePart], store: TableStore, field_ids: Mapping[str, int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,7 +104,7 @@ def among(keys: pa.Table, given: pa.Table) -> pa.Array:
     return _mask(_numbered(keys).join(given, keys=keys.column_names, join_type="left semi"), keys.num_rows)
 
 
-def shown(key: dict[str, object]) -> str:
+def shown(key: Mapping[str, object]) -> str:
     """Return a key for messages."""
     return ", ".join(f"{name}={value!r}" for name, value in key.items())
 

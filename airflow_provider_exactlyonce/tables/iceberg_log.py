@@ -277,7 +277,8 @@ def _number(snapshot: Snapshot) -> int:
 
 
 def _field_ids(schema: Any) -> dict[str, int]:
-    return {field.name: field.field_id for field in schema.fields}
+    """Return the ids of columns and of their parts, such as ``list.element.name``."""
+    return {schema.find_column_name(key): key for key in schema.field_ids}
 
 
 def _columns(schema: Any) -> str:

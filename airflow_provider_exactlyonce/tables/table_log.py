@@ -40,7 +40,7 @@ class TableVersion:
     :param files: those whose rows no older version has, in their order; of a whole table all
     :param rewrite: what it does to rows of older versions, in words; None when it leaves them as they are
     :param columns: the table's columns from it on, as Spark writes a schema; None when they stay
-    :param field_ids: of the table's columns at it, where files have ids
+    :param field_ids: of the table's columns and their parts at it, where files have ids
     :param committed: milliseconds since the epoch
     :param first: how the first file is counted in positions
     """
@@ -91,7 +91,7 @@ class TableLog(ABC):
         """Its directory: an absolute path, or a URL."""
 
     def field_ids(self) -> Mapping[str, int]:
-        """Return the ids of its columns where files have them; the names of others are the files', too.
+        """Return the ids of its columns and their parts where files have them; other names are the files', too.
 
         They are of when the versions were last asked for.
         """

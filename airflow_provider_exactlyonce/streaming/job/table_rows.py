@@ -55,7 +55,7 @@ def rows(
 
     :param table: its name, for messages
     :param columns: that are read
-    :param field_ids: of columns, where files have them
+    :param field_ids: of columns and their parts, where files have them
     :raises DataLostError: when the file is gone, or is another one
     :raises TableChangedError: when a column has another type
     :raises BadRecordError: when a required column has nulls
@@ -100,10 +100,37 @@ def _names(
     there = parquet.schema_arrow
     if not field_ids:
         return {name: name if name in there.names else None for name in schema.names}
-    by_id = {int((each.metadata or {}).get(_FIELD_ID, -1)): each.name for each in there}
+    by_id = {_id(each): each.name for each in there}
     if set(by_id) == {-1}:
         raise TableChangedError(f"{where} has no ids of its columns, as files that others have added: it can't be read")
-    return {name: by_id.get(field_ids.get(name, -2)) for name in schema.names}
+    names = {name: by_id.get(field_ids.get(name, -2)) for name in schema.names}
+    for wanted, name in names.items():
+        for path, part in _parts(there.field(name), wanted) if name is not None else ():
+            if path in field_ids and _id(part) not in (field_ids[path], -1):
+                raise TableChangedError(
+                    f"{where} has another field with the name {path!r} than the table has now, which was dropped or "
+                    f"renamed since: leave column {wanted!r} out, or begin a new pipeline behind the file, with "
+                    "starting_version"
+                )
+    return names
+
+
+def _id(field: pa.Field) -> int:
+    return int((field.metadata or {}).get(_FIELD_ID, -1))
+
+
+def _parts(field: pa.Field, path: str) -> Iterator[tuple[str, pa.Field]]:
+    """Yield what the values of a column are made of, by the names that Iceberg has for it."""
+    kind, parts = field.type, dict[str, pa.Field]()
+    if pa.types.is_struct(kind):
+        parts = {part.name: part for part in kind}
+    elif pa.types.is_map(kind):
+        parts = {"key": kind.key_field, "value": kind.item_field}
+    elif pa.types.is_nested(kind):
+        parts = {"element": kind.value_field}
+    for name, part in parts.items():
+        yield f"{path}.{name}", part
+        yield from _parts(part, f"{path}.{name}")
 
 
 def _is_int96(column: Any) -> bool:

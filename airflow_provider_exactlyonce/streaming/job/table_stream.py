@@ -7,9 +7,10 @@ is written as Spark's Kafka source writes one: a topic, the table, with one part
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -56,6 +57,7 @@ class TableReading:
     :param files: at most so many a batch, None for all
     :param skips: versions that take rows out are passed over
     :param options: of the table's store or catalog
+    :param complete: the newest version when the start found all columns, None when it has not looked
     """
 
     name: str
@@ -64,6 +66,7 @@ class TableReading:
     files: int | None
     skips: bool
     options: Mapping[str, str] = field(repr=False)
+    complete: int | None = None
 
 
 class TablePartition(InputPartition):
@@ -71,7 +74,7 @@ class TablePartition(InputPartition):
 
     :param parts: of files
     :param store: opens them
-    :param field_ids: the ids of columns where files have them
+    :param field_ids: the ids of columns and their parts where files have them
     """
 
     def __init__(self, parts: Sequence[table_rows.FilePart], store: TableStore, field_ids: Mapping[str, int]) -> None:
@@ -90,6 +93,7 @@ def stream(spark: SparkSession, reading: TableReading) -> DataFrame:
     log = open_log(reading.name, reading.options)
     if log.identity() is None:
         raise RefusedError(f"table {reading.name} does not exist: create it first, or name it as it is")
+    reading = replace(reading, complete=log.end().version - 1)  # before the look at the columns: none may be lost since
     if (misfit := table_rows.misfit(columns, log.columns(), needs_all=True)) is not None:
         raise RefusedError(f"the source's schema does not fit table {reading.name}: {misfit}. Declare what it has")
     format_name = f"exactlyonce_table_{hashlib.sha256(reading.name.encode()).hexdigest()[:12]}"
@@ -120,6 +124,10 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened: TableLog | None = None
         self._until: Position | None = None
         self._quiet: tuple[Position, float] | None = None
+        # Of versions that say which columns the table has.
+        self._names: Final[dict[int, Collection[str]]] = {}
+        if reading.complete is not None:
+            self._names[reading.complete] = reading.columns.names
 
     @override
     def initialOffset(self) -> dict[str, Any]:
@@ -167,13 +175,30 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         name = self._reading.name
         if not self._reading.skips:
             check_appends(name, version)
-        elif version.rewrite is not None:
+        if version.columns is not None and not version.field_ids:
+            self._check_kept(version.version, version.columns)
+        if version.rewrite is not None:
             return
         if version.columns is not None:
             misfit = table_rows.misfit(self._reading.columns, version.columns, needs_all=False)
             if misfit is not None:
                 raise TableChangedError(f"version {version.version} of table {name} changes its columns: {misfit}")
         self._check_names(version)
+
+    def _check_kept(self, version: int, columns: str) -> None:
+        """Check that a version keeps the columns that are read, also one that is passed over; it may add them.
+
+        Where files have no ids of columns, the rows that come after it would have nulls in the place of what is lost.
+        """
+        known, names = self._names, {each["name"] for each in json.loads(columns)["fields"]}
+        before = known[max(earlier)] if (earlier := [number for number in known if number < version]) else ()
+        known[version] = names
+        for column in self._reading.columns.names:
+            if column in before and column not in names:
+                raise TableChangedError(
+                    f"version {version} of table {self._reading.name} renames or drops its column {column!r}, which is "
+                    f"read; it has {', '.join(sorted(names))}. Declare the columns as the table has them"
+                )
 
     def _check_names(self, version: TableVersion) -> None:
         """Check that each column is the one that had its name when the version was written.

@@ -16,8 +16,9 @@ from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.table import Table
 from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.types import StringType as TextType
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructType
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_first_offsets
@@ -298,9 +299,9 @@ def reader_of(properties: Mapping[str, str], columns: StructType = COLUMNS) -> T
     )
 
 
-def planned(reader: TableStreamReader, start: int, end: int) -> list[dict[str, Any]]:
+def planned(reader: TableStreamReader, start: Position, end: Position) -> list[dict[str, Any]]:
     name = f"iceberg:{NAME}"
-    first, last = ({name: {"0": Position(version).offset}} for version in (start, end))
+    first, last = ({name: {"0": position.offset}} for position in (start, end))
     return [row for part in reader.partitions(first, last) for batch in reader.read(part) for row in batch.to_pylist()]
 
 
@@ -327,7 +328,9 @@ def test_a_column_whose_name_goes_to_another_one_or_to_none_stops_the_stream_and
     with table.update_schema() as update:
         update.add_column("other", TextType())
     reader = reader_of(properties)
-    assert [row["text"] for row in planned(reader, 0, 3)] == [f"row {number}" for number in range(4)]
+    assert [row["text"] for row in planned(reader, Position(0), Position(3))] == [
+        f"row {number}" for number in range(4)
+    ]
     for change in changes:
         with table.refresh().update_schema(allow_incompatible_changes=True) as update:
             change(update)
@@ -338,7 +341,35 @@ def test_a_column_whose_name_goes_to_another_one_or_to_none_stops_the_stream_and
             reader.latestOffset({f"iceberg:{NAME}": {"0": Position(3).offset}}, ReadAllAvailable())
     for read in (reader, reader_of(properties)):  # which has planned nothing before
         with pytest.raises(RuntimeError, match=r"TableChangedError.* its column 'text' was renamed or dropped"):
-            planned(read, 3, 4)
+            planned(read, Position(3), Position(4))
+
+
+@pytest.mark.parametrize("inside", [("n",), ("l", "element"), ("m", "value")], ids=".".join)
+def test_a_field_of_a_column_whose_name_goes_to_another_one_stops_the_stream(
+    properties: Mapping[str, str], catalog: Catalog, inside: tuple[str, ...]
+) -> None:
+    kind = StructType().add("x", LongType()).add("a", StringType())
+    columns = StructType().add("n", kind).add("l", ArrayType(kind)).add("m", MapType(StringType(), kind))
+    value = {"x": 1, "a": "old"}
+    row = {"n": value, "l": [value], "m": [("k", value)]}
+    catalog.drop_table("sales.orders")
+    table = catalog.create_table("sales.orders", to_arrow_schema(columns))
+
+    def append() -> None:
+        table.append(pa.Table.from_pylist([row], table.schema().as_arrow()))
+
+    append()
+    assert planned(reader_of(properties, columns), Position(0), Position(2)) == [row]
+    with table.update_schema() as update:
+        update.delete_column((*inside, "a"))
+    with table.update_schema() as update:
+        update.add_column((*inside, "a"), TextType())
+    append()
+    assert planned(reader_of(properties, columns), Position(2), Position(3)) == [row]
+    name = ".".join((*inside, "a"))
+    for start in (Position(0), Position(2, SNAPSHOT)):
+        with pytest.raises(RuntimeError, match=rf"TableChangedError.* has another field with the name '{name}'"):
+            planned(reader_of(properties, columns), start, Position(3))
 
 
 def test_a_column_is_read_by_the_name_that_it_has_now_and_what_came_later_is_null(
@@ -349,7 +380,7 @@ def test_a_column_is_read_by_the_name_that_it_has_now_and_what_came_later_is_nul
         update.add_column("more", TextType())
     columns = StructType().add("id", LongType()).add("words", StringType()).add("more", StringType())
     expected = {"id": 0, "words": "row 0", "more": None}
-    assert planned(reader_of(properties, columns), 0, 4)[0] == expected
+    assert planned(reader_of(properties, columns), Position(0), Position(4))[0] == expected
 
 
 def test_a_store_goes_to_tasks(properties: Mapping[str, str]) -> None:

@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import Atte
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterState
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkEntry
 
 if TYPE_CHECKING:
@@ -124,7 +125,13 @@ class DeltaCommitter(TableCommitter):
 
     @override
     def _check_shape(self) -> None:
-        self._missing_columns()
+        missing = self._missing_columns()
+        if missing and self._phase.state is not CommitterState.UNCLAIMED:  # else the claim adds them
+            names = ", ".join(repr(column.name) for column in missing)
+            raise RefusedError(
+                f"{self._sink.where} has lost the column {names} since the start, by a RESTORE or an overwritten "
+                "schema, and readers would miss its values: start the pipeline again, which adds it"
+            )
         for name in schema.required_columns(self._table.table.schema()):
             if self._required is not None and name not in self._required:
                 raise RefusedError(

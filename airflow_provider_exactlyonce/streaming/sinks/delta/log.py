@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 
 from airflow_provider_exactlyonce.exceptions import invariant
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles, flush_commit, local_path
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import plain
 from airflow_provider_exactlyonce.tables.delta_log import LOG, actions_of, entry_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class LoggedFile:
     :param logged: the path as the log has it, escaped
     :param rows: None when nobody has said
     :param partition: the values of the columns that the table is partitioned by, as texts
-    :param bounds: of the columns that were asked for, when they are known: the least and the greatest value
+    :param bounds: of the columns that were asked for, when they are known: the least and the greatest value, times as
+        numbers
     """
 
     path: str
@@ -124,7 +126,7 @@ class DeltaLog:
         parts, least, greatest = (_fields(added, name) for name in ("partition", "min", "max"))
         texts = {name: pc.cast(values, pa.string()).to_pylist() for name, values in parts.items()}
         bounds = {
-            name: list(zip(least[name].to_pylist(), greatest[name].to_pylist(), strict=True))
+            name: list(zip(plain(least[name]).to_pylist(), plain(greatest[name]).to_pylist(), strict=True))
             for name in bounds_of
             if name in least and name in greatest
         }

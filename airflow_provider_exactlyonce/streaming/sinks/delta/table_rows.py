@@ -50,11 +50,12 @@ def with_columns(rows: pa.Table | None, schema: pa.Schema, partition: Mapping[st
     :param partition: the values of the columns that the table is partitioned by, as texts
     :param count: of the rows
     """
-    there = () if rows is None else rows.column_names
-    columns = [
-        rows[field.name].cast(field.type)
-        if rows is not None and field.name in there
-        else pa.repeat(pa.scalar(partition.get(field.name), pa.string()), count).cast(field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
+
+    def column(field: pa.Field) -> pa.Array | pa.ChunkedArray:
+        if rows is not None and field.name in rows.column_names:
+            return rows[field.name].cast(field.type)
+        if (text := partition.get(field.name)) is None:
+            return pa.nulls(count, field.type)  # no text is cast to a nested type, not even null
+        return pa.repeat(text, count).cast(field.type)
+
+    return pa.table(list(map(column, schema)), schema=schema)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,6 +87,7 @@ class _Files(PartitionedFiles):
     def __init__(self, files: DeltaFiles, folder: str, task: int, format_: TableFormat) -> None:
         super().__init__(folder, task, format_.partition_by, format_.max_file_bytes)
         self._files: Final = files
+        self._columns: Final = format_.columns
         self._compression: Final = format_.compression
 
     @override
@@ -93,12 +96,24 @@ class _Files(PartitionedFiles):
 
     @override
     def _directory(self, column: str, value: str | None) -> str:
+        if value is not None and pa.types.is_date(self._columns.field(column).type) and not _is_known(value):
+            raise refused(
+                f"column {column!r} of partition_by is the date {value}, and a Delta table with a partition of a "
+                "year before 1 or after 9999 can't be read. Replace it by null or another date"
+            )
         if value in ("", NULL):
             raise refused(
                 f"column {column!r} of partition_by is the text {value!r}, which readers of Delta take for null. "
                 "Derive a column that has another value for it"
             )
         return super()._directory(column, value)
+
+
+def _is_known(day: str) -> bool:
+    with suppress(ValueError):
+        datetime.date.fromisoformat(day)
+        return True
+    return False
 
 
 class DeltaFile(ParquetFile):

@@ -123,7 +123,7 @@ class IcebergCommitter(TableCommitter):
     @override
     def _create(self) -> None:
         columns = schema.iceberg_schema(self._row_columns())
-        self._table.create(columns, partitions.new_spec(self._sink.partition_by, columns))
+        self._table.create(columns, partitions.new_spec(self._sink.partition_by, columns, self._sink.where))
 
     @override
     def _write_claim(self) -> None:
@@ -149,8 +149,8 @@ class IcebergCommitter(TableCommitter):
         if self._tasks_open is None:
             return
         columns, form = self._row_columns(), self._tasks_open.format
-        now = None if missing else schema.written_columns(metadata.schema(), columns)
-        if now != form.columns or metadata.default_spec_id != form.spec.spec_id:
+        fits = not missing and schema.fits(form.columns, schema.written_columns(metadata.schema(), columns))
+        if not fits or metadata.default_spec_id != form.spec.spec_id:
             raise RefusedError(
                 f"{self._sink.where} has other columns or partitions than at the start, and the tasks write those of "
                 "the start: start the pipeline again"

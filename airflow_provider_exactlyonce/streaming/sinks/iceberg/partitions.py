@@ -17,6 +17,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DecimalType, StringType
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import plain
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -49,17 +50,8 @@ def _years(values: pa.Array) -> pa.Array:
     return pc.subtract(pc.year(values), _EPOCH_YEAR)
 
 
-def _same(values: pa.Array) -> pa.Array:
-    return values.cast(pa.int32()) if pa.types.is_date32(values.type) else values
-
-
-def plain(values: pa.Array) -> pa.Array:
-    """Return values as Iceberg has them in partitions and bounds: times as numbers of days or microseconds."""
-    return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else _same(values)
-
-
 _TRANSFORMS: Final[Mapping[str, Callable[[pa.Array], pa.Array]]] = {
-    _IDENTITY: _same,
+    _IDENTITY: plain,
     "year": _years,
     "month": _months,
     "day": _days,
@@ -142,18 +134,28 @@ def check_declared(columns: StructType, partition_by: Sequence[str], where: str)
             )
 
 
-def new_spec(partition_by: Sequence[str], schema: Schema) -> PartitionSpec:
-    """Return the spec of a new table."""
-    fields = []
+def new_spec(partition_by: Sequence[str], schema: Schema, where: str) -> PartitionSpec:
+    """Return the spec of a new table.
+
+    :param where: sink and table, for messages
+    :raises RefusedError: when a part of it would have the name of a column, or of another part
+    """
+    fields: list[PartitionField] = []
     for number, declared in enumerate(partition_by):
         field = _Declared.parsed(declared)
         end = "" if field.kind == _IDENTITY else f"_{_ENDS.get(field.kind, field.kind)}"
+        name = f"{_plain_name(field.column)}{end}"
+        if name in [other.name for other in fields] or (name != field.column and name in schema.column_names):
+            raise RefusedError(
+                f"{where}: partition_by={declared!r} would have the name {name!r} in the table, which a column or "
+                "another part of partition_by has: rename the column, or leave one out"
+            )
         fields.append(
             PartitionField(
                 source_id=schema.find_field(field.column).field_id,
                 field_id=PARTITION_FIELD_ID_START + number,
                 transform=parse_transform(field.transform),
-                name=f"{_plain_name(field.column)}{end}",
+                name=name,
             )
         )
     return PartitionSpec(*fields)

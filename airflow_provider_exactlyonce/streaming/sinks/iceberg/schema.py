@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -88,6 +88,24 @@ def written_columns(table: Schema, columns: spark.StructType) -> Schema:
     """Return the table's columns that the rows have, in their order, with the table's ids."""
     table_fields = {field.name: field for field in table.fields}
     return Schema(*(table_fields[name] for name in columns.names))
+
+
+def fits(written: Schema, table: Schema) -> bool:
+    """Tell whether what is written with some columns fits those of a table, of which others may have changed more.
+
+    Comments are nothing to files, nor is a column that may be null since.
+    """
+    became_required = {field.field_id for field in table.fields if field.required}
+    became_required -= {field.field_id for field in written.fields if field.required}
+    return _by_id(written) == _by_id(table) and not became_required
+
+
+def _by_id(columns: Schema) -> dict[int, tuple[str | None, str | None]]:
+    """Return name and type of all columns and of their parts."""
+    return {
+        key: (columns.find_column_name(key), str(field.field_type) if field.field_type.is_primitive else None)
+        for key, field in index_by_id(columns).items()
+    }
 
 
 def _fields(columns: spark.StructType, ids: Iterator[int]) -> list[NestedField]:

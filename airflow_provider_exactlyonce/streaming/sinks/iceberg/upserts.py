@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedErr
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.changes import check_whole_files
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import Partitioning, plain
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import Partitioning
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, data_file
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns, OrderedValues
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertTarget
@@ -70,7 +70,7 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
     def filter(self, keys: pa.Table) -> Callable[[DataFile], bool]:
         columns = [self._format.columns.find_field(name) for name in self.key.key]
         values: dict[int, tuple[Any, OrderedValues]] = {
-            column.field_id: (column.field_type, OrderedValues(plain(keys[column.name]))) for column in columns
+            column.field_id: (column.field_type, OrderedValues(keys[column.name])) for column in columns
         }
         places, partitions = self._partitions(keys)
 

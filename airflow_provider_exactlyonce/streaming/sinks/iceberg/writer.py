@@ -24,14 +24,17 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import Partitioning
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import shown
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import (
     ParquetFile,
     PartitionedFiles,
     TableWriter,
+    refused,
 )
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
 
 _BOUNDS: Final = ("lower_bounds", "upper_bounds")
+_OF_COLUMN: Final = "write.metadata.metrics.column."
 _COUNTS_ONLY: Final = {"write.metadata.metrics.default": "counts"}
 _BY_COLUMN: Final = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", *_BOUNDS)
 
@@ -89,7 +92,7 @@ class IcebergWriter(TableWriter):
     def __init__(self, files: IcebergFiles, folder: str, task: int, format_: TableFormat) -> None:
         self._partitioning: Final = Partitioning(format_.spec.fields, format_.columns)
         required = [column.name for column in format_.columns.fields if column.required]
-        partitioned = _Files(files, folder, task, format_, self._partitioning.names)
+        partitioned = _Files(files, folder, task, format_, self._partitioning)
         super().__init__(partitioned, schema_to_pyarrow(format_.columns), required)
 
     @override
@@ -99,17 +102,26 @@ class IcebergWriter(TableWriter):
 
 class _Files(PartitionedFiles):
     def __init__(
-        self, files: IcebergFiles, folder: str, task: int, format_: TableFormat, partition_by: tuple[str, ...]
+        self, files: IcebergFiles, folder: str, task: int, format_: TableFormat, partitioning: Partitioning
     ) -> None:
-        super().__init__(folder, task, partition_by, format_.max_file_bytes)
+        super().__init__(folder, task, partitioning.names, format_.max_file_bytes)
+        self._partitioning: Final = partitioning
         self._files: Final = files
         self._format: Final = format_
 
     @override
     def _begin(self, values: tuple[str | None, ...], schema: pa.Schema) -> ParquetFile:
+        partition = dict(zip(self._partition_by, values, strict=True))
+        try:  # what pyiceberg does for a snapshot's summary
+            self._format.spec.partition_to_path(self._partitioning.record(partition), self._format.columns)
+        except OverflowError:
+            raise refused(
+                f"a row's partition is {shown(partition)}, in days or hours since 1970, and pyiceberg knows no date of "
+                "a year before 1 or after 9999: partition by month(…) or year(…), or replace the value by null"
+            ) from None
         # No directories of values: readers of Iceberg don't look at them, and any value is possible so.
         name = f"{self._folder}/{self._task:05d}-{uuid.uuid4().hex}.parquet"
-        return self._new(name, schema, dict(zip(self._partition_by, values, strict=True)))
+        return self._new(name, schema, partition)
 
     @override
     def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile:
@@ -143,6 +155,9 @@ def describe(footer: pq.FileMetaData, format_: TableFormat, unordered: set[str])
     """
     columns = format_.columns
     ids = parquet_path_to_id_mapping(columns)
+    # Of those pyiceberg must not be asked for bounds; some it can't make, and others must not stand for them.
+    unbounded = _unbounded(footer, ids) | {key for key in ids.values() if _may_be_nan(columns, key, unordered)}
+    counted = {f"{_OF_COLUMN}{columns.find_column_name(key)}": "counts" for key in unbounded}
 
     def computed(properties: Mapping[str, str]) -> dict[str, Any]:
         return data_file_statistics_from_parquet_metadata(
@@ -152,26 +167,29 @@ def describe(footer: pq.FileMetaData, format_: TableFormat, unordered: set[str])
         ).to_serialized_dict()
 
     try:
-        statistics = computed(format_.properties)
+        return computed({**format_.properties, **counted})
     except UnicodeEncodeError:  # pyiceberg cuts a text before U+D7FF, and what it takes for the next letter is none
-        statistics = computed(_COUNTS_ONLY)
-    for key in _unbounded(footer, ids) | {key for key in ids.values() if _may_be_nan(columns, key, unordered)}:
-        for name in _BOUNDS:
-            statistics[name].pop(key, None)
-    return statistics
+        return computed(_COUNTS_ONLY)
 
 
 def _unbounded(footer: pq.FileMetaData, ids: Mapping[str, int]) -> set[int]:
-    """Return the columns of which a row group has values and no bounds, which others' must not stand for."""
+    """Return the columns of which a row group has values and no bounds."""
     unbounded = set()
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         for position in range(footer.num_columns):
             column = group.column(position)
             statistics = column.statistics
-            if statistics is None or (statistics.num_values and not statistics.has_min_max):
+            if statistics is None or (statistics.num_values and not _has_bounds(statistics)):
                 unbounded.add(ids[column.path_in_schema])
     return unbounded
+
+
+def _has_bounds(statistics: pq.Statistics) -> bool:
+    try:
+        return None not in (statistics.min, statistics.max)
+    except OverflowError:  # a year that Python has no date for, and so pyiceberg neither
+        return False
 
 
 def _may_be_nan(columns: Schema, key: int, unordered: set[str]) -> bool:

@@ -321,6 +321,7 @@ class TableCommitter(SinkCommitter):
                 what=f"new columns {', '.join(column.name for column in missing)}",
             )
             self._table.refresh()
+            self._fitting = None  # without the columns it would not fit again, should somebody set it back
 
     def _sweep(self) -> None:
         """Remove what attempts have left that are certainly not committed, now that the claim is in the table.
@@ -451,22 +452,23 @@ class TableCommitter(SinkCommitter):
         :param check: raises when it must not be written after the newest one
         :param plan: called when the table was looked at and fits, before each try
         :param landed: tells, once the table was looked at again, whether it was written though it failed
-        :raises FencedError: when a higher run has claimed the sink
+        :raises FencedError: when it was not written, and a higher run has claimed the sink
         :raises BatchFailedError: when it was not written, and never will be
         :raises CommitUnknownError: when nobody knows
         """
         in_doubt = False
         for number in range(_TRIES):
-            with self._answering(CommitUnknownError if in_doubt else BatchFailedError):
-                self._table.refresh()
-                check()
-                try:
+            try:
+                with self._answering():
+                    self._table.refresh()
+                    check()
                     self._check_fit()
                     plan()
-                except RefusedError as error:
-                    if not in_doubt:
-                        raise
-                    raise CommitUnknownError(f"{what} is in doubt, and can't be tried again: {error}") from error
+            except ExactlyOnceError as error:
+                if not in_doubt:
+                    raise
+                # Also of a successor: it may have claimed after this version was written. The next claim tells.
+                raise CommitUnknownError(f"{what} is in doubt, and can't be tried again: {error}") from error
             version = self._table.version
             try:
                 write()

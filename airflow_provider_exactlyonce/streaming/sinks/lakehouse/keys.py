@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,12 +52,19 @@ class OrderedValues:
     """
 
     def __init__(self, values: pa.ChunkedArray) -> None:
-        self._values: Final[list[Any]] = sorted(pc.unique(values).to_pylist())
+        self._values: Final[list[Any]] = sorted(pc.unique(plain(values)).to_pylist())
 
     def any_within(self, least: Any, greatest: Any) -> bool:
-        """Tell whether one of them is between two values, or is one of these."""
+        """Tell whether one of them is between two :func:`plain` values, or is one of these."""
         place = bisect_left(self._values, least)
         return place < len(self._values) and bool(self._values[place] <= greatest)
+
+
+def plain(values: pa.Array) -> pa.Array:
+    """Return times as numbers of days or microseconds: Python has none of a year before 1 or after 9999."""
+    if pa.types.is_timestamp(values.type):
+        return values.cast(pa.int64())
+    return values.cast(pa.int32()) if pa.types.is_date32(values.type) else values
 
 
 def _ranks(values: pa.ChunkedArray) -> pa.Array:
@@ -85,8 +93,7 @@ def _doubled(keys: pa.Table) -> dict[str, object] | None:
     counted = counted.aggregate([(_ROW, "sum")])
     if counted.num_rows == keys.num_rows:
         return None
-    doubled = counted.filter(pc.greater(counted[f"{_ROW}_sum"], 1)).slice(0, 1).select(keys.column_names)
-    return dict(doubled.to_pylist()[0])
+    return _first(counted.filter(pc.greater(counted[f"{_ROW}_sum"], 1)).select(keys.column_names))
 
 
 def among(keys: pa.Table, given: pa.Table) -> pa.Array:
@@ -97,7 +104,7 @@ def among(keys: pa.Table, given: pa.Table) -> pa.Array:
     return _mask(_numbered(keys).join(given, keys=keys.column_names, join_type="left semi"), keys.num_rows)
 
 
-def shown(key: dict[str, object]) -> str:
+def shown(key: Mapping[str, object]) -> str:
     """Return a key for messages."""
     return ", ".join(f"{name}={value!r}" for name, value in key.items())
 
@@ -106,8 +113,15 @@ def find_null(keys: pa.Table) -> dict[str, object] | None:
     """Return a key with a null in it, None when there is none."""
     for name in keys.column_names:
         if keys[name].null_count:
-            return dict(keys.filter(pc.is_null(keys[name])).slice(0, 1).to_pylist()[0])
+            return _first(keys.filter(pc.is_null(keys[name])))
     return None
+
+
+def _first(keys: pa.Table) -> dict[str, object]:
+    """Return the first of some keys, with times as texts, of whatever year."""
+    key = keys.slice(0, 1)
+    texts = [column.cast(pa.string()) if pa.types.is_temporal(column.type) else column for column in key.columns]
+    return dict(pa.table(texts, names=key.column_names).to_pylist()[0])
 
 
 def numbers(count: int) -> pa.Array:

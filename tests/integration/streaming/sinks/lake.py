@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import types as T
 
@@ -67,6 +68,19 @@ VALUES: Final[list[dict[str, Any]]] = [
     {**dict.fromkeys(EVERY_TYPE.names), "id": 2},
     {**dict.fromkeys(EVERY_TYPE.names), "id": 3, "list": [], "map": [], "nested": {"a": None, "l": []}, "text": ""},
 ]
+#: Times of which Python has none, and some of the same columns that it has; in days, or microseconds.
+FAR_TIMES: Final = T.StructType(
+    [
+        T.StructField("id", T.LongType()),
+        T.StructField("date", T.DateType()),
+        T.StructField("at", T.TimestampType()),
+        T.StructField("local", T.TimestampNTZType()),
+    ]
+)
+FAR_VALUES: Final = [
+    {"id": number, "date": days, "at": days * 86_400_000_000, "local": days * 86_400_000_000}
+    for number, days in enumerate([0, 2_932_897, -719_163, 19_000, -800_000])  # 10000-01-01 and 0000-12-31
+]
 #: Texts of a partition that a URL, a directory or a reader may take for another.
 ODD: Final = ["..", "a/b=ü\n", "50%", "x%2Fy", "a b", "null", "a'b\"c", "😀", "a#b?c&d+e", "\t", "\\", None]
 
@@ -110,6 +124,16 @@ class Lake(ABC):
     @abstractmethod
     def current_files(self) -> set[Path]:
         """Return the files that the newest version of the table names."""
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """Return all rows as they are in the newest version's files, with times as numbers."""
+        kinds = {pa.date32(): pa.int32(), pa.timestamp("us"): pa.int64(), pa.timestamp("us", "UTC"): pa.int64()}
+        rows: list[dict[str, Any]] = []
+        for file in self.current_files():
+            read = pq.ParquetFile(file).read()
+            columns = [column.cast(kinds.get(column.type, column.type)) for column in read.columns]
+            rows += pa.table(columns, names=read.column_names).to_pylist()
+        return sorted(rows, key=lambda row: row["id"])
 
     @abstractmethod
     def notes(self) -> list[Path]:

@@ -10,10 +10,26 @@ from pathlib import Path
 import pytest
 from pyspark.sql import types as T
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, CommitUnknownError, FencedError
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    FencedError,
+    RecordRefusedError,
+)
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
-from tests.integration.streaming.sinks.lake import COLUMNS, EVERY_TYPE, ODD, PIPELINE, VALUES, Lake, Live, rows
+from tests.integration.streaming.sinks.lake import (
+    COLUMNS,
+    EVERY_TYPE,
+    FAR_TIMES,
+    FAR_VALUES,
+    ODD,
+    PIPELINE,
+    VALUES,
+    Lake,
+    Live,
+    rows,
+)
 
 Audited = tuple[Live, list[SinkEntry]]
 
@@ -25,6 +41,19 @@ class TableContract:
         Live(lake.sink(), tmp_path, columns=EVERY_TYPE).commit(VALUES[:1], VALUES[1:])
         assert lake.rows() == VALUES
         assert lake.library_rows() == VALUES
+
+    def test_times_of_which_python_has_none_are_written_as_they_are(self, lake: Lake, tmp_path: Path) -> None:
+        Live(lake.sink(), tmp_path, columns=FAR_TIMES).commit(FAR_VALUES[:3], FAR_VALUES[3:])
+        assert lake.numbers() == FAR_VALUES
+
+    def test_a_day_of_which_python_has_none_makes_no_partition(self, lake: Lake, tmp_path: Path) -> None:
+        live = Live(lake.sink(partition_by="date"), tmp_path, columns=FAR_TIMES)
+        for given in FAR_VALUES[1:3]:
+            with pytest.raises(RecordRefusedError, match="of a year before 1 or after 9999"):
+                live.stage([given])
+            live.committer.abort()
+        live.commit(FAR_VALUES[::3])
+        assert len(lake.current_files()) == 2
 
     def test_odd_values_of_partitions_come_back_as_they_were(self, lake: Lake, tmp_path: Path) -> None:
         given = [{"id": number, "k": value} for number, value in enumerate(ODD)]

@@ -26,7 +26,17 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import Attempts
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertedRows
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkContext, SinkEntry
-from tests.integration.streaming.sinks.lake import EVERY_TYPE, ODD, PIPELINE, UTC, VALUES, Lake, Live
+from tests.integration.streaming.sinks.lake import (
+    EVERY_TYPE,
+    FAR_TIMES,
+    FAR_VALUES,
+    ODD,
+    PIPELINE,
+    UTC,
+    VALUES,
+    Lake,
+    Live,
+)
 
 COLUMNS = (
     T.StructType()
@@ -451,6 +461,15 @@ class UpsertContract:
         live.commit([{"id": values[0], "v": 1}], [{"id": values[-1], "v": 2}])
         expected = {**dict.fromkeys(values, 0), values[0]: 1, values[-1]: 2}
         assert sorted((visible["id"], visible["v"]) for visible in lake.read()) == sorted(expected.items())
+
+    @pytest.mark.parametrize("key", ["date", "at", "local"])
+    def test_a_key_of_which_python_has_no_time_finds_its_row(self, lake: Lake, tmp_path: Path, key: str) -> None:
+        live = Live(lake.sink(mode="upsert", key=key), tmp_path, columns=FAR_TIMES)
+        for given in FAR_VALUES:
+            live.commit([given])
+        changed = [{**given, "id": given["id"] + 10} for given in FAR_VALUES[1:3]]
+        live.commit(changed)
+        assert lake.numbers() == [*FAR_VALUES[:1], *FAR_VALUES[3:], *changed]
 
     def test_a_file_that_is_gone_when_it_is_to_be_copied_fails_the_batch_and_nothing_else(
         self, lake: Lake, tmp_path: Path

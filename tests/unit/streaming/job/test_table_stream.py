@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,7 @@ from airflow_provider_exactlyonce.streaming.job.table_stream import (
     TablePartition,
     TableReading,
     TableStreamReader,
+    stream,
     tasks,
 )
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
@@ -36,10 +38,18 @@ def path(tmp_path: Path) -> Path:
 
 
 def reader_of(
-    path: Path, *, start: int = 0, files: int | None = None, skips: bool = False, whole: bool = False
+    path: Path,
+    *,
+    start: int = 0,
+    files: int | None = None,
+    skips: bool = False,
+    whole: bool = False,
+    complete: int | None = None,
 ) -> TableStreamReader:
     begin = Position(start, SNAPSHOT if whole else 0)
-    reading = TableReading(name=f"delta:{path}", columns=COLUMNS, start=begin, files=files, skips=skips, options={})
+    reading = TableReading(
+        name=f"delta:{path}", columns=COLUMNS, start=begin, files=files, skips=skips, options={}, complete=complete
+    )
     reader: TableStreamReader = pickle.loads(pickle.dumps(TableStreamReader(reading)))  # as it comes to its process
     return reader
 
@@ -176,6 +186,56 @@ def test_a_version_that_changes_a_declared_column_stops_the_stream(path: Path) -
     append(fresh, 1)
     write_deltalake(fresh, append_column, mode="append", schema_mode="merge")
     assert list(batches(reader_of(fresh))) == [[1, 7]]  # a column more is not read
+
+
+def overwrite(path: Path, *names: str) -> None:
+    rows = pa.table({name: ["x"] for name in names})
+    write_deltalake(path, rows, mode="overwrite", schema_mode="overwrite")
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_column_that_a_version_loses_that_is_passed_over_stops_the_stream(path: Path, seen: bool) -> None:
+    reader = reader_of(path, skips=True, complete=None if seen else 2)
+    before = at(path, 0 if seen else 3_000_000)
+    append(path, 6)
+    overwrite(path, "id", "words")
+    write_deltalake(path, pa.table({"id": ["7"], "words": ["y"]}), mode="append")
+    overwrite(path, "id", "text")
+    end = reader.latestOffset(before, ALL)
+    assert end == at(path, 4_000_000)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"TableChangedError.*version 4 of table .* drops its column 'text'"):
+            reader.latestOffset(end, ALL)
+    with pytest.raises(RuntimeError, match="TableChangedError"):
+        reader.partitions(before, at(path, 6_000_000))
+
+
+def test_the_start_tells_the_reader_which_version_has_all_columns(path: Path) -> None:
+    spark = Mock()
+    stream(spark, reader_of(path, skips=True)._reading)
+    (source,) = spark.dataSource.register.call_args.args
+    reader = source({}).streamReader(COLUMNS)
+    overwrite(path, "id")
+    with pytest.raises(RuntimeError, match=r"version 3 of table .* drops its column 'text'"):
+        reader.latestOffset(at(path, 3_000_000), ALL)
+
+
+def test_a_column_that_is_lost_without_a_row_stops_the_stream(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    for names in (["id", "text"], ["id"]):
+        write_deltalake(empty, rows().select(names), mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(RuntimeError, match=r"version 1 of table .* drops its column 'text'"):
+        reader_of(empty, complete=0).latestOffset(at(empty, 1_000_000), ALL)
+
+
+def test_a_column_that_comes_later_is_null_until_then(tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    write_deltalake(late, rows(1).select(["id"]))
+    write_deltalake(late, rows(2).select(["id"]), mode="overwrite", schema_mode="overwrite")
+    write_deltalake(late, rows(3), mode="append", schema_mode="merge")
+    reader = reader_of(late, skips=True, complete=2)
+    assert list(batches(reader)) == [[1, 3]]
+    assert ids(reader, at(late, 0), at(late, 3_000_000)) == [1, 3]
 
 
 def test_a_file_that_is_gone_stops_the_task_by_name(path: Path) -> None:

@@ -182,6 +182,25 @@ def test_columns_that_the_table_lacks_are_added_where_that_is_declared(lake: Del
     assert lake.table.to_pyarrow_table().num_rows == 4
 
 
+@pytest.mark.parametrize("committed", [0, 1])
+def test_a_column_that_the_table_loses_after_the_start_stops_the_pipeline(
+    lake: DeltaLake, tmp_path: Path, committed: int
+) -> None:
+    lake.create(LONG)
+    sink = lake.sink(schema="evolve")
+    live = Live(sink, tmp_path)
+    for number in range(committed):
+        live.commit(rows(number, 1))
+    entry = live.stage(rows(committed, 1))
+    lake.table.restore(0)
+    with pytest.raises(RefusedError, match=r"has lost the column 'k' since the start, .*: start the pipeline again"):
+        live.committer.commit(entry)
+    live.committer.abort()
+    assert lake.read() == []
+    Live(sink, tmp_path, run=2).commit(rows(10, 1))
+    assert lake.read() == rows(10, 1)
+
+
 def test_a_null_in_a_column_that_is_not_null_in_the_table_is_refused(lake: DeltaLake, tmp_path: Path) -> None:
     lake.create(LONG, pa.field("k", pa.string(), nullable=False))
     live = Live(lake.sink(), tmp_path)

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import (
+    CommitUnknownError,
     RecordRefusedError,
     RefusedError,
 )
@@ -161,6 +162,19 @@ def test_the_audit_names_what_a_restore_of_the_table_has_removed(
     findings = live.audit(entries)
     assert sorted(text.partition(":")[0] for text in findings) == ["commit 2", "commit 3"]
     assert "(RESTORE)" in findings[0]
+
+
+def test_a_commit_whose_version_others_have_written_over_is_missed_by_the_next_one_and_by_the_audit(
+    audited: tuple[Live, list[SinkEntry]], lake: DeltaLake
+) -> None:
+    """On S3 delta-spark may do so, which writes without a condition."""
+    live, entries = audited
+    (lake.path / "_delta_log" / f"{lake.table.version():020d}.json").write_text('{"commitInfo":{"operation":"WRITE"}}')
+    entry = live.stage(rows(30, 10))
+    with pytest.raises(CommitUnknownError, match=r"has commit 2 .* would write commit 4: it was set back"):
+        live.committer.commit(entry)
+    (finding,) = live.audit(entries)
+    assert finding.startswith("commit 3: ")
 
 
 def test_the_audit_goes_on_when_the_log_is_cleaned_up_meanwhile(

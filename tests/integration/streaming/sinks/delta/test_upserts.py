@@ -18,8 +18,9 @@ from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import escaped
+from airflow_provider_exactlyonce.streaming.sinks.delta.schema import arrow_columns
 from tests.integration.streaming.sinks.delta.lake import LONG, TEXT, DeltaLake
-from tests.integration.streaming.sinks.lake import Live
+from tests.integration.streaming.sinks.lake import FAR_TIMES, FAR_VALUES, Live
 from tests.integration.streaming.sinks.upsert_contract import UpsertContract, begun, row, stored
 
 
@@ -86,6 +87,17 @@ def test_files_of_others_are_copied_as_they_are(lake: DeltaLake, tmp_path: Path)
     expected = [given[0], {**given[1], "amount": None}, given[2], *given[4:], {**dict.fromkeys(columns.names), "id": 9}]
     assert lake.rows() == expected
     assert lake.library_rows() == expected
+
+
+def test_bounds_of_others_of_which_python_has_no_date_hold(lake: DeltaLake, tmp_path: Path) -> None:
+    given = pa.Table.from_pylist(FAR_VALUES, arrow_columns(FAR_TIMES))
+    write_deltalake(str(lake.path), given.slice(0, 2))
+    write_deltalake(str(lake.path), given.slice(2), mode="append")
+    changed = {**FAR_VALUES[1], "id": 9}
+    before = lake.current_files()
+    Live(lake.sink(mode="upsert", key="date"), tmp_path, columns=FAR_TIMES).commit([changed])
+    assert lake.numbers() == [FAR_VALUES[0], *FAR_VALUES[2:], changed]
+    assert len(before & lake.current_files()) == 1, "the other file is not copied"
 
 
 def test_a_path_is_escaped_as_delta_rs_writes_it_into_the_log(lake: DeltaLake) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitFailedException
 
-from airflow_provider_exactlyonce.exceptions import (
-    CommitUnknownError,
-)
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError, FencedError
 from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
 from tests.integration.streaming.sinks.lake import Live, rows
 
@@ -73,3 +72,28 @@ def test_a_commit_that_was_refused_and_no_longer_fits_keeps_its_files(
     with pytest.raises(CommitUnknownError, match=r"commit 1 is in doubt, and can't .*: .* is partitioned by"):
         live.committer.commit(entry)
     assert len(lake.files()) == 1
+
+
+def test_a_commit_that_was_refused_and_arrives_before_a_successors_claim_keeps_its_files(
+    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(lake.sink(), tmp_path)
+    entry = live.stage(rows(0, 2))
+    late: list[Callable[[], None]] = []
+
+    def refuse(write: Callable[[], None]) -> None:
+        late.append(write)
+        raise CommitFailedException("a second request was refused, and the first one may be carried out")
+
+    def be_frozen(_: float) -> None:
+        monkeypatch.undo()
+        late[0]()
+        Live(lake.sink(), tmp_path, run=2)
+
+    lake.at_next_write(monkeypatch, refuse)
+    monkeypatch.setattr(time, "sleep", be_frozen)
+    with pytest.raises(CommitUnknownError, match=r"commit 1 is in doubt, .* is superseded by run 2"):
+        live.committer.commit(entry)
+    with pytest.raises(FencedError):
+        live.committer.claim(1)
+    assert lake.ids() == [0, 1]

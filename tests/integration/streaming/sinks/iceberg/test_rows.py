@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions
 from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
-from tests.integration.streaming.sinks.lake import EVERY_TYPE, ODD, UTC, VALUES, Live, rows
+from tests.integration.streaming.sinks.lake import EVERY_TYPE, FAR_TIMES, FAR_VALUES, ODD, UTC, VALUES, Live, rows
 
 
 def test_files_have_the_ids_of_the_table(lake: IcebergLake, tmp_path: Path) -> None:
@@ -97,6 +97,15 @@ def test_a_text_whose_bound_cannot_be_cut_is_written_without(lake: IcebergLake, 
     Live(lake.sink(), tmp_path).commit(given)
     assert lake.rows() == given
     assert lake.find(row_filter="k > 'x'") == given
+
+
+def test_a_file_lacks_bounds_of_those_times_only_of_which_python_has_none(lake: IcebergLake, tmp_path: Path) -> None:
+    near = {**FAR_VALUES[1], "local": 0}
+    Live(lake.sink(), tmp_path, columns=FAR_TIMES).commit([FAR_VALUES[0], near])
+    (file,) = lake.current_data_files()
+    bounded = {lake.table.schema().find_column_name(key) for key in file.lower_bounds}
+    assert bounded == {"id", "local"} == {lake.table.schema().find_column_name(key) for key in file.upper_bounds}
+    assert lake.find(row_filter="at > '2024-01-01T00:00:00+00:00'", selected_fields=("id",)) == [{"id": 1}]
 
 
 def test_partitions_of_other_types_are_read_as_such(lake: IcebergLake, tmp_path: Path) -> None:

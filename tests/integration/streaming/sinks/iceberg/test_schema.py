@@ -106,6 +106,18 @@ def test_columns_that_do_not_fit_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    ("by", "name"), [(("day(at)",), "at_day"), (("bucket(4, at)", "bucket(8, at)"), "at_bucket"), (("ü",), "_xFC")]
+)
+def test_a_part_of_partition_by_that_has_the_name_of_another_is_refused_where_a_table_is_made(
+    lake: IcebergLake, tmp_path: Path, by: tuple[str, ...], name: str
+) -> None:
+    columns = T.StructType().add("at", T.TimestampType()).add("at_day", T.DateType())
+    columns = columns.add("ü", T.StringType()).add("_xFC", T.StringType())
+    with pytest.raises(RefusedError, match=rf"partition_by='.*' would have the name '{name}' in the table"):
+        Live(lake.sink(partition_by=by), tmp_path, columns=columns)
+
+
+@pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"name": "A b"}, "name='A b'"),

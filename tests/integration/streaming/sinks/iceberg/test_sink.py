@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyiceberg.types import StringType
+from pyiceberg.types import NestedField, StringType
 
 from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
@@ -18,7 +19,13 @@ from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLa
 from tests.integration.streaming.sinks.lake import Live, rows
 
 
+def change_k(lake: IcebergLake, **changed: Any) -> None:
+    with lake.table.update_schema(allow_incompatible_changes=True) as update:
+        update.update_column("k", **changed)
+
+
 def test_whatever_others_write_meanwhile_a_commit_follows_it(lake: IcebergLake, tmp_path: Path) -> None:
+    lake.create(LONG, NestedField(2, "k", StringType(), required=True))
     live = Live(lake.sink(), tmp_path)
     live.commit(rows(0, 5))
     live.commit(rows(5, 5))
@@ -31,17 +38,19 @@ def test_whatever_others_write_meanwhile_a_commit_follows_it(lake: IcebergLake, 
         lambda: lake.table.manage_snapshots().create_tag(lake.table.current_snapshot().snapshot_id, "t").commit(),  # type: ignore[union-attr]
         lambda: lake.expire(),
         lambda: lake.write(2000, 1),
+        lambda: change_k(lake, doc="a comment"),
+        lambda: change_k(lake, required=False),
     ]
     for number, others_change in enumerate(changes):
         entry = live.stage(rows(100 * (number + 1), 2))
         others_change()
         live.decide(entry)
-    expected = [*range(10), *(100 * (number + 1) + offset for number in range(8) for offset in range(2)), 2000]
+    expected = [*range(10), *(100 * (number + 1) + offset for number in range(10) for offset in range(2)), 2000]
     assert lake.ids() == sorted(expected)
-    assert Live(lake.sink(), tmp_path, run=2).number == 10
+    assert Live(lake.sink(), tmp_path, run=2).number == 12
 
 
-@pytest.mark.parametrize("change", ["rename", "replace", "partition"])
+@pytest.mark.parametrize("change", ["rename", "replace", "require", "partition"])
 def test_a_table_that_is_changed_so_that_the_files_do_not_fit_stops_the_pipeline(
     lake: IcebergLake, tmp_path: Path, change: str
 ) -> None:
@@ -56,12 +65,15 @@ def test_a_table_that_is_changed_so_that_the_files_do_not_fit_stops_the_pipeline
             update.delete_column("k")
         with lake.table.update_schema() as update:
             update.add_column("k", StringType())
+    elif change == "require":
+        change_k(lake, required=True)
     else:
         with lake.table.update_spec() as spec:
             spec.add_identity("k")
     said = {
         "rename": "has no column 'k'",
         "replace": "has other columns or partitions than at the start",
+        "require": "has other columns or partitions than at the start",
         "partition": r"is partitioned by \['k'\], and the sink declares partition_by=\[\]",
     }
     with pytest.raises(RefusedError, match=said[change]):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import copied_columns, opened_parquet
+from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import copied_columns, opened_parquet, with_columns
 
 NOON = datetime.datetime(2024, 3, 1, 12, tzinfo=datetime.UTC)
 INSTANT, LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
@@ -44,3 +45,14 @@ def test_local_times_stay_local_times(tmp_path: Path) -> None:
     file = tmp_path / "f.parquet"
     pq.write_table(pa.table({"local": pa.array([NOON.replace(tzinfo=None)], LOCAL)}), file)
     assert copied_columns(pq.ParquetFile(file)).field("local").type == LOCAL
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(pa.string()), pa.struct([("a", pa.int64())]), pa.map_(pa.string(), INSTANT), INSTANT, pa.binary()],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [None, pa.table({"id": [1, 2]})])
+def test_a_column_of_any_type_that_a_file_lacks_is_null(kind: pa.DataType, rows: pa.Table | None) -> None:
+    filled = with_columns(rows, pa.schema([("k", pa.int16()), ("more", kind)]), {"k": "7"}, 2)
+    assert filled.to_pylist() == [{"k": 7, "more": None}] * 2

@@ -52,6 +52,12 @@ def test_a_key_of_which_nobody_knows_the_last_row_is_named(rows: list[tuple[Any,
     assert columns(order).last_of_each(table(*rows), None)[1] == {"a": 1, "b": "x"}
 
 
+def test_a_key_with_a_time_of_which_python_has_none_is_named() -> None:
+    day = pa.array([2_932_897, 2_932_897], pa.int32()).cast(pa.date32())
+    keys = pa.table({"a": day, "b": ["x", "x"]})
+    assert columns().last_of_each(keys, None)[1] == {"a": "10000-01-01", "b": "x"}
+
+
 def test_rows_are_found_by_their_whole_key_and_null_is_none() -> None:
     rows = table((1, "x"), (1, "y"), (None, "x"), (2, "x"))
     assert among(rows, table((1, "x"), (1, "x"), (None, "x"), (3, "x"))).to_pylist() == [True, False, False, False]

@@ -9,6 +9,7 @@ by, so that of two who take it one does.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -31,6 +32,8 @@ from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
 _OBSERVE_SECONDS: Final = 0.2
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +196,11 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
 
     def keep_renewing() -> None:
         while not done.wait(heartbeat_seconds(path)):
-            with contextlib.suppress(AlreadyRunningError):  # the lock is held; the next time it is not
+            try:
                 if renew(path, mine) is None:
                     return
+            except Exception as error:  # a sign of life must not end with one failure
+                _log.warning("the lease of pipeline %s was not renewed: %s", pipeline, error)
 
     renewing = threading.Thread(target=keep_renewing, name="heartbeat", daemon=True)
     renewing.start()

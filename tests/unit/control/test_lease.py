@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +11,7 @@ from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.control import json_store, lease
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from tests.clocks import StandingClock
 
 
@@ -116,3 +119,28 @@ def test_a_lease_that_a_newer_release_has_taken_under_another_schema_is_left_alo
     assert json_store.read(tmp_path / "l", readable=(2,)) is not None
     with pytest.raises(RefusedError, match="schema 2"):
         lease.read(tmp_path / "l")
+
+
+@pytest.mark.parametrize("error", [OSError("no answer"), OutcomeUnknownError("no answer"), ValueError("a client")])
+def test_a_renewal_that_failed_is_followed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    renewed: list[lease.Lease] = []
+    waits, outcomes = iter([False, False, True]), iter([error, None, None])
+
+    def renew(_: Path, held: lease.Lease) -> lease.Lease:
+        if (failure := next(outcomes)) is not None:
+            raise failure
+        renewed.append(held)
+        return held
+
+    monkeypatch.setattr(lease, "renew", renew)
+    ended = SimpleNamespace(wait=lambda _: next(waits), set=lambda: None)
+    monkeypatch.setattr(lease, "threading", SimpleNamespace(Event=lambda: ended, Thread=ThreadOfItsStarter))
+    with lease.holding(tmp_path / "l", "p", "t"):
+        assert len(renewed) == 1
+
+
+class ThreadOfItsStarter:
+    def __init__(self, target: Callable[[], None], **_: object) -> None:
+        self.start, self.join = target, lambda: None

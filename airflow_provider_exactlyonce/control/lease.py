@@ -25,7 +25,6 @@ from typing import Final
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
-from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError
 
@@ -278,7 +277,10 @@ def stale_seconds(path: Path) -> float:
 
 
 class HeartbeatMonitor:
-    """Whether the holder of a lease beats, by our clock: its host may have another."""
+    """Whether the holder of a lease beats, by our clock: its host may have another.
+
+    A file system that answers late holds up the heartbeat, too. So the time of a read is not counted as silence.
+    """
 
     def __init__(self, token: str, path: Path) -> None:
         self._token: Final = token
@@ -291,11 +293,13 @@ class HeartbeatMonitor:
 
         :raises OSError: when the file system does not tell; that silence is not counted as the holder's
         """
+        asked = time.monotonic()
         try:
             lease = read(self._path)
         except OSError:
             self._heard = time.monotonic()
             raise
+        self.not_counting(time.monotonic() - asked)
         if lease is None or lease.token != self._token:
             self._heard = time.monotonic()
             return Life.NONE
@@ -305,25 +309,32 @@ class HeartbeatMonitor:
             self._heartbeat, self._heard = lease.heartbeat, time.monotonic()
         return Life.STALE if time.monotonic() - self._heard > stale_seconds(self._path) else Life.ALIVE
 
+    def not_counting(self, seconds: float) -> None:
+        """Leave out of the silence for how long we were held up, and the holder perhaps, too."""
+        self._heard += seconds
+
 
 def observe(path: Path) -> tuple[Lease | None, Life]:
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
     Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
-    :func:`heartbeat_seconds` for a healthy holder, :func:`stale_seconds` for a silent one.
+    :func:`heartbeat_seconds` for a healthy holder, :func:`stale_seconds` for a silent one, and the time of the reads.
     """
     first, pause = read(path), max(_OBSERVE_SECONDS, store_of(path).seconds_per_read / 5)
-
-    def certain() -> tuple[Lease | None, Life] | None:
+    heard = time.monotonic()
+    while True:
+        asked = time.monotonic()
         lease = read(path)
+        heard += time.monotonic() - asked  # as in HeartbeatMonitor
         if lease is None:
             return None, Life.NONE
         if is_dead(lease):
             return lease, Life.DEAD
-        moved = first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat)
-        return (lease, Life.ALIVE) if moved else None
-
-    return poll_until(certain, seconds=stale_seconds(path), poll_seconds=pause) or (first, Life.STALE)
+        if first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat):
+            return lease, Life.ALIVE
+        if time.monotonic() - heard >= stale_seconds(path):
+            return lease, Life.STALE
+        time.sleep(pause)
 
 
 def check_stopped(path: Path, pipeline: str) -> Lease | None:

@@ -24,7 +24,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError
 
@@ -136,6 +136,14 @@ def release(path: Path, lease: Lease) -> None:
         json_store.remove(path, Lease, lambda held: held is not None and held.token == lease.token)
 
 
+def let_go(path: Path, lease: Lease) -> None:
+    """Do :func:`release` at an end that has its own outcome; a lease that can't be removed falls silent by itself."""
+    try:
+        release(path, lease)
+    except (OSError, ExactlyOnceError) as error:
+        _log.warning("the lease of pipeline %s was not released: %s", lease.pipeline, error)
+
+
 class Hold:
     """The hold of a pipeline that is stopped, by what works on its home.
 
@@ -210,7 +218,7 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
     finally:
         done.set()
         renewing.join()
-        release(path, mine)
+        let_go(path, mine)
 
 
 @contextmanager

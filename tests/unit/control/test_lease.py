@@ -177,6 +177,18 @@ def test_a_lease_that_a_newer_release_has_taken_under_another_schema_is_left_alo
         lease.read(tmp_path / "l")
 
 
+@pytest.mark.parametrize("error", [OSError("no answer"), OutcomeUnknownError("no answer")])
+def test_a_release_without_an_answer_does_not_hide_why_a_hold_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(json_store, "remove", fail)
+    with pytest.raises(RefusedError, match="the work"), lease.holding(tmp_path / "l", "p", "t"):
+        raise RefusedError("the work")
+
+
 @pytest.mark.parametrize("error", [OSError("no answer"), OutcomeUnknownError("no answer"), ValueError("a client")])
 def test_a_renewal_that_failed_is_followed_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -222,8 +222,12 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
 
 
 @contextmanager
-def alone(place: Path, pipeline: str, *, note: str = "") -> Iterator[None]:
+def alone(
+    place: Path, pipeline: str, *, note: str = ""
+) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
     """Keep everybody else out who works alone on a place: by a lock, or by a lease where the file system has none.
+
+    A lock lasts as long as its process, a lease does not. So it gives what :meth:`Hold.sure` does, for either.
 
     :param note: what others are told of who does
     :raises HeldError: when another process does
@@ -232,13 +236,16 @@ def alone(place: Path, pipeline: str, *, note: str = "") -> Iterator[None]:
     with contextlib.ExitStack() as held:
         if store_of(place).has_locks:
             held.enter_context(store_of(place).holding(place, seconds=0, note=note))
+            sure: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         else:
             lock = place.with_name(f"{place.name}.lease.json")
             try:
-                held.enter_context(holding(lock, pipeline, str(uuid.uuid4()), check_stopped(lock, pipeline)))
+                sure = held.enter_context(
+                    holding(lock, pipeline, str(uuid.uuid4()), check_stopped(lock, pipeline))
+                ).sure
             except AlreadyRunningError as error:
                 raise HeldError(str(error), "") from error
-        yield
+        yield sure
 
 
 @contextmanager

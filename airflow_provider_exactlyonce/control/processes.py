@@ -38,10 +38,12 @@ class Ended:
 
     :param exit_code: negative for a signal, None when nobody could see it
     :param account: what a cluster's manager says of it
+    :param is_silence: it has only fallen silent, and may come back
     """
 
     exit_code: int | None
     account: str = ""
+    is_silence: bool = False
 
 
 class DriverProcess(ABC):
@@ -121,7 +123,8 @@ class RemoteDriver(DriverProcess):
         if time.monotonic() - self._looked >= self._pause:
             self._looked, self._ended = time.monotonic(), None
             with contextlib.suppress(OSError):
-                self._ended = None if self._heartbeats.look() is Life.ALIVE else Ended(exit_code=None)
+                life = self._heartbeats.look()
+                self._ended = None if life is Life.ALIVE else Ended(exit_code=None, is_silence=life is Life.STALE)
         self._answered = time.monotonic()
         return self._ended
 

@@ -161,10 +161,8 @@ class DriverLocator:
 
     def _pass_stop_on(self, intent: Intent) -> None:
         """Ask a driver of ours to stop that may come up when nobody waits for it any more."""
-        if self._stop.reason is not None and self._supervision.is_ours(intent):
-            with stopping.as_far_as_answered():
-                requests.note_killed(self._home, intent.token, self._supervision.owner)
-                requests.request_stop(self._home, intent.token, reason=self._stop.reason)
+        if (reason := self._stop.reason) is not None and self._supervision.is_ours(intent):
+            stopping.Asking(self._home, intent.token, reason=reason, owner=self._supervision.owner).go_on()
 
     def _may_live_on_cluster(self, intent: Intent) -> bool:
         """Whether a driver without a sign of life is being submitted, or its cluster doesn't say that it has ended."""

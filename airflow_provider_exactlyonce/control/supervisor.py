@@ -140,10 +140,13 @@ class Supervisor:
     def _end(self, attached: DriverAttachment) -> None:
         if not attached.ours:
             return
-        driver, allowed = attached.driver, self.supervision.stop_timeout_seconds
-        with stopping.as_far_as_answered():
-            requests.note_killed(self.home, driver.token, self.supervision.owner)
-        stopping.stop_and_wait(self.home, driver, reason=self._stop.reason or "", timeout_seconds=allowed)
+        stopping.stop_and_wait(
+            self.home,
+            attached.driver,
+            reason=self._stop.reason or "",
+            timeout_seconds=self.supervision.stop_timeout_seconds,
+            owner=self.supervision.owner,
+        )
 
     # -- the states -----------------------------------------------------------------------------------------------
 

@@ -585,7 +585,7 @@ def test_the_stop_goes_on_when_the_supervisor_is_killed_in_the_middle(home: Home
     first_supervisor_killed(home, "take-lease commit note=up sleep=60", until_note="up")
     intent = intents.read(home.intent)
     assert intent is not None
-    stopping.detach(home, intent.token, reason="test", timeout_seconds=0.2)
+    stopping.detach(intent.token, 0.2)
     wait_for(lambda: not processes.members(intent.token))
 
 

@@ -143,9 +143,9 @@ def take(
             asked = taken.token or asked
             if time.monotonic() > deadline:
                 raise not_answered(home, taken.token)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(home.look_every(_POLL_SECONDS))
         while stop and asked is not None and drivers.is_there(home, asked) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(home.look_every(_POLL_SECONDS))
         return taken
     finally:
         taking.forget()

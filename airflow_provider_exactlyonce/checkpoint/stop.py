@@ -92,7 +92,7 @@ def stop(
     while isinstance(outcome := stopping.advance(), WaitCondition):
         if time.monotonic() >= deadline:
             raise not_stopped(home, pipeline, outcome.token, timeout_seconds)
-        time.sleep(_POLL_SECONDS)
+        time.sleep(home.look_every(_POLL_SECONDS))
     return outcome
 
 

@@ -79,8 +79,13 @@ class DriverLocator:
                 return None
             if intent.is_here:
                 return self._find_here(intent, held if life is Life.STALE else None)
+            if cluster := self._cluster_that_has(intent, held):
+                if attached := self._adopt(intent, ClusterDriver(intent.token, self._home.lease, cluster)):
+                    return attached
+                continue
             if not drivers.may_be_starting(self._home, intent, held) and not self._may_live_on_cluster(intent):
                 return self._ended_unseen(intent)
+            self._pass_stop_on(intent)
             self.wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it")
 
     def has_ended(self, intent: Intent) -> bool:
@@ -140,6 +145,24 @@ class DriverLocator:
     def _cluster_of(self, intent: Intent) -> Cluster | None:
         cluster = self._supervision.cluster
         return cluster if cluster is not None and cluster.name == intent.host else None
+
+    def _cluster_that_has(self, intent: Intent, held: Lease | None) -> Cluster | None:
+        """Return the cluster whose manager has a driver without a sign of life: one that waits for room, or is frozen.
+
+        While the manager doesn't know, it has ours once its submission must be over.
+        """
+        cluster = self._cluster_of(intent)
+        if cluster is None:
+            return None
+        state = cluster.state(intent.token)
+        is_submitted = processes.leader(intent.token) is None and not drivers.may_be_starting(self._home, intent, held)
+        unknown = state is ClusterState.UNKNOWN and is_submitted and self._supervision.is_ours(intent)
+        return cluster if state is ClusterState.ACTIVE or unknown else None
+
+    def _pass_stop_on(self, intent: Intent) -> None:
+        """Ask a driver of ours to stop that may come up when nobody waits for it any more."""
+        if (reason := self._stop.reason) is not None and self._supervision.is_ours(intent):
+            stopping.Asking(self._home, intent.token, reason=reason, owner=self._supervision.owner).go_on()
 
     def _may_live_on_cluster(self, intent: Intent) -> bool:
         """Whether a driver without a sign of life is being submitted, or its cluster doesn't say that it has ended."""

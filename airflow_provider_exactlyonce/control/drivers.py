@@ -106,6 +106,14 @@ def may_be_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
     return not _has_ended(home, intent.token) and time.time() - intent.written < _START_GRACE_SECONDS
 
 
+def is_unheard(home: Home, token: str) -> bool:
+    """Whether only its cluster's manager can tell whether a driver lives: it waits for room, or has ended unheard."""
+    intent, held = intents.read(home.intent), leases.read(home.lease)
+    if intent is None or intent.token != token or not intent.is_on_cluster:
+        return False
+    return (held is None or held.token != token) and not _has_ended(home, token)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Death:
     """A driver that has died under a supervisor.

@@ -56,6 +56,11 @@ class Intent:
         """Whether the driver was started where this process sees it."""
         return process_identity.is_here(self.machine, self.host)
 
+    @property
+    def is_on_cluster(self) -> bool:
+        """Whether a cluster's manager runs the driver."""
+        return self.machine == self.host
+
 
 def write(path: Path, intent: Intent) -> None:
     """Replace the intent."""

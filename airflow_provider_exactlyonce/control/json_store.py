@@ -132,6 +132,7 @@ def swap(path: Path, stored: Stored | None, made: Any) -> None:
     """Replace a document unless it was changed since it was read.
 
     :param stored: what was read, None when there was none
+    :param made: a dataclass, or the document's body
     :raises ChangedError: when somebody was faster
     :raises HeldError: when somebody keeps it from being changed
     :raises OutcomeUnknownError: when nobody knows whether it was written
@@ -153,7 +154,7 @@ def overwrite(path: Path, made: Any) -> None:
 
 
 def _swapped(path: Path, stored: Stored | None, made: Any, *, durable: bool) -> bool:
-    store, content = store_of(path), _encoded(codec.dump(made))
+    store, content = store_of(path), _encoded(made if isinstance(made, Mapping) else codec.dump(made))
     with suppress(FileExistsError, ChangedError):
         if stored is None:
             store.create(path, content)

@@ -9,12 +9,13 @@ by, so that of two who take it one does.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -23,14 +24,15 @@ from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
-from airflow_provider_exactlyonce.polling import poll_until
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
 _OBSERVE_SECONDS: Final = 0.2
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,14 @@ def release(path: Path, lease: Lease) -> None:
         json_store.remove(path, Lease, lambda held: held is not None and held.token == lease.token)
 
 
+def let_go(path: Path, lease: Lease) -> None:
+    """Do :func:`release` at an end that has its own outcome; a lease that can't be removed falls silent by itself."""
+    try:
+        release(path, lease)
+    except (OSError, ExactlyOnceError) as error:
+        _log.warning("the lease of pipeline %s was not released: %s", lease.pipeline, error)
+
+
 class Hold:
     """The hold of a pipeline that is stopped, by what works on its home.
 
@@ -193,9 +203,11 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
 
     def keep_renewing() -> None:
         while not done.wait(heartbeat_seconds(path)):
-            with contextlib.suppress(AlreadyRunningError):  # the lock is held; the next time it is not
+            try:
                 if renew(path, mine) is None:
                     return
+            except Exception as error:  # a sign of life must not end with one failure
+                _log.warning("the lease of pipeline %s was not renewed: %s", pipeline, error)
 
     renewing = threading.Thread(target=keep_renewing, name="heartbeat", daemon=True)
     renewing.start()
@@ -206,12 +218,16 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
     finally:
         done.set()
         renewing.join()
-        release(path, mine)
+        let_go(path, mine)
 
 
 @contextmanager
-def alone(place: Path, pipeline: str, *, note: str = "") -> Iterator[None]:
+def alone(
+    place: Path, pipeline: str, *, note: str = ""
+) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
     """Keep everybody else out who works alone on a place: by a lock, or by a lease where the file system has none.
+
+    A lock lasts as long as its process, a lease does not. So it gives what :meth:`Hold.sure` does, for either.
 
     :param note: what others are told of who does
     :raises HeldError: when another process does
@@ -220,13 +236,16 @@ def alone(place: Path, pipeline: str, *, note: str = "") -> Iterator[None]:
     with contextlib.ExitStack() as held:
         if store_of(place).has_locks:
             held.enter_context(store_of(place).holding(place, seconds=0, note=note))
+            sure: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         else:
             lock = place.with_name(f"{place.name}.lease.json")
             try:
-                held.enter_context(holding(lock, pipeline, str(uuid.uuid4()), check_stopped(lock, pipeline)))
+                sure = held.enter_context(
+                    holding(lock, pipeline, str(uuid.uuid4()), check_stopped(lock, pipeline))
+                ).sure
             except AlreadyRunningError as error:
                 raise HeldError(str(error), "") from error
-        yield
+        yield sure
 
 
 @contextmanager
@@ -273,7 +292,10 @@ def stale_seconds(path: Path) -> float:
 
 
 class HeartbeatMonitor:
-    """Whether the holder of a lease beats, by our clock: its host may have another."""
+    """Whether the holder of a lease beats, by our clock: its host may have another.
+
+    A file system that answers late holds up the heartbeat, too. So the time of a read is not counted as silence.
+    """
 
     def __init__(self, token: str, path: Path) -> None:
         self._token: Final = token
@@ -286,11 +308,13 @@ class HeartbeatMonitor:
 
         :raises OSError: when the file system does not tell; that silence is not counted as the holder's
         """
+        asked = time.monotonic()
         try:
             lease = read(self._path)
         except OSError:
             self._heard = time.monotonic()
             raise
+        self.not_counting(time.monotonic() - asked)
         if lease is None or lease.token != self._token:
             self._heard = time.monotonic()
             return Life.NONE
@@ -300,25 +324,32 @@ class HeartbeatMonitor:
             self._heartbeat, self._heard = lease.heartbeat, time.monotonic()
         return Life.STALE if time.monotonic() - self._heard > stale_seconds(self._path) else Life.ALIVE
 
+    def not_counting(self, seconds: float) -> None:
+        """Leave out of the silence for how long we were held up, and the holder perhaps, too."""
+        self._heard += seconds
+
 
 def observe(path: Path) -> tuple[Lease | None, Life]:
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
     Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
-    :func:`heartbeat_seconds` for a healthy holder, :func:`stale_seconds` for a silent one.
+    :func:`heartbeat_seconds` for a healthy holder, :func:`stale_seconds` for a silent one, and the time of the reads.
     """
     first, pause = read(path), max(_OBSERVE_SECONDS, store_of(path).seconds_per_read / 5)
-
-    def certain() -> tuple[Lease | None, Life] | None:
+    heard = time.monotonic()
+    while True:
+        asked = time.monotonic()
         lease = read(path)
+        heard += time.monotonic() - asked  # as in HeartbeatMonitor
         if lease is None:
             return None, Life.NONE
         if is_dead(lease):
             return lease, Life.DEAD
-        moved = first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat)
-        return (lease, Life.ALIVE) if moved else None
-
-    return poll_until(certain, seconds=stale_seconds(path), poll_seconds=pause) or (first, Life.STALE)
+        if first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat):
+            return lease, Life.ALIVE
+        if time.monotonic() - heard >= stale_seconds(path):
+            return lease, Life.STALE
+        time.sleep(pause)
 
 
 def check_stopped(path: Path, pipeline: str) -> Lease | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
-from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
+from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life, heartbeat_seconds
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.opening import store_of
 
@@ -38,10 +38,12 @@ class Ended:
 
     :param exit_code: negative for a signal, None when nobody could see it
     :param account: what a cluster's manager says of it
+    :param is_silence: it has only fallen silent, and may come back
     """
 
     exit_code: int | None
     account: str = ""
+    is_silence: bool = False
 
 
 class DriverProcess(ABC):
@@ -109,15 +111,21 @@ class RemoteDriver(DriverProcess):
         super().__init__(token)
         self._heartbeats: Final = HeartbeatMonitor(token, lease)
         self._pause: Final = store_of(lease).seconds_per_read
+        self._usual: Final = heartbeat_seconds(lease)
         self._looked = float("-inf")
+        self._answered = time.monotonic()
         self._ended: Ended | None = None
 
     def ended(self) -> Ended | None:
         """Ask the lease; while it can't be read, nothing is known of an end."""
+        since = time.monotonic() - self._answered
+        self._heartbeats.not_counting(max(0.0, since - self._usual))  # who asks was held up, perhaps by other documents
         if time.monotonic() - self._looked >= self._pause:
             self._looked, self._ended = time.monotonic(), None
             with contextlib.suppress(OSError):
-                self._ended = None if self._heartbeats.look() is Life.ALIVE else Ended(exit_code=None)
+                life = self._heartbeats.look()
+                self._ended = None if life is Life.ALIVE else Ended(exit_code=None, is_silence=life is Life.STALE)
+        self._answered = time.monotonic()
         return self._ended
 
 

@@ -80,6 +80,16 @@ def relaunched(path: Path, token: str, at: float) -> None:
     _write(path, tuple(replace(entry, relaunched=at) if entry.token == token else entry for entry in read(path)))
 
 
+def withdraw(path: Path, token: str) -> bool:
+    """Remove a death that was none: the driver with this token has come back. Returns whether it was on record."""
+    recorded = read(path)
+    lived = tuple(entry for entry in recorded if entry.token != token)
+    if lived == recorded:
+        return False
+    _write(path, lived)
+    return True
+
+
 def _write(path: Path, entries: tuple[Restart, ...]) -> None:
     json_store.write(path, {"schema": 1, "restarts": [codec.dump(entry) for entry in entries[-_KEPT:]]})
 

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -28,6 +28,8 @@ from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, is_n
 TERM_SECONDS: Final = 10.0
 #: From a driver's last status to the end of its JVM.
 EXIT_GRACE_SECONDS: Final = 30.0
+#: A driver on another host, which only the home reaches, is asked again so often while that does not answer.
+ASK_AGAIN_SECONDS: Final = 5.0
 #: The overhead of a restart is mostly this.
 POLL_SECONDS: Final = 0.1
 
@@ -57,43 +59,72 @@ def _enforce(token: str, timeout_seconds: float) -> None:
     processes.kill_leftovers(token)
 
 
-def detach(home: Home, token: str, *, reason: str, timeout_seconds: float) -> None:
-    """Do :func:`ask_and_enforce`, the force in a process that outlives this one; returns when the driver is asked.
-
-    :raises OSError: when nobody knows whether it was asked; the force comes in any case
-    """
+def detach(token: str, timeout_seconds: float) -> None:
+    """Do the force of :func:`ask_and_enforce` in a process that outlives this one."""
     command = [sys.executable, "-m", __name__, token, str(timeout_seconds)]
     null = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1, 2)]
     child = os.posix_spawn(sys.executable, command, os.environ, file_actions=null, setsid=True)
     # A triggerer lives for months, and each task that is killed in it would leave a zombie. Not threading.Thread: this
     # is called in signal handlers, too, and what they have interrupted may hold its lock.
     _thread.start_new_thread(_reap, (child,))
-    requests.request_stop(home, token, reason=reason)
 
 
-def stop_and_wait(home: Home, driver: DriverProcess, *, reason: str, timeout_seconds: float) -> None:
-    """Do :func:`detach` and wait for the driver's end. May be called in a signal handler.
+def stop_and_wait(
+    home: Home, driver: DriverProcess, *, reason: str, timeout_seconds: float, owner: str | None = None
+) -> None:
+    """Do :func:`detach`, ask the driver until it is known to be asked, and wait for its end.
+
+    May be called in a signal handler.
 
     :param timeout_seconds: how long it may take to end its batch before it gets SIGTERM
+    :param owner: the task with which the driver ends
     """
     _log.info("asking the driver to stop: %s", reason)
-    with as_far_as_answered():
-        detach(home, driver.token, reason=reason, timeout_seconds=timeout_seconds)
+    detach(driver.token, timeout_seconds)
+    asking = Asking(home, driver.token, reason=reason, owner=owner)
+    asking.go_on()
+
+    def has_ended() -> bool:
+        if _has_ended(driver):
+            return True
+        asking.go_on()
+        return False
+
     allowed = timeout_seconds + TERM_SECONDS + EXIT_GRACE_SECONDS
-    if not poll_until(lambda: _has_ended(driver), seconds=allowed, poll_seconds=POLL_SECONDS):
+    if not poll_until(has_ended, seconds=allowed, poll_seconds=POLL_SECONDS):
         driver.signal(signal.SIGKILL)  # the stopping process was killed, too, or can't reach it
         processes.kill_leftovers(driver.token)
 
 
-@contextlib.contextmanager
-def as_far_as_answered() -> Iterator[None]:
-    """Ask a driver of something, and go on when the home does not answer: it is stopped by a signal then."""
-    try:
-        yield
-    except (OSError, OutcomeUnknownError) as error:
-        if not is_no_answer(error):
-            raise
-        _log.warning("nobody knows whether the driver was asked: %s", error)
+class Asking:
+    """Asks a driver to stop until it is known to be asked: a home that does not answer now may do so later.
+
+    :param owner: the task with which the driver ends, None for none
+    """
+
+    def __init__(self, home: Home, token: str, *, reason: str, owner: str | None) -> None:
+        self._home: Final = home
+        self._token: Final = token
+        self._reason: Final = reason
+        self._owner: Final = owner
+        self._next = float("-inf")
+        self._done = False
+
+    def go_on(self) -> bool:
+        """Ask unless that is done, or was tried just now; returns whether it is done."""
+        if self._done or time.monotonic() < self._next:
+            return self._done
+        try:
+            if self._owner is not None:
+                requests.note_killed(self._home, self._token, self._owner)
+            requests.request_stop(self._home, self._token, reason=self._reason)
+            self._done = True
+        except (OSError, OutcomeUnknownError) as error:
+            if not is_no_answer(error):
+                raise
+            _log.warning("nobody knows whether the driver was asked: %s", error)
+        self._next = time.monotonic() + ASK_AGAIN_SECONDS
+        return self._done
 
 
 def _has_ended(driver: DriverProcess) -> bool:

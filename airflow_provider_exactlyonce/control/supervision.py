@@ -92,6 +92,7 @@ class SupervisorEvent(Enum):
     ENDED = "ended"
     WORK_DONE = "work done"
     STOPPED_BEFORE = "stopped before"  # its end was the wish of an earlier try, which was cleared since
+    PREDECESSOR_LIVES = "predecessor lives"  # one of ours that was silent has come back, and ours was refused
     RESTART_RECORDED = "restart recorded"
     RESTART_DUE = "restart due"
     NO_ANSWER = "no answer"  # the home's file system says nothing; the driver goes on, and is asked for later
@@ -109,6 +110,7 @@ TRANSITIONS: Final[Mapping[tuple[SupervisorState, SupervisorEvent], SupervisorSt
     (SupervisorState.WAITING, SupervisorEvent.ENDED): SupervisorState.FINDING,
     (SupervisorState.JUDGING, SupervisorEvent.WORK_DONE): SupervisorState.DONE,
     (SupervisorState.JUDGING, SupervisorEvent.STOPPED_BEFORE): SupervisorState.FINDING,
+    (SupervisorState.JUDGING, SupervisorEvent.PREDECESSOR_LIVES): SupervisorState.FINDING,
     (SupervisorState.JUDGING, SupervisorEvent.RESTART_RECORDED): SupervisorState.DELAYING,
     (SupervisorState.DELAYING, SupervisorEvent.RESTART_DUE): SupervisorState.FINDING,
     (SupervisorState.RETURNING, SupervisorEvent.NO_ANSWER): SupervisorState.RETURNING,

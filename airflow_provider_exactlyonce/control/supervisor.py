@@ -29,12 +29,14 @@ from airflow_provider_exactlyonce.control import (
     stopping,
 )
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.clusters import ClusterDriver
 from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment, DriverLocator
 from airflow_provider_exactlyonce.control.driver_watch import DriverWatch
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver
 from airflow_provider_exactlyonce.control.restarts import RestartController
 from airflow_provider_exactlyonce.control.standby_keeper import StandbyKeeper
@@ -46,7 +48,7 @@ from airflow_provider_exactlyonce.control.supervision import (
     SupervisorEvent,
     SupervisorState,
 )
-from airflow_provider_exactlyonce.exceptions import StopRequestedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, is_no_answer
 
@@ -138,10 +140,13 @@ class Supervisor:
     def _end(self, attached: DriverAttachment) -> None:
         if not attached.ours:
             return
-        driver, allowed = attached.driver, self.supervision.stop_timeout_seconds
-        with stopping.as_far_as_answered():
-            requests.note_killed(self.home, driver.token, self.supervision.owner)
-        stopping.stop_and_wait(self.home, driver, reason=self._stop.reason or "", timeout_seconds=allowed)
+        stopping.stop_and_wait(
+            self.home,
+            attached.driver,
+            reason=self._stop.reason or "",
+            timeout_seconds=self.supervision.stop_timeout_seconds,
+            owner=self.supervision.owner,
+        )
 
     # -- the states -----------------------------------------------------------------------------------------------
 
@@ -159,7 +164,12 @@ class Supervisor:
 
     def _find(self) -> SupervisorEvent:
         attached = self._locator.find()
-        return SupervisorEvent.NONE_LIVES if attached is None else self._attach(attached)
+        if attached is None:
+            return SupervisorEvent.NONE_LIVES
+        if attached.ours and restarts.withdraw(self.home.restarts, attached.intent.token):
+            _log.warning("the driver has come back: no restart is needed")
+            self._dead = None
+        return self._attach(attached)
 
     def _start(self) -> SupervisorEvent:
         self.supervision.on_poll()
@@ -234,10 +244,14 @@ class Supervisor:
             event = self._verdict(intent, ended)
         except BaseException as error:
             if not is_no_answer(error):
-                intents.remove(self.home.intent, intent.token)
+                self._forget(intent, ended)
             raise
-        intents.remove(self.home.intent, intent.token)  # not before the record: who wants no restart finds one of them
+        self._forget(intent, ended)  # not before the record: who wants no restart finds one of them
         return event
+
+    def _forget(self, intent: Intent, ended: Ended) -> None:
+        if not ended.is_silence:  # by its intent it is told from a stranger when it comes back
+            intents.remove(self.home.intent, intent.token)
 
     def _verdict(self, intent: Intent, ended: Ended) -> SupervisorEvent:
         error = exit_classification.failure(self.home, intent.token, ended, Path(intent.log))
@@ -246,11 +260,21 @@ class Supervisor:
             return SupervisorEvent.STOPPED_BEFORE
         if error is None and self._is_done(intent):
             return SupervisorEvent.WORK_DONE
+        if isinstance(error, AlreadyRunningError) and (predecessor := self._come_back()) is not None:
+            intents.write(self.home.intent, predecessor)
+            return SupervisorEvent.PREDECESSOR_LIVES
         if error is None or self._stop.reason is not None:
             raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self._stop.reason}")
         self._restarting.record(intent, ended, error, number=self.restarts + 1, died=self._died)
         self._dead = intent
         return SupervisorEvent.RESTART_RECORDED
+
+    def _come_back(self) -> Intent | None:
+        """Return our driver that was lost, if it is the one that its successor has found alive."""
+        held, life = leases.observe(self.home.lease)
+        if self._dead is None or held is None or life is not Life.ALIVE or held.token != self._dead.token:
+            return None
+        return self._dead
 
     def _delay(self) -> SupervisorEvent:
         if self._dead is None:

@@ -6,9 +6,10 @@ knows which step may have been taken, and every step may be taken twice.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,7 +22,8 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
-from airflow_provider_exactlyonce.storage.store import HeldError
+from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError
 
 
 class UpgradeStep(StrEnum):
@@ -179,9 +181,31 @@ def read(home: Home, *, dry_run: bool = False) -> Plan | None:
     return json_store.load(path_of(home, _PLAN, dry_run=dry_run), Plan)
 
 
-def write(home: Home, plan: Plan, *, dry_run: bool = False) -> None:
-    """Replace the plan."""
-    json_store.write(path_of(home, _PLAN, dry_run=dry_run), plan.document())
+def write(home: Home, plan: Plan, *, before: Plan | None = None, dry_run: bool = False) -> None:
+    """Replace the plan unless it was changed: a process that was frozen may wake up when another has gone on with it.
+
+    :param before: what is replaced, None for none
+    :raises AlreadyRunningError: when another one is there
+    """
+    path = path_of(home, _PLAN, dry_run=dry_run)
+    stored = store_of(path).read(path)
+    there = read(home, dry_run=dry_run)
+    try:
+        if _written(there) != _written(before):
+            raise ChangedError(there.sentence if there is not None else "its plan is gone")
+        if store_of(path).has_locks:  # it is held, and so changed by its holder alone
+            json_store.write(path, plan.document())
+        else:
+            json_store.swap(path, stored, plan.document())
+    except ChangedError as error:
+        raise AlreadyRunningError(
+            f"another process has gone on with the upgrade of {plan.pipeline} meanwhile: {error}"
+        ) from error
+
+
+def _written(plan: Plan | None) -> str | None:
+    """Return a plan as the document has it, where a tuple is a list."""
+    return None if plan is None else json.dumps(plan.document(), sort_keys=True)
 
 
 def is_left(home: Home, plan: Plan, now: float) -> bool:
@@ -212,17 +236,19 @@ def left_behind(plan: Plan) -> str:
 
 
 @contextmanager
-def working_on(home: Home, pipeline: str, *, dry_run: bool = False) -> Iterator[None]:
-    """Keep everybody else from advancing the plan; a process that dies lets go.
+def working_on(
+    home: Home, pipeline: str, *, dry_run: bool = False
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Keep everybody else from advancing the plan; a process that dies lets go. Gives what :func:`leases.alone` does.
 
     :raises AlreadyRunningError: when somebody does, see :func:`is_held`
     """
     plan = path_of(home, _PLAN, dry_run=dry_run)
     with ExitStack() as held:
         try:
-            held.enter_context(leases.alone(plan, pipeline))
+            sure = held.enter_context(leases.alone(plan, pipeline))
         except HeldError as error:
             raise AlreadyRunningError(
                 f"another process works on the upgrade of the pipeline in {home}; it goes on without this one"
             ) from error
-        yield
+        yield sure

@@ -86,7 +86,12 @@ class LocalStore(Store):
             if not isinstance(error, FileNotFoundError | NotADirectoryError) or Path(error.filename) != directory:
                 raise error
 
-        for folder, _, names in os.walk(directory, onerror=fail):
+        linked = {os.path.realpath(directory)}
+        for folder, below, names in os.walk(directory, onerror=fail, followlinks=True):
+            for link in filter(os.path.islink, (os.path.join(folder, name) for name in below)):
+                if (place := os.path.realpath(link)) in linked:  # in a circle it would never end
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), link)
+                linked.add(place)
             yield from (str((Path(folder) / name).relative_to(directory)) for name in names)
 
     @override

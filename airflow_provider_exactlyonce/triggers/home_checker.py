@@ -17,6 +17,8 @@ from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckRe
 
 #: An account is read with each look where that costs nothing, and where each read costs, as often as so many looks.
 _READS_OF_AN_ACCOUNT: Final = 12
+#: So often a worker asks the cluster's manager for a driver that has not reported: the triggerer has no way to it.
+_UNHEARD_SECONDS: Final = 300.0
 #: File systems that do not answer keep a thread each for a while; gates on Kafka do not wait for these.
 _THREADS: Final = ThreadPoolExecutor(8, thread_name_prefix="homes")
 
@@ -80,6 +82,7 @@ class _WatchedDriver:
         self._intent: Final = codec.load(Intent, subject["intent"], "the trigger's intent")
         self._heartbeats: Final = HeartbeatMonitor(self._intent.token, home.lease)
         self._metrics: Final = Reporter(home)
+        self._began: Final = time.monotonic()
         self._shown: Any = None
         self._next_account = 0.0
         self.line = ""
@@ -93,7 +96,10 @@ class _WatchedDriver:
 
         life = self._heartbeats.look()
         if not drivers.is_there(home, self._intent.token):
-            return "the driver has ended"
+            if not drivers.is_unheard(home, self._intent.token):
+                return "the driver has ended"
+            if time.monotonic() - self._began > _UNHEARD_SECONDS:
+                return "the driver has not reported yet"
         if life is Life.STALE:
             return "the driver gives no sign of life"
         self._metrics.report()

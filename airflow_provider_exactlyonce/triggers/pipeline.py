@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,8 @@ from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.hooks.home import home_at
+from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
 from airflow_provider_exactlyonce.triggers.log_throttle import LogThrottle
 from airflow_provider_exactlyonce.triggers.shared_poller import subscribed
@@ -103,7 +104,9 @@ class PipelineTrigger(BaseTrigger):
     def _stop(self, timeout_seconds: float) -> None:
         from airflow_provider_exactlyonce.control import stopping
 
-        home, token = home_at(self.home), self.intent["token"]
-        with stopping.as_far_as_answered():
-            requests.note_killed(home, token, self.owner)
-        stopping.detach(home, token, reason="the task was killed", timeout_seconds=timeout_seconds)
+        token = self.intent["token"]
+        stopping.detach(token, timeout_seconds)
+        asking = stopping.Asking(home_at(self.home), token, reason="the task was killed", owner=self.owner)
+        if not asking.go_on():  # the other kills wait for no home that does not answer
+            limits = {"seconds": timeout_seconds, "poll_seconds": stopping.ASK_AGAIN_SECONDS}
+            threading.Thread(target=poll_until, args=(asking.go_on,), kwargs=limits, name="kill", daemon=True).start()

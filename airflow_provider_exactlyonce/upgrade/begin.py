@@ -52,7 +52,7 @@ def begin_upgrade(
             application=str(file.resolve()),
             job_hash=job_hash,
         )
-        upgrade_plan.write(home, plan, dry_run=dry_run)
+        upgrade_plan.write(home, plan, before=earlier, dry_run=dry_run)
         return plan
 
 
@@ -103,7 +103,7 @@ def begin_rollback(
             savepoint=savepoint,
             unpin=_pinned_by(home, earlier),
         )
-        upgrade_plan.write(home, plan)
+        upgrade_plan.write(home, plan, before=earlier)
         return plan
 
 

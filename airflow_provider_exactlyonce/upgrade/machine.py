@@ -11,7 +11,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -77,6 +77,8 @@ class Upgrade:
         self._pipeline: Final = plan.pipeline
         self._tools: Final = tools
         self._dry_run: Final = dry_run
+        self._written: Plan | None = None
+        self._sure: Callable[[], AbstractContextManager[None]] = nullcontext
         self._child: ChildDriver | None = None  # it is reaped when this object is asked again, or our process ends
         self._steps: Final[Mapping[UpgradeStep, Callable[[Plan], Plan | WaitCondition]]] = {
             UpgradeStep.CHECK: self._check,
@@ -97,7 +99,7 @@ class Upgrade:
         :raises AlreadyRunningError: when somebody else works on it, or has replaced it
         :raises ExactlyOnceError: when a step failed and may be taken again
         """
-        with upgrade_plan.working_on(self._home, self._pipeline, dry_run=self._dry_run):
+        with upgrade_plan.working_on(self._home, self._pipeline, dry_run=self._dry_run) as self._sure:
             plan = self._read()
             while not plan.is_over:
                 failpoints.reach(f"upgrade-{plan.step}")
@@ -105,8 +107,7 @@ class Upgrade:
                 if isinstance(outcome, WaitCondition):
                     return outcome
                 failpoints.reach(f"upgrade-{plan.step}-taken")
-                plan = replace(outcome, entered=time.time())
-                upgrade_plan.write(self._home, plan, dry_run=self._dry_run)
+                plan = self._write(replace(outcome, entered=time.time()))
                 self._tools.tell(f"{plan.step}" + (f": {plan.reason}" if plan.reason else ""))
             return plan
 
@@ -124,6 +125,17 @@ class Upgrade:
         if plan is None or plan.id != self._id:
             what = plan.sentence if plan is not None else "its plan is gone"
             raise AlreadyRunningError(f"this upgrade of {self._pipeline} was replaced: {what}")
+        self._written = plan
+        return plan
+
+    def _write(self, plan: Plan) -> Plan:
+        """Write the plan, if nobody has gone on with it while we were frozen.
+
+        :raises AlreadyRunningError: when somebody has
+        """
+        with self._sure():
+            upgrade_plan.write(self._home, plan, before=self._written, dry_run=self._dry_run)
+        self._written = plan
         return plan
 
     # -- nothing is touched -----------------------------------------------------------------------------------------
@@ -223,7 +235,7 @@ class Upgrade:
     def _wait(self, plan: Plan, until: WaitCondition, error: ExactlyOnceError) -> WaitCondition:
         """Raise when the driver has taken longer than it may; the next try has as long again."""
         if time.time() - plan.entered > plan.options.stop_timeout:
-            upgrade_plan.write(self._home, replace(plan, entered=time.time()), dry_run=self._dry_run)
+            self._write(replace(plan, entered=time.time()))
             raise error
         return replace(until, seconds=plan.options.stop_timeout)
 
@@ -256,8 +268,8 @@ class Upgrade:
         savepoint = outcome.savepoint.id if outcome.savepoint is not None else str(plan.savepoint)
         savepoints, before = Savepoints(self._home.savepoints), releases.read(self._home)
         if not plan.pinned and not savepoints.get(savepoint).pinned:
-            plan = replace(plan, pinned=True)
-            upgrade_plan.write(self._home, plan)  # before it is: whoever comes after us must not take it for a person's
+            # Before it is: whoever comes after us must not take it for a person's.
+            plan = self._write(replace(plan, pinned=True))
         savepoints.pin(savepoint)
         unpin = [before.savepoint] if before is not None and before.pinned and before.savepoint else []
         return moved(
@@ -278,7 +290,8 @@ class Upgrade:
             savepoint=plan.savepoint,
             pinned=plan.pinned,
         )
-        releases.write(self._home, release)
+        with self._sure():
+            releases.write(self._home, release)
         try:
             return moved(plan, Event.STARTED, log=self._start_driver(plan, self._kept(str(plan.new))))
         except RefusedError as error:
@@ -294,7 +307,7 @@ class Upgrade:
             self._unpin(plan.unpin)
             return moved(plan, _settled(plan), reason=f"stable after {seen.stable}")
         if seen.commits == 0 and seen.lag > plan.lag_peak:
-            upgrade_plan.write(self._home, replace(plan, lag_peak=seen.lag))
+            self._write(replace(plan, lag_peak=seen.lag))
         left = plan.entered + plan.options.stable_timeout - time.time()
         return WaitCondition(
             token=str(plan.token), commits=max(seen.commits + 1, plan.options.stable_after), seconds=max(left, 1.0)
@@ -338,7 +351,8 @@ class Upgrade:
 
     def _start_old(self, plan: Plan) -> Plan:
         """Start the version that is gone back to; from here on it is the version in use."""
-        releases.write(self._home, Release(version=str(plan.old), since=int(plan.entered * 1000)))
+        with self._sure():
+            releases.write(self._home, Release(version=str(plan.old), since=int(plan.entered * 1000)))
         try:
             log = self._start_driver(plan, self._kept(str(plan.old)))
         except RefusedError as error:
@@ -399,7 +413,8 @@ class Upgrade:
             return last_intent.log if last_intent is not None and last_intent.token == token else ""
         arguments = ["--home", str(self._home), "--until", "forever", *self._tools.driver_arguments]
         launch = self._tools.launch(application, arguments)
-        self._child = launching.start(self._home, launch, intent)
+        with self._sure():
+            self._child = launching.start(self._home, launch, intent)
         self._tools.tell(f"started {launch.printable}, output in {log}")
         return str(log)
 

@@ -259,7 +259,7 @@ WHOLE = ("triggers/", "file-sink/", "write-ahead-log/")
 #: What is read and written again, so that fields of a newer release have to stay in it.
 REWRITTEN: dict[str, Callable[[Path], object]] = {
     f"home/lineages/{LINEAGE}/lineage.json": lambda of: home(of).remember(lineage(of)),
-    "home/control/upgrade.json": lambda of: upgrade_plan.write(home(of), plan(of)),
+    "home/control/upgrade.json": lambda of: upgrade_plan.write(home(of), plan(of), before=plan(of)),
     "home/release.json": lambda of: releases.write(home(of), release_of(of)),
     "home/savepoints/12-0f1e2d3c/manifest.json": lambda of: Savepoints(home(of).savepoints).pin("12-0f1e2d3c"),
 }
@@ -356,7 +356,7 @@ def test_an_older_release_that_writes_a_document_again_keeps_what_it_does_not_kn
 def test_an_upgrade_that_an_older_release_goes_on_with_keeps_a_newer_releases_options(release: Path) -> None:
     file = release / "home/control/upgrade.json"
     changed(file, options={**body_of(file)["options"], "canary": 3})
-    upgrade_plan.write(home(release), plan(release))
+    upgrade_plan.write(home(release), plan(release), before=plan(release))
     assert body_of(file)["options"]["canary"] == 3
 
 

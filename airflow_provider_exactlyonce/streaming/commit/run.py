@@ -233,7 +233,7 @@ class Run:
     def close(self) -> None:
         """Release the lease and the connections; an open transaction stays for the next run to abort."""
         if self._lease is not None:
-            leases.release(self.home.lease, self._lease)
+            leases.let_go(self.home.lease, self._lease)
         self._reader.close()
         self.sources.close()
 

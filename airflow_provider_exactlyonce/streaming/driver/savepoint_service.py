@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import SavepointAnswer, SavepointRequest
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 
 log = logging.getLogger("exactlyonce")
 
@@ -98,27 +99,32 @@ class SavepointService:
         try:
             self._clean_up()
             while not self._ended.wait(self._home.look_every(_POLL_SECONDS)):
-                try:
-                    self._answer_all(last=False)
-                except OSError as error:  # it may be read again later
-                    log.warning("which savepoints are asked for can't be read: %s", error)
+                self._answer_all(last=False)
         except Exception:
             log.exception("no more savepoints are taken by this driver")
 
     def _answer_all(self, *, last: bool) -> None:
-        for request in requests.savepoint_requests(self._home, self._token):
-            if request.stop and not last:
-                self._stopping = request  # it is answered when the query has ended
-                continue
-            try:
-                answer = self._answer(request)
-            except (ExactlyOnceError, OSError) as error:
-                log.error("savepoint %s was not taken: %s", request.request, error)
-                answer = SavepointAnswer(error=f"{type(error).__name__}: {error}")
-            if answer is None and last:
-                answer = SavepointAnswer(error="the driver has ended before its first commit")
-            if answer is not None:
-                requests.answer_savepoint(self._home, request.request, answer)
+        """Answer what can be; the rest is looked at again, and taken by whoever asked once the driver has ended."""
+        try:
+            for request in requests.savepoint_requests(self._home, self._token):
+                if request.stop and not last:
+                    self._stopping = request  # it is answered when the query has ended
+                elif (answer := self._outcome(request, last=last)) is not None:
+                    requests.answer_savepoint(self._home, request.request, answer)
+        except (OSError, ExactlyOnceError) as error:
+            log.warning("the home does not say which savepoints are asked for, or what became of one: %s", error)
+
+    def _outcome(self, request: SavepointRequest, *, last: bool) -> SavepointAnswer | None:
+        try:
+            answer = self._answer(request)
+        except OutcomeUnknownError:  # it may be taken, and is found under the request then
+            raise
+        except (ExactlyOnceError, OSError) as error:
+            log.error("savepoint %s was not taken: %s", request.request, error)
+            return SavepointAnswer(error=f"{type(error).__name__}: {error}")
+        if answer is None and last:
+            return SavepointAnswer(error="the driver has ended before its first commit")
+        return answer
 
     def _answer(self, request: SavepointRequest) -> SavepointAnswer | None:
         """Take a savepoint; None when there is no batch yet that both Spark and the ledger have."""
@@ -144,5 +150,5 @@ class SavepointService:
         try:
             for savepoint in self._savepoints.clean_up(self._retention):
                 log.info("savepoint %s is gone", savepoint)
-        except OSError as error:
+        except (OSError, ExactlyOnceError) as error:
             log.warning("old savepoints were not cleaned up: %s", error)

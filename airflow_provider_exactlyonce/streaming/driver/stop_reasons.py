@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.policies.termination import AVAILABLE, target_of
-from airflow_provider_exactlyonce.storage.store import is_no_answer
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, is_no_answer
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
 from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
@@ -75,10 +75,10 @@ class StopReasons:
     def _ask(self) -> None:
         try:
             self._asked_for = next((reason for source in self._sources if (reason := source())), None)
-        except OSError as error:  # a home that can't be read for a while ends no driver
+        except (OSError, OutcomeUnknownError) as error:  # a home that does not answer for a while ends no driver
             if not is_no_answer(error):
                 raise
-            log.warning("whether a stop is asked for can't be read: %s", error)
+            log.warning("whether a stop is asked for can't be told: %s", error)
 
     def begin(self) -> None:
         """Fix the run's goal, now that the pipeline's last commit is known."""

@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,12 +19,15 @@ from airflow_provider_exactlyonce.control import clusters, exit_classification, 
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterDriver, ClusterState
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import ENDED
 from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
-from airflow_provider_exactlyonce.exceptions import DriverFailedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import DriverFailedError, RefusedError, StopRequestedError, UnhealthyError
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
+from tests.integration.control.alarms import alarm
 from tests.integration.control.contract_driver import let_go
 from tests.integration.control.test_supervisor import SCRIPT, cmdline, notes, wait_for
 from tests.waiting import HANG_SECONDS
@@ -82,7 +87,12 @@ def pids(home: Home) -> list[int]:
 
 
 def supervisor(
-    home: Home, manager: Manager, *plans: str, code: int = 0, stop_timeout: float = HANG_SECONDS
+    home: Home,
+    manager: Manager,
+    *plans: str,
+    code: int = 0,
+    stop_timeout: float = HANG_SECONDS,
+    health: HealthRules | None = None,
 ) -> Supervisor:
     arguments = [str(SCRIPT), "--home", str(home.path), "--until", "available", *plans]
     command = [sys.executable, "-c", SUBMIT, str(code), TOKEN_PLACEHOLDER, *arguments]
@@ -94,6 +104,7 @@ def supervisor(
             until="available",
             cluster=manager,
             strategy=RestartStrategy.fixed_delay(attempts=1, delay=timedelta(0)),
+            health=health or HealthRules(),
             poll_seconds=0.05,
             stop_timeout_seconds=stop_timeout,
         ),
@@ -212,6 +223,61 @@ def test_the_next_try_waits_while_the_cluster_does_not_say_that_the_driver_is_go
     thread.join()
     assert not thread.is_alive()
     assert len(pids(home)) == 2
+
+
+def waiting_for_room(home: Home) -> None:
+    """Leave the trace of a driver that was submitted a while ago and has not come up."""
+    ours = Intent(
+        token="queued", owner="shop/stream/run1/-1", until="available", series="queued", restarts=0, log="/dev/null",
+        host="yarn", machine="yarn", written=time.time() - 1000,
+    )  # fmt: skip
+    intents.write(home.intent, ours)
+
+
+@pytest.mark.parametrize("answer", [ClusterState.UNKNOWN, ClusterState.ACTIVE])
+def test_a_driver_that_waits_for_room_is_taken_over_and_a_stop_reaches_its_manager(
+    home: Home, monkeypatch: pytest.MonkeyPatch, answer: ClusterState
+) -> None:
+    for name in ("TERM_SECONDS", "EXIT_GRACE_SECONDS"):
+        monkeypatch.setattr(stopping, name, 0.1)
+    waiting_for_room(home)
+    manager = KillingManager(home, answer)
+    supervised = supervisor(home, manager, "exit=1", stop_timeout=0.1)
+    with (
+        alarm(lambda: supervised.living, lambda: supervised.stop("the task was killed")),
+        pytest.raises(StopRequestedError, match="the task was killed"),
+    ):
+        list(supervised.run())
+    assert manager.gone == {"queued"}
+    assert requests.killed_by(home, "queued") == "shop/stream/run1/-1"
+    assert not notes(home, "started")
+
+
+def test_a_driver_that_waits_for_room_for_too_long_is_unhealthy(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TERM_SECONDS", "EXIT_GRACE_SECONDS"):
+        monkeypatch.setattr(stopping, name, 0.1)
+    waiting_for_room(home)
+    manager = KillingManager(home)
+    health = HealthRules(no_commit_within=timedelta(seconds=900))
+    with pytest.raises(UnhealthyError, match=r"no commit for \d+ s since the driver was started"):
+        list(supervisor(home, manager, "exit=1", stop_timeout=0.1, health=health).run())
+    assert manager.gone == {"queued"}
+
+
+def test_a_stop_while_nobody_knows_whether_a_driver_was_submitted_waits_for_it_in_the_home(home: Home) -> None:
+    waiting_for_room(home)
+    left = intents.read(home.intent)
+    assert left is not None
+    intents.write(home.intent, replace(left, written=time.time()))
+    manager = Manager(home, ClusterState.UNKNOWN)
+    supervised = supervisor(home, manager, "exit=1")
+    with (
+        alarm(lambda: len(manager.asked) > 2, lambda: supervised.stop("the task was killed")),
+        pytest.raises(StopRequestedError),
+    ):
+        list(supervised.run())
+    assert requests.stop_requested(home, "queued") == "the task was killed"
+    assert requests.killed_by(home, "queued") == "shop/stream/run1/-1"
 
 
 def test_why_a_driver_waits_is_told_each_time_that_the_cluster_says_something_else(

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 
 from airflow_provider_exactlyonce.control import processes, stopping
-from airflow_provider_exactlyonce.control.home import Home
 from tests.waiting import eventually
 
 STARTER = """
@@ -22,9 +21,9 @@ processes.start(["sleep", "60"], token="left", environment={}, directory=folder,
 """
 
 
-def test_who_stops_a_driver_in_the_triggerer_leaves_no_zombie_there(tmp_path: Path) -> None:
+def test_who_stops_a_driver_in_the_triggerer_leaves_no_zombie_there() -> None:
     before = set(psutil.Process().children())
-    stopping.detach(Home(tmp_path), "nobody", reason="the task was killed", timeout_seconds=0)
+    stopping.detach("nobody", 0)
     [enforcer] = set(psutil.Process().children()) - before
     eventually(lambda: not psutil.pid_exists(enforcer.pid), "it is reaped")
 

@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_after_it(home: Home) -> None:
-    upgrade_plan.write(home, plan_at(UpgradeStep.START))
+    upgrade_plan.write(home, plan_at(UpgradeStep.START), before=upgrade_plan.read(home))
     launch = Launch(command=["true"], printable="true", environment={})
     supervisor = Supervisor(
         home, launch, Supervision(owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05)
@@ -48,7 +48,7 @@ def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_a
     time.sleep(0.5)
     assert not home.intent.exists()
     assert list(home.logs.glob("*")) == []
-    upgrade_plan.write(home, plan_at(UpgradeStep.DONE))
+    upgrade_plan.write(home, plan_at(UpgradeStep.DONE), before=upgrade_plan.read(home))
     thread.join()
     assert not thread.is_alive()
     [error] = errors
@@ -56,7 +56,7 @@ def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_a
 
 
 def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Home) -> None:
-    upgrade_plan.write(home, plan_at(UpgradeStep.WATCH))
+    upgrade_plan.write(home, plan_at(UpgradeStep.WATCH), before=upgrade_plan.read(home))
     command = [
         sys.executable,
         str(DRIVER),

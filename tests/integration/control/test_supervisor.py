@@ -95,13 +95,19 @@ def supervisor(
     strategy: RestartStrategy = AT_ONCE,
     stop_timeout_seconds: float = HANG_SECONDS,
     command: Sequence[str] = (),
+    on_delay: Callable[[Intent, float], None] = lambda dead, due: None,
 ) -> Supervisor:
     how = launch(home, *plans, until=until)
     return Supervisor(
         home,
         replace(how, command=command or how.command),
         Supervision(
-            owner=owner, until=until, strategy=strategy, poll_seconds=0.05, stop_timeout_seconds=stop_timeout_seconds
+            owner=owner,
+            until=until,
+            strategy=strategy,
+            poll_seconds=0.05,
+            stop_timeout_seconds=stop_timeout_seconds,
+            on_delay=on_delay,
         ),
     )
 
@@ -438,6 +444,14 @@ def test_a_driver_of_another_host_is_taken_over_whatever_its_clock_says(
     assert driver.process.wait() == 0
 
 
+def silenced(home: Home, driver: processes.ChildDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freeze a driver of another host between two heartbeats, for long enough to count as lost."""
+    with store_of(home.path).holding(home.lease, seconds=HANG_SECONDS):  # its successor wants the lock
+        driver.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, driver.process.pid, os.WSTOPPED)
+    monkeypatch.setattr(lease, "STALE_SECONDS", 2.0)
+
+
 def test_a_driver_of_another_host_that_falls_silent_is_lost_and_another_one_is_started(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,11 +462,8 @@ def test_a_driver_of_another_host_that_falls_silent_is_lost_and_another_one_is_s
     try:
         for status in supervisor(home, "exit=1", "take-lease commit end=finished").run():
             if not frozen:
-                with store_of(home.path).holding(home.lease, seconds=HANG_SECONDS):  # its successor wants the lock
-                    driver.process.send_signal(signal.SIGSTOP)
-                    os.waitid(os.P_PID, driver.process.pid, os.WSTOPPED)
+                silenced(home, driver, monkeypatch)
                 frozen = time.monotonic()
-                monkeypatch.setattr(lease, "STALE_SECONDS", 2.0)
             elif status.run == 2:
                 assert time.monotonic() - frozen > lease.STALE_SECONDS, "silence is borne for so long"
     finally:
@@ -460,6 +471,57 @@ def test_a_driver_of_another_host_that_falls_silent_is_lost_and_another_one_is_s
         driver.process.wait()
     assert (status.state, status.commit) == (DriverState.FINISHED, 2)
     assert len(notes(home, "started")) == 2
+
+
+def test_a_driver_of_another_host_that_comes_back_before_its_successor_is_started_is_supervised_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
+    driver = driver_elsewhere(home, "take-lease-elsewhere=0 commit note=up go commit end=finished")
+    wait_for(lambda: notes(home, "up"))
+    lost: list[str] = []
+
+    def come_back(dead: Intent, _: float) -> None:
+        lost.append(dead.token)
+        driver.process.send_signal(signal.SIGCONT)
+
+    commits = []
+    for status in supervisor(home, "exit=1", on_delay=come_back).run():
+        commits.append(status.commit)
+        if lost:
+            let_go(home)
+        else:
+            silenced(home, driver, monkeypatch)
+    assert (commits[-1], lost) == (2, ["far"])
+    assert len(notes(home, "started")) == 1
+    assert restarts.read(home.restarts) == (), "what it has committed is not counted twice"
+    assert driver.process.wait() == 0
+
+
+def test_a_driver_of_another_host_that_comes_back_before_its_successor_has_the_lease_is_supervised_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
+    driver = driver_elsewhere(home, "take-lease-elsewhere=0 commit note=up go commit end=finished")
+    wait_for(lambda: notes(home, "up"))
+    heard = home.path / "heard"
+
+    def come_back() -> None:
+        driver.process.send_signal(signal.SIGCONT)
+        heard.touch()
+
+    commits = []
+    with alarm(lambda: notes(home, "refused"), come_back):
+        for status in supervisor(home, "exit=1", f"note=refused wait-for={heard} exit=65").run():
+            commits.append(status.commit)
+            if heard.exists():
+                let_go(home)
+            elif lease.STALE_SECONDS == HANG_SECONDS:
+                silenced(home, driver, monkeypatch)
+    assert commits[-1] == 2
+    assert len(notes(home, "started")) == 2
+    assert restarts.read(home.restarts) == ()
+    assert driver.process.wait() == 0
 
 
 def test_a_driver_that_hangs_is_killed_and_replaced(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,7 +585,7 @@ def test_the_stop_goes_on_when_the_supervisor_is_killed_in_the_middle(home: Home
     first_supervisor_killed(home, "take-lease commit note=up sleep=60", until_note="up")
     intent = intents.read(home.intent)
     assert intent is not None
-    stopping.detach(home, intent.token, reason="test", timeout_seconds=0.2)
+    stopping.detach(intent.token, 0.2)
     wait_for(lambda: not processes.members(intent.token))
 
 

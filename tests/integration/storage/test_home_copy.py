@@ -355,10 +355,10 @@ def test_what_speaks_against_a_copy_leaves_both_as_they_are(pipeline: Pipeline, 
     ):
         pipeline.copy(old, new)
     plan = Plan(id="1", pipeline=pipeline.name, step=UpgradeStep.WATCH, options=Options(), application="job.py")
-    upgrade_plan.write(old, plan)
+    upgrade_plan.write(old, plan, before=upgrade_plan.read(old))
     with pytest.raises(RefusedError, match=r"an upgrade to job.py of pipeline .* is under way"):
         pipeline.copy(old, new)
-    upgrade_plan.write(old, replace(plan, step=UpgradeStep.DONE))
+    upgrade_plan.write(old, replace(plan, step=UpgradeStep.DONE), before=upgrade_plan.read(old))
     staged = old.path / "sinks/log/staging/1/a.arrows"
     staged.parent.mkdir(parents=True)
     staged.touch()

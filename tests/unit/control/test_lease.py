@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from airflow_provider_exactlyonce import polling
-from airflow_provider_exactlyonce.control import json_store, lease
+from airflow_provider_exactlyonce.control import json_store, lease, processes
 from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.processes import RemoteDriver
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from tests.clocks import StandingClock
 
 
@@ -80,6 +85,60 @@ def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, clock: S
     assert clock.now - began >= lease.STALE_SECONDS
 
 
+def stalling(clock: StandingClock, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
+    """Let the file system answer the second read late, as it is before what others do when it answers again."""
+    read, reads = lease.read, itertools.count(1)
+
+    def late(path: Path) -> lease.Lease | None:
+        held = read(path)
+        if next(reads) == 2:
+            clock.now += 10 * lease.STALE_SECONDS
+            meanwhile()
+        return held
+
+    monkeypatch.setattr(lease, "read", late)
+
+
+def test_a_monitor_does_not_take_a_late_answer_for_silence(
+    tmp_path: Path, clock: StandingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "l"
+    held = lease.acquire(path, "p", "t")
+    monitor = lease.HeartbeatMonitor("t", path)
+    stalling(clock, monkeypatch, lambda: lease.renew(path, held))
+    assert monitor.look() is Life.ALIVE
+    clock.now += lease.HEARTBEAT_SECONDS
+    assert monitor.look() is Life.ALIVE, "the holder was held up, too"
+    assert monitor.look() is Life.ALIVE
+    clock.now += lease.STALE_SECONDS + 1
+    assert monitor.look() is Life.STALE
+
+
+def test_settling_does_not_take_a_late_answer_for_silence(
+    tmp_path: Path, clock: StandingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "l"
+    held = lease.acquire(path, "p", "t")
+    stalling(clock, monkeypatch, lambda: lease.renew(path, held))
+    assert lease.observe(path)[1] is Life.ALIVE
+
+
+def test_a_driver_elsewhere_is_not_lost_while_other_documents_are_waited_for(
+    tmp_path: Path, clock: StandingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "time", clock)
+    path = tmp_path / "l"
+    held = replace(lease.acquire(path, "p", "t"), machine="elsewhere")
+    json_store.write(path, asdict(held))
+    driver = RemoteDriver("t", path)
+    assert driver.ended() is None
+    clock.now += 10 * lease.STALE_SECONDS
+    assert driver.ended() is None, "it was held up, too"
+    while (ended := driver.ended()) is None and clock.now < 2_000_000:
+        clock.now += 5 * lease.HEARTBEAT_SECONDS
+    assert ended is not None, "however slowly the file system answers"
+
+
 @pytest.mark.parametrize("ahead_seconds", [-3600, 3600])
 def test_a_beating_holder_is_alive_and_a_silent_one_is_not_whatever_its_clock_says(
     tmp_path: Path, clock: StandingClock, ahead_seconds: int
@@ -116,3 +175,40 @@ def test_a_lease_that_a_newer_release_has_taken_under_another_schema_is_left_alo
     assert json_store.read(tmp_path / "l", readable=(2,)) is not None
     with pytest.raises(RefusedError, match="schema 2"):
         lease.read(tmp_path / "l")
+
+
+@pytest.mark.parametrize("error", [OSError("no answer"), OutcomeUnknownError("no answer")])
+def test_a_release_without_an_answer_does_not_hide_why_a_hold_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(json_store, "remove", fail)
+    with pytest.raises(RefusedError, match="the work"), lease.holding(tmp_path / "l", "p", "t"):
+        raise RefusedError("the work")
+
+
+@pytest.mark.parametrize("error", [OSError("no answer"), OutcomeUnknownError("no answer"), ValueError("a client")])
+def test_a_renewal_that_failed_is_followed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    renewed: list[lease.Lease] = []
+    waits, outcomes = iter([False, False, True]), iter([error, None, None])
+
+    def renew(_: Path, held: lease.Lease) -> lease.Lease:
+        if (failure := next(outcomes)) is not None:
+            raise failure
+        renewed.append(held)
+        return held
+
+    monkeypatch.setattr(lease, "renew", renew)
+    ended = SimpleNamespace(wait=lambda _: next(waits), set=lambda: None)
+    monkeypatch.setattr(lease, "threading", SimpleNamespace(Event=lambda: ended, Thread=ThreadOfItsStarter))
+    with lease.holding(tmp_path / "l", "p", "t"):
+        assert len(renewed) == 1
+
+
+class ThreadOfItsStarter:
+    def __init__(self, target: Callable[[], None], **_: object) -> None:
+        self.start, self.join = target, lambda: None

@@ -50,7 +50,7 @@ def test_an_older_version_never_undoes_an_upgrade(home: Home) -> None:
 
 @pytest.mark.parametrize("step", list(UpgradeStep))
 def test_while_an_upgrade_is_under_way_only_its_own_driver_may_start(home: Home, step: UpgradeStep) -> None:
-    upgrade_plan.write(home, plan_at(step))
+    upgrade_plan.write(home, plan_at(step), before=upgrade_plan.read(home))
     releases.write(home, Release(version="new", since=1, previous="old", savepoint="1-a"))
     releases.check_start(home, "new", "mine")
     with pytest.raises(VersionRefusedError):
@@ -96,7 +96,7 @@ def test_what_runs_is_the_version_in_use_whatever_file_is_asked_for(home: Home, 
 def test_a_supervisor_waits_no_longer_for_an_upgrade_whose_task_is_gone_for_good(home: Home, step: UpgradeStep) -> None:
     plan = plan_at(step)
     plan = replace(plan, entered=time.time() - plan.step_seconds - 1)
-    upgrade_plan.write(home, plan)
+    upgrade_plan.write(home, plan, before=upgrade_plan.read(home))
     launch = Launch(command=["true"], printable="true", environment={})
     supervisor = Supervisor(
         home, launch, Supervision(owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05)
@@ -119,11 +119,11 @@ def test_an_upgrade_is_not_given_up_while_somebody_works_on_it_or_its_step_may_t
         UpgradeStep.WATCH: 7000.0,
     }.get(step, 0.0)
     over = plan.entered + longest + 600.0
-    upgrade_plan.write(home, plan)
+    upgrade_plan.write(home, plan, before=upgrade_plan.read(home))
     assert not upgrade_plan.is_left(home, plan, over)
     assert upgrade_plan.is_left(home, plan, over + 1)
     with upgrade_plan.working_on(home, "p"):
         assert not upgrade_plan.is_left(home, plan, over + 1)
-    upgrade_plan.write(home, replace(plan, entered=over))
+    upgrade_plan.write(home, replace(plan, entered=over), before=upgrade_plan.read(home))
     assert not upgrade_plan.is_left(home, plan, over + 1), "it has just gone on"
     assert not upgrade_plan.is_left(home, replace(plan, step=UpgradeStep.FAILED), over + 1)

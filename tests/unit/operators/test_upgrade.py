@@ -86,7 +86,7 @@ def begun(home: Home, job: str, step: UpgradeStep, **changes: Any) -> Plan:
     plan = upgrade_plan.read(home)
     assert plan is not None
     plan = replace(plan, step=step, **changes)
-    upgrade_plan.write(home, plan)
+    upgrade_plan.write(home, plan, before=upgrade_plan.read(home))
     return plan
 
 

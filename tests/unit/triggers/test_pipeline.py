@@ -7,7 +7,7 @@ import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -25,11 +25,7 @@ def trigger(home: Path) -> PipelineTrigger:
 def stopped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     drivers: list[tuple[str, float]] = []
 
-    def detach(_: Any, token: str, *, reason: str, timeout_seconds: float) -> None:
-        assert reason == "the task was killed"
-        drivers.append((token, timeout_seconds))
-
-    monkeypatch.setattr(stopping, "detach", detach)
+    monkeypatch.setattr(stopping, "detach", lambda *driver: drivers.append(driver))
     return drivers
 
 
@@ -54,12 +50,24 @@ def test_a_kill_does_not_wait_for_threads_that_wait_for_a_cluster(
     assert requests.killed_by(Home(tmp_path), "t") == "d/t/r/-1"
 
 
-def test_a_kill_stops_the_driver_by_force_while_its_home_does_not_answer(
+def test_a_kill_stops_the_driver_by_force_while_its_home_does_not_answer_and_asks_it_when_that_does(
     tmp_path: Path, stopped: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_answer(*_: Any) -> NoReturn:
-        raise OSError(errno.EIO, "no answer")
+    """By force only on this host: a driver on another one is reached by the home alone."""
+    request_stop, answers, asked = requests.request_stop, threading.Event(), threading.Event()
 
-    monkeypatch.setattr(requests, "note_killed", no_answer)
+    def ask(*args: Any, **kwargs: Any) -> None:
+        if not answers.is_set():
+            raise OSError(errno.EIO, "no answer")
+        request_stop(*args, **kwargs)
+        asked.set()
+
+    monkeypatch.setattr(requests, "request_stop", ask)
+    monkeypatch.setattr(stopping, "ASK_AGAIN_SECONDS", 0.01)
     asyncio.run(trigger(tmp_path).on_kill())
     assert stopped == [("t", 20)]
+    assert not asked.is_set()
+    answers.set()
+    assert asked.wait(HANG_SECONDS)
+    assert requests.stop_requested(Home(tmp_path), "t") == "the task was killed"
+    assert requests.killed_by(Home(tmp_path), "t") == "d/t/r/-1"

@@ -49,7 +49,7 @@ def test_another_request_for_the_same_file_goes_on_and_for_another_file_is_refus
     Path(job).write_text("newer")
     with pytest.raises(AlreadyRunningError, match=r"at step check.*exactlyonce rollback p"):
         begin(home, job, "b2")
-    upgrade_plan.write(home, replace(plan, step=UpgradeStep.ROLLED_BACK))
+    upgrade_plan.write(home, replace(plan, step=UpgradeStep.ROLLED_BACK), before=upgrade_plan.read(home))
     assert begin(home, job, "b2").id == "b2"
 
 
@@ -109,7 +109,11 @@ def test_a_rollback_in_the_midst_of_an_upgrade_goes_to_where_that_has_begun(
 ) -> None:
     keep(home, tmp_path, "old")
     plan = begin(home, job)
-    upgrade_plan.write(home, replace(plan, step=UpgradeStep.WATCH, old="old", savepoint="9-cd", pinned=True))
+    upgrade_plan.write(
+        home,
+        replace(plan, step=UpgradeStep.WATCH, old="old", savepoint="9-cd", pinned=True),
+        before=upgrade_plan.read(home),
+    )
     back = roll_back(home)
     assert (back.old, back.savepoint, back.unpin) == ("old", "9-cd", ("9-cd",))
 

@@ -1,19 +1,24 @@
-"""What the check of an upgrade foresees of the way back, before anything is touched."""
+"""What the check of an upgrade foresees of the way back; and what a process can do that was frozen in a step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
-from airflow_provider_exactlyonce.control import releases
+from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
-from airflow_provider_exactlyonce.control.upgrade_plan import Options, UpgradeStep
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade
@@ -79,3 +84,44 @@ def test_other_ways_back_replay_nothing_of_the_old_version_or_are_accepted(
 ) -> None:
     with pytest.raises(TouchedError):
         upgrade(home, **options).run()
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_process_that_was_frozen_in_a_step_does_not_replace_the_plan_of_who_went_on(
+    home: Home, monkeypatch: pytest.MonkeyPatch, *, has_locks: bool
+) -> None:
+    monkeypatch.setattr(LocalStore, "has_locks", has_locks)
+    frozen = upgrade(home)
+
+    def check(plan: Plan) -> Plan:
+        upgrade_plan.write(home, replace(plan, step=UpgradeStep.DONE), before=plan)  # the process that went on
+        return replace(plan, step=UpgradeStep.COMPARE)
+
+    monkeypatch.setattr(frozen, "_steps", {UpgradeStep.CHECK: check})
+    with pytest.raises(AlreadyRunningError, match="another process has gone on with the upgrade of p"):
+        frozen.advance()
+    plan = upgrade_plan.read(home)
+    assert plan is not None
+    assert plan.step is UpgradeStep.DONE
+
+
+@pytest.mark.parametrize("step", [UpgradeStep.START, UpgradeStep.START_OLD])
+def test_a_process_that_has_lost_its_hold_neither_changes_the_version_in_use_nor_starts_a_driver(
+    home: Home, monkeypatch: pytest.MonkeyPatch, step: UpgradeStep
+) -> None:
+    monkeypatch.setattr(LocalStore, "has_locks", False)
+    frozen = upgrade(home)
+    begun = upgrade_plan.read(home)
+    assert begun is not None
+    upgrade_plan.write(home, replace(begun, step=step, old="older", new="new", token="t"), before=begun)
+    start = frozen._steps[step]
+
+    def thaw(plan: Plan) -> object:
+        leases.acquire(home.control / "upgrade.json.lease.json", "p", "another")
+        return start(plan)
+
+    monkeypatch.setattr(frozen, "_steps", {step: thaw})
+    with pytest.raises(AlreadyRunningError, match="has taken pipeline p over meanwhile"):
+        frozen.advance()
+    assert releases.read(home) == Release(version="old", since=1)
+    assert intents.read(home.intent) is None

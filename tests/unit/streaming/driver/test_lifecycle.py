@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
 
-from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control import json_store, status
+from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     DivergedError,
     ExactlyOnceError,
+    FencedError,
     StopRequestedError,
 )
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming.commit.run import Run
 from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 
@@ -104,3 +110,22 @@ def test_what_is_open_is_closed_whatever_ends_the_work(lifecycle: DriverLifecycl
     lifecycle.closing.callback(closed.append, "replay")
     lifecycle.run(raising(RuntimeError("a mystery")))
     assert closed == ["replay", "committer"]
+
+
+def test_a_home_without_an_answer_changes_no_exit_code_and_keeps_nothing_open(
+    lifecycle: DriverLifecycle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    home, run = Home(tmp_path), Run.__new__(Run)  # a whole one asks Kafka
+    reader, sources = (SimpleNamespace(close=partial(closed.append, name)) for name in ("reader", "sources"))
+    vars(run).update(home=home, _lease=leases.acquire(home.lease, "p", "t"), _reader=reader, sources=sources)
+    monkeypatch.setattr(lifecycle, "_run", run)
+    lifecycle.closing.callback(closed.append, "committer")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OutcomeUnknownError("no answer")
+
+    monkeypatch.setattr(json_store, "write", fail)
+    monkeypatch.setattr(json_store, "remove", fail)
+    assert lifecycle.run(raising(FencedError("a higher run"))) == FencedError.exit_code
+    assert closed == ["reader", "sources", "committer"]

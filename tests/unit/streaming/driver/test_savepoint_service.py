@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetentio
 from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import SavepointAnswer, SavepointRequest
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
 from tests.clocks import Rounds
 from tests.unit.checkpoint import crafted
@@ -99,6 +103,54 @@ def test_a_home_that_can_not_be_read_for_a_while_ends_no_service(home: Home, mon
     rounds.look()
     assert requests.savepoint_answer(home, "ab") == SavepointAnswer(savepoint="3-ab")
     serving.close(serve=False)
+
+
+def unanswered(write: Callable[..., Any], times: int) -> Callable[..., Any]:
+    """Make each call, and lose the answers of so many."""
+    left = itertools.count(1)
+
+    def lose(*args: Any, **kwargs: Any) -> Any:
+        made = write(*args, **kwargs)
+        if next(left) <= times:
+            raise OutcomeUnknownError("no answer")
+        return made
+
+    return lose
+
+
+def test_an_answer_and_a_clean_up_whose_outcome_is_unknown_end_no_service(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = service(home)
+    rounds = in_rounds(serving, monkeypatch)
+    monkeypatch.setattr(Savepoints, "clean_up", unanswered(Savepoints.clean_up, 2))
+    monkeypatch.setattr(requests, "answer_savepoint", unanswered(requests.answer_savepoint, 1))
+    serving.start(crafted.record(2))
+    ask(home, "ab")
+    rounds.look()
+    assert requests.savepoint_answer(home, "ab") == SavepointAnswer(savepoint="3-ab")
+    ask(home, "ac")
+    rounds.look()
+    assert requests.savepoint_answer(home, "ac") == SavepointAnswer(savepoint="3-ac")
+    serving.close(serve=True)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_savepoint_of_which_nobody_knows_whether_it_was_taken_is_not_answered_with_an_error(
+    home: Home, monkeypatch: pytest.MonkeyPatch, *, stop: bool
+) -> None:
+    serving = service(home)
+    rounds = in_rounds(serving, monkeypatch)
+    take = Savepoints.take
+    monkeypatch.setattr(Savepoints, "take", unanswered(take, 1))
+    serving.start(crafted.record(2))
+    ask(home, "ad", stop=stop)
+    rounds.look()
+    monkeypatch.setattr(Savepoints, "take", take if not stop else unanswered(take, 1))
+    rounds.look()
+    serving.close(serve=True)
+    assert [savepoint.id for savepoint in Savepoints(home.savepoints).list()] == ["3-ad"]
+    assert requests.savepoint_answer(home, "ad") == (None if stop else SavepointAnswer(savepoint="3-ad"))
 
 
 def test_a_driver_that_fails_answers_nothing_so_that_whoever_asked_takes_it(home: Home) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
 from airflow_provider_exactlyonce.streaming.driver.stop_reasons import StopReasons
@@ -58,6 +59,20 @@ def test_the_first_request_is_the_reason_and_sources_are_asked_in_their_turn(tmp
     stop.request("again")
     assert (stop.reason(), stop.requested()) == ("the query ends", "the query ends")
     assert not stop.interrupted
+
+
+@pytest.mark.parametrize("error", [OSError("no answer"), OutcomeUnknownError("no answer")])
+def test_a_home_that_does_not_answer_ends_no_driver(tmp_path: Path, error: Exception) -> None:
+    stop, answers = stop_of(tmp_path), iter([error, None])
+
+    def ask() -> str:
+        if (failure := next(answers)) is not None:
+            raise failure
+        return "a savepoint"
+
+    stop.ask(ask)
+    assert stop.reason() is None
+    assert stop.reason() == "a savepoint"
 
 
 @pytest.fixture

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.storage.opening import LOCAL
+
+
+def test_files_below_a_symbolic_link_are_files_of_the_directory_as_for_who_reads_them(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "large disk"
+    (elsewhere / "3-ab").mkdir(parents=True)
+    (elsewhere / "3-ab/manifest.json").write_text("{}")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "savepoints").symlink_to(elsewhere)
+    assert LOCAL.files(home) == ["savepoints/3-ab/manifest.json"]
+
+
+def test_symbolic_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path)
+    (tmp_path / "b").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="links"):
+        LOCAL.files(tmp_path)

@@ -40,8 +40,10 @@ class _Loop(asyncio.SelectorEventLoop):
         super().__init__(self._threads)
         self._clock_resolution = 1e-6  # what a float of seconds since the epoch tells apart
 
-    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        future = super().run_in_executor(executor, func, *args)  # type: ignore[arg-type]
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        future = super().run_in_executor(executor, func, *args)
         self._threads.at_work.add(future)
         future.add_done_callback(self._threads.at_work.discard)
         return future

@@ -121,7 +121,7 @@ def test_the_event_loop_is_not_blocked_while_it_asks(monkeypatch: pytest.MonkeyP
         raise OSError("no answer")
 
     async def run() -> None:
-        asking = asyncio.create_task(anext(trigger(deadline=time.time()).run()))
+        asking = asyncio.ensure_future(anext(trigger(deadline=time.time()).run()))
         await asyncio.sleep(0)
         loop_goes_on.set()
         await asking

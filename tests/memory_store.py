@@ -16,7 +16,7 @@ from upath import UPath
 
 from airflow_provider_exactlyonce.storage import opening
 from airflow_provider_exactlyonce.storage.remote import RemoteStore, identity_of, path_of
-from airflow_provider_exactlyonce.storage.store import Facts, HeldError, Stored, version_of
+from airflow_provider_exactlyonce.storage.store import FileFacts, HeldError, Stored, version_of
 
 #: The file system is the process's, and does nothing in one step.
 _STEP: Final = threading.Lock()
@@ -79,14 +79,14 @@ class MemoryStore(RemoteStore):
             lock.release()
 
     @override
-    def facts(self, place: Path) -> Facts | None:
+    def facts(self, place: Path) -> FileFacts | None:
         try:
             info = self.system.info(path_of(place))
         except FileNotFoundError:
             return None
         if info["type"] == "directory":
             return None
-        return Facts(size=info["size"], modified=self.system.modified(path_of(place)).timestamp())
+        return FileFacts(size=info["size"], modified=self.system.modified(path_of(place)).timestamp())
 
     def _put(self, place: Path, content: bytes) -> str:
         self.system.pipe_file(path_of(place), content)

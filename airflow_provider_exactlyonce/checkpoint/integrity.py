@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.checkpoint import checksums
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
 from airflow_provider_exactlyonce.checkpoint.state import TORN_ZIP, Defect, FileSet, StateDirectory
 from airflow_provider_exactlyonce.storage.opening import store_of
-from airflow_provider_exactlyonce.storage.store import Facts
+from airflow_provider_exactlyonce.storage.store import FileFacts
 from airflow_provider_exactlyonce.storage.trees import bytes_of
 
 #: A file that was written longer before the commit has long been on disk.
@@ -108,7 +108,7 @@ def newest_whole(checkpoint: Checkpoint, *, known_query: bool = False) -> tuple[
     return None, defects
 
 
-def _content_defect(file: Path, facts: Facts | None) -> str | None:
+def _content_defect(file: Path, facts: FileFacts | None) -> str | None:
     """Compare a file with what its writer left to check it by; None when it is whole, or there is nothing."""
     if facts is None:
         return "is missing"

@@ -55,7 +55,7 @@ def check_only(home: Home, pipeline: str) -> Lease | None:
     return held
 
 
-class Turn(ABC):
+class StandbyTurn(ABC):
     """Whether it is a standby's turn to start."""
 
     #: The lease of the driver that was lost, as it was seen last; None where nobody stood by for one.
@@ -71,7 +71,7 @@ class Turn(ABC):
         """
 
 
-def turn_of(home: Home, token: str, supervisor: str | None) -> Turn:
+def turn_of(home: Home, token: str, supervisor: str | None) -> StandbyTurn:
     """Return what a standby waits for.
 
     :param supervisor: the value of :data:`SUPERVISOR_VARIABLE`, None without a supervisor
@@ -82,7 +82,7 @@ def turn_of(home: Home, token: str, supervisor: str | None) -> Turn:
     return SupervisedTurn(home, token, pid, started)
 
 
-class SupervisedTurn(Turn):
+class SupervisedTurn(StandbyTurn):
     """The turn of a standby that a supervisor of this machine has started: the intent names it.
 
     :param pid: the supervisor
@@ -105,7 +105,7 @@ class SupervisedTurn(Turn):
         return False
 
 
-class LeaseTurn(Turn):
+class LeaseTurn(StandbyTurn):
     """The turn of a standby without a supervisor: the driver that held the lease is lost.
 
     On this machine its process tells: one that is frozen lives, however long it is silent. On another machine only its
@@ -176,10 +176,10 @@ class LeaseTurn(Turn):
         return True
 
 
-def keeps_waiting(turn: Turn) -> bool:
+def keeps_waiting(turn: StandbyTurn) -> bool:
     """Tell whether a standby's turn has not come, or the home does not tell.
 
-    :raises ExactlyOnceError: as :meth:`Turn.has_come` does
+    :raises ExactlyOnceError: as :meth:`StandbyTurn.has_come` does
     """
     try:
         return not turn.has_come()

@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, MissingInput
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
-from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceClusters
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceCluster, SourceClusters
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.audit.topics import SinkTopic
@@ -129,7 +129,7 @@ class TopicsFacts:
     :param cluster: what a start would say of the brokers
     """
 
-    problems: dict[tuple[Cluster, str], tuple[str, str]] = field(default_factory=dict)
+    problems: dict[tuple[SourceCluster, str], tuple[str, str]] = field(default_factory=dict)
     recreated: str | None = field(init=False, default=None)
     earliest: Mapping[Place, int] = field(default_factory=dict)
     ends: Mapping[Place, int] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class TopicsFacts:
     settings: Mapping[str, SinkTopic] = field(default_factory=dict)
     cluster: str | None = None
 
-    def is_there(self, cluster: Cluster, topic: str) -> bool:
+    def is_there(self, cluster: SourceCluster, topic: str) -> bool:
         """Whether a topic can be looked at."""
         return self.problems.get((cluster, topic), ("", ""))[0] not in ("topic-missing", "topic-unavailable")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
     from airflow_provider_exactlyonce.ledger.records import CommitRecord
-    from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceClusters
+    from airflow_provider_exactlyonce.ledger.source_clusters import SourceCluster, SourceClusters
 
     Lineage = OperatorLineage[Any, Any]
     Datasets = Mapping[str, tuple[str, str]]
@@ -101,7 +101,7 @@ def lineage_of(known: Committed | None) -> Lineage:
     )
 
 
-def _namespace(cluster: Cluster) -> str:
+def _namespace(cluster: SourceCluster) -> str:
     """Return what the specification calls a cluster by: the first of its brokers that we know."""
     return f"kafka://{str(cluster.config['bootstrap.servers']).split(',')[0].strip()}"
 

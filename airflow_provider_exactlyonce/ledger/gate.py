@@ -39,8 +39,8 @@ from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, Offsets,
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
 from airflow_provider_exactlyonce.ledger.source_clusters import (
-    Cluster,
     FindConnection,
+    SourceCluster,
     SourceClusters,
 )
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
@@ -123,7 +123,7 @@ class Gates:
         self._window: Final = window
         self._find: Final = find
         self._connections: Final = LedgerConnections(config)
-        self._own: Final = Cluster(lambda: config, offsets=self._connections.offsets)
+        self._own: Final = SourceCluster(lambda: config, offsets=self._connections.offsets)
         self._ledgers: Final[dict[str, _Ledger]] = {}
 
     def close(self) -> None:

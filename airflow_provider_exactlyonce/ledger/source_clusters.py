@@ -62,7 +62,7 @@ def store_from_environment(conn_id: str) -> dict[str, str]:
     return parameters_of(STORES_VARIABLE, conn_id, "delta-rs' or pyiceberg's options", "store_conn_ids") or {}
 
 
-class Cluster:
+class SourceCluster:
     """A cluster that sources are read from. It is connected to when it is first asked.
 
     :param find: gives the configuration
@@ -219,7 +219,7 @@ class Cluster:
             self._asked.close()
 
 
-class SourceTable(Cluster):
+class SourceTable(SourceCluster):
     """A table that is read as one topic with one partition, whose offsets are positions in its versions.
 
     :param name: as ledgers have it
@@ -327,20 +327,20 @@ class SourceClusters:
 
     def __init__(
         self,
-        config: Mapping[str, Any] | Cluster,
+        config: Mapping[str, Any] | SourceCluster,
         connections: Mapping[str, str],
         find: FindConnection | None = None,
         claimed_ids: Mapping[str, str] | None = None,
     ) -> None:
-        self.own: Final = config if isinstance(config, Cluster) else Cluster(lambda: config)
+        self.own: Final = config if isinstance(config, SourceCluster) else SourceCluster(lambda: config)
         ids = claimed_ids or {}
-        named: dict[str, Cluster] = {}
+        named: dict[str, SourceCluster] = {}
         for text, conn_id in connections.items():
             if is_table(text):
                 options = partial(find or store_from_environment, conn_id) if conn_id else dict
                 named[text] = SourceTable(text, options, conn_id or None, ids.get(text))
             elif conn_id not in named:
-                named[conn_id] = Cluster(partial(find or from_environment, conn_id), conn_id, ids.get(conn_id))
+                named[conn_id] = SourceCluster(partial(find or from_environment, conn_id), conn_id, ids.get(conn_id))
         self._named: Final = {
             SourceTopics.parse(text): named[text if is_table(text) else conn_id]
             for text, conn_id in connections.items()
@@ -348,7 +348,7 @@ class SourceClusters:
 
     @classmethod
     def claimed(
-        cls, config: Mapping[str, Any] | Cluster, claim: ClaimRecord | None, find: FindConnection | None = None
+        cls, config: Mapping[str, Any] | SourceCluster, claim: ClaimRecord | None, find: FindConnection | None = None
     ) -> Self:
         """Return those of the run that made a claim; they are compared with it when they are asked.
 
@@ -375,11 +375,11 @@ class SourceClusters:
         """The offsets of all topics, each topic's asked of its own cluster."""
         return RoutedOffsets(lambda topic: self.of(topic).offsets) if self._named else self.own.offsets
 
-    def of(self, topic: str) -> Cluster:
+    def of(self, topic: str) -> SourceCluster:
         """Return the cluster that a topic is read from."""
         return next((cluster for source, cluster in self._named.items() if topic in source), self.own)
 
-    def read_by(self, source: SourceTopics) -> Cluster:
+    def read_by(self, source: SourceTopics) -> SourceCluster:
         """Return the cluster that a source is read from."""
         return self._named.get(source, self.own)
 
@@ -424,9 +424,9 @@ class SourceClusters:
                 "savepoint, and keep the table's old files longer than savepoints"
             )
 
-    def by_cluster(self, by_topic: Mapping[str, T]) -> dict[Cluster, dict[str, T]]:
+    def by_cluster(self, by_topic: Mapping[str, T]) -> dict[SourceCluster, dict[str, T]]:
         """Return what is known of topics by their clusters; the pipeline's is among them in any case, and first."""
-        parts: dict[Cluster, dict[str, T]] = {self.own: {}}
+        parts: dict[SourceCluster, dict[str, T]] = {self.own: {}}
         for topic, value in by_topic.items():
             parts.setdefault(self.of(topic), {})[topic] = value
         return parts

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
-from airflow_provider_exactlyonce.storage.store import ChangedError, Facts, OutcomeUnknownError
+from airflow_provider_exactlyonce.storage.store import ChangedError, FileFacts, OutcomeUnknownError
 
 #: Name of the metadata that tells whose write it was.
 MARK: Final = "exactlyonce-write"
@@ -40,7 +40,7 @@ class Found:
     :param mark: of the write that made it, None for what others have written
     """
 
-    facts: Facts
+    facts: FileFacts
     version: str
     mark: str | None
 
@@ -57,7 +57,7 @@ class ConditionalStore(RemoteStore):
     seconds_per_read = 5.0
 
     @override
-    def facts(self, place: Path) -> Facts | None:
+    def facts(self, place: Path) -> FileFacts | None:
         found = self._found(place)
         return None if found is None else found.facts
 

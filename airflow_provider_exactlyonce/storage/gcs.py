@@ -21,7 +21,7 @@ from google.auth.exceptions import GoogleAuthError
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.storage.conditional import MARK, Condition, ConditionalStore, Found, UnmadeError
-from airflow_provider_exactlyonce.storage.store import ChangedError, Facts, OutcomeUnknownError, Stored
+from airflow_provider_exactlyonce.storage.store import ChangedError, FileFacts, OutcomeUnknownError, Stored
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -120,7 +120,7 @@ class GcsStore(ConditionalStore):
         if answer is None:
             return None
         known = answer.json()
-        facts = Facts(size=int(known["size"]), modified=datetime.fromisoformat(known["updated"]).timestamp())
+        facts = FileFacts(size=int(known["size"]), modified=datetime.fromisoformat(known["updated"]).timestamp())
         return Found(facts=facts, version=str(known["generation"]), mark=known.get("metadata", {}).get(MARK))
 
     @override

@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage.remote import COPIED_BYTES, RemoteStore, identity_of, path_of
-from airflow_provider_exactlyonce.storage.store import HIDDEN, Facts, OutcomeUnknownError, Stored, version_of
+from airflow_provider_exactlyonce.storage.store import HIDDEN, FileFacts, OutcomeUnknownError, Stored, version_of
 
 if TYPE_CHECKING:
     from hdfs_native.fsspec import HdfsFileSystem
@@ -84,9 +84,9 @@ class HdfsStore(RemoteStore):
         raise AssertionError("the last attempt returns or raises")
 
     @override
-    def facts(self, place: Path) -> Facts | None:
+    def facts(self, place: Path) -> FileFacts | None:
         status = self._status(path_of(place))
-        return None if status is None else Facts(size=status.length, modified=status.modification_time / 1000)
+        return None if status is None else FileFacts(size=status.length, modified=status.modification_time / 1000)
 
     @override
     def create(self, place: Path, content: bytes) -> str:

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce import files
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.store import (
-    Facts,
+    FileFacts,
     HeldError,
     Store,
     Stored,
@@ -95,12 +95,12 @@ class LocalStore(Store):
             yield from (str((Path(folder) / name).relative_to(directory)) for name in names)
 
     @override
-    def facts(self, place: Path) -> Facts | None:
+    def facts(self, place: Path) -> FileFacts | None:
         try:
             status = place.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Facts(size=status.st_size, modified=status.st_mtime)
+        return FileFacts(size=status.st_size, modified=status.st_mtime)
 
     @override
     def copy(self, source: Path, target: Path, *, final: bool = False) -> None:

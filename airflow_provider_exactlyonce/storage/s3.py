@@ -14,7 +14,7 @@ from botocore.parsers import ResponseParserError
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.storage.conditional import MARK, Condition, ConditionalStore, Found, UnmadeError
-from airflow_provider_exactlyonce.storage.store import ChangedError, Facts, OutcomeUnknownError, Stored
+from airflow_provider_exactlyonce.storage.store import ChangedError, FileFacts, OutcomeUnknownError, Stored
 
 if TYPE_CHECKING:
     from s3fs import S3FileSystem
@@ -125,7 +125,7 @@ class S3Store(ConditionalStore):
         answer = self._asked(lambda: self.system.call_s3("head_object", **self._where(place)))
         if answer is None:
             return None
-        facts = Facts(size=answer["ContentLength"], modified=answer["LastModified"].timestamp())
+        facts = FileFacts(size=answer["ContentLength"], modified=answer["LastModified"].timestamp())
         return Found(facts=facts, version=answer["ETag"], mark=answer["Metadata"].get(MARK))
 
     @override

@@ -72,7 +72,7 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class FileFacts:
     """What is known of a file without reading it.
 
     :param size: bytes
@@ -191,7 +191,7 @@ class Store(ABC):
         """Return all files in a directory and below it, relative to it."""
 
     @abstractmethod
-    def facts(self, place: Path) -> Facts | None:
+    def facts(self, place: Path) -> FileFacts | None:
         """Return what is known of a file, None when there is certainly none."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ from airflow_provider_exactlyonce.doctor.facts import Facts, TopicsFacts
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
-from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceTable
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceCluster, SourceTable
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
 
@@ -101,7 +101,7 @@ def _look_at_table(topics_facts: TopicsFacts, table: SourceTable) -> dict[str, s
 
 
 def _look_elsewhere(
-    topics_facts: TopicsFacts, cluster: Cluster, uses: Mapping[str, Mapping[str, Any]]
+    topics_facts: TopicsFacts, cluster: SourceCluster, uses: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
     """Look at topics that are read from another cluster; one that can't be reached says nothing of them."""
     try:
@@ -133,7 +133,7 @@ def _sizes(client: WireClient, places: Iterable[Place]) -> dict[Place, int]:
 
 
 def _accepted(
-    topics_facts: TopicsFacts, cluster: Cluster, client: WireClient, uses: Mapping[str, Mapping[str, Any]]
+    topics_facts: TopicsFacts, cluster: SourceCluster, client: WireClient, uses: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
     """Return the ids of the topics that a start would accept; why it would not the others is noted."""
     from airflow_provider_exactlyonce.kafka import preflight

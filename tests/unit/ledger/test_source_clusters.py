@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import DescribedTopic, Pa
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, decode, encode
-from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceClusters, from_environment
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceCluster, SourceClusters, from_environment
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from tests.ledger_records import claim_record, commit_record
 
@@ -31,7 +31,7 @@ Clusters = Callable[..., SourceClusters]
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> Clusters:
     """Give clusters whose ids are in their configurations."""
-    monkeypatch.setattr(Cluster, "id", property(lambda cluster: cluster.config["id"]))
+    monkeypatch.setattr(SourceCluster, "id", property(lambda cluster: cluster.config["id"]))
     ids = {"a": A, "other_a": A, "b": B, "here": OWN}
 
     def make(connections: Mapping[str, str]) -> SourceClusters:

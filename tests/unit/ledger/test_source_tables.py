@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.source_clusters import Cluster, SourceClusters, SourceTable
+from airflow_provider_exactlyonce.ledger.source_clusters import SourceCluster, SourceClusters, SourceTable
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 from tests.ledger_records import claim_record, commit_record
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cluster, "id", property(lambda cluster: OWN))
+    monkeypatch.setattr(SourceCluster, "id", property(lambda cluster: OWN))
 
 
 def clusters(path: Path, conn_id: str = "") -> SourceClusters:

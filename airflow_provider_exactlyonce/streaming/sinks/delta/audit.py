@@ -10,27 +10,27 @@ from urllib.parse import unquote
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import EARLIER_ROWS, SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, actions, versions
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from airflow_provider_exactlyonce.tables.delta_log import is_elsewhere
 
 _Rows = dict[str, int | None]
 
 
-def read_history(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> History:
+def read_history(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> TableHistory:
     """Read the log.
 
     :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
     :raises RefusedError: when an entry of it can't be read
     """
-    history, rows, converted = History(), _Rows(), 0
+    history, rows, converted = TableHistory(), _Rows(), 0
     kept_versions = versions(files)
     is_whole = kept_versions[:1] == [0]
     for number in kept_versions:
         try:
             version_actions = list(actions(files, number))
         except FileNotFoundError:  # cleaned up meanwhile, after all that were before it
-            history, rows, is_whole = History(), _Rows(), False
+            history, rows, is_whole = TableHistory(), _Rows(), False
             continue
         information = next((body for kind, body in version_actions if kind == "commitInfo"), {})
         added = [body for kind, body in version_actions if kind == "add"]
@@ -57,7 +57,7 @@ def read_history(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> Hi
 
 
 def _follow(
-    history: History,
+    history: TableHistory,
     rows: Mapping[str, int | None],
     name: str,
     added: Sequence[Mapping[str, Any]],

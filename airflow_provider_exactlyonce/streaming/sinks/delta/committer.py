@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFile
 from airflow_provider_exactlyonce.streaming.sinks.delta.upserts import DeltaUpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import OpenDeltaWriter, TableFormat
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterState
@@ -160,7 +160,7 @@ class DeltaCommitter(TableCommitter):
         return DeltaCompaction(self._table, self._opens(columns), self._ledger.compaction_of(self._run))
 
     @override
-    def _history(self) -> History:
+    def _history(self) -> TableHistory:
         return read_history(self._files, self._ledger, replaces=self._sink.replaces)
 
     @override

@@ -11,7 +11,7 @@ from pyiceberg.table.snapshots import Operation
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 _REMOVED_DELETES: Final = "removed-delete-files"
 
 
-def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> History:
+def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> TableHistory:
     """Read main's snapshots that are still kept.
 
     :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
     """
-    history = History()  # what was committed before the oldest snapshot that is left, nobody can tell any more
+    history = TableHistory()  # what was committed before the oldest snapshot that is left, nobody can tell any more
     for snapshot in reversed(list(table.history())):
         added, removed = _changed_files(snapshot, table.io)
         committed, name = ledger.committed_by(snapshot), _named(snapshot)
@@ -44,7 +44,7 @@ def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> 
     return history
 
 
-def _follow(history: History, snapshot: Snapshot, added: list[DataFile], removed: list[DataFile]) -> None:
+def _follow(history: TableHistory, snapshot: Snapshot, added: list[DataFile], removed: list[DataFile]) -> None:
     """Note what a snapshot of others has changed."""
     summary, name = snapshot.summary, _named(snapshot)
     if summary is None or summary.operation != Operation.REPLACE:

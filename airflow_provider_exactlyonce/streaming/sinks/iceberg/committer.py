@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import Iceberg
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.upserts import IcebergUpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, TableFormat, data_file
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkEntry
@@ -203,7 +203,7 @@ class IcebergCommitter(TableCommitter):
         return retention.expired(self._table.metadata, int(time.time() * 1000), self._ledger.named_snapshots())
 
     @override
-    def _history(self) -> History:
+    def _history(self) -> TableHistory:
         return read_history(self._table, self._ledger, replaces=self._sink.replaces)
 
     @override

@@ -10,7 +10,7 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
 
 @dataclass
-class History:
+class TableHistory:
     """What the versions of a table say that are still kept, from the oldest on.
 
     :ivar entries: the sink's commits

@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.exceptions import (
     invariant,
 )
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile, differences
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory, differences
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import AppendedRows, Change, StagedRows
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterEvent, CommitterPhase
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.compaction import Compaction
@@ -157,7 +157,7 @@ class TableCommitter(SinkCommitter):
         """Return what writes files of the version last looked at together."""
 
     @abstractmethod
-    def _history(self) -> History:
+    def _history(self) -> TableHistory:
         """Read what the table's versions say of the sink's commits; it is compared with the pipeline's ledger.
 
         :raises RefusedError: when they can't be read

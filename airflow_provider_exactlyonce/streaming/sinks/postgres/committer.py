@@ -35,7 +35,7 @@ from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
     parameters_of,
     translated_errors,
 )
-from airflow_provider_exactlyonce.streaming.sinks.postgres.statements import Move
+from airflow_provider_exactlyonce.streaming.sinks.postgres.statements import StagedMove
 from airflow_provider_exactlyonce.streaming.sinks.postgres.table import find
 from airflow_provider_exactlyonce.streaming.sinks.postgres.writer import OpenPostgresWriter
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
@@ -274,9 +274,11 @@ class PostgresCommitter(SinkCommitter):
         statement = {"insert": move.insert, "upsert": move.upsert, "delete": move.delete}[self._sink.mode]
         connection.execute(statement(), arguments)
 
-    def _staged(self, attempt: SinkAttempt, written: Sequence[Mapping[str, Any]]) -> tuple[Move, Mapping[str, Any]]:
+    def _staged(
+        self, attempt: SinkAttempt, written: Sequence[Mapping[str, Any]]
+    ) -> tuple[StagedMove, Mapping[str, Any]]:
         columns = next(of["columns"] for of in written if of["rows"])
-        move = Move(
+        move = StagedMove(
             table=self._table,
             stage=staging.stage_of(attempt, self._key),
             columns=[name for name in columns if name != self._sink.deleted],

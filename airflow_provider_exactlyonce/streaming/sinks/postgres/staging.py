@@ -12,7 +12,7 @@ from psycopg import sql
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks import places
-from airflow_provider_exactlyonce.streaming.sinks.postgres.table import Table
+from airflow_provider_exactlyonce.streaming.sinks.postgres.table import PostgresTable
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkEntry
 
 SCHEMA: Final = "exactlyonce"
@@ -120,7 +120,7 @@ def forget(connection: psycopg.Connection[Any], key: Key, before: int) -> None:
     )
 
 
-def place_of(connection: psycopg.Connection[Any], table: Table) -> object:
+def place_of(connection: psycopg.Connection[Any], table: PostgresTable) -> object:
     """Return what tells a table from all others, in whatever cluster."""
     name = table.quoted.as_string(connection)
     try:
@@ -130,7 +130,7 @@ def place_of(connection: psycopg.Connection[Any], table: Table) -> object:
     return "postgresql", *(row or ())
 
 
-def check_commit_column(connection: psycopg.Connection[Any], key: Key, table: Table, column: str) -> None:
+def check_commit_column(connection: psycopg.Connection[Any], key: Key, table: PostgresTable, column: str) -> None:
     """Check that a table's column has the commits of no other sink.
 
     :raises RefusedError: naming that sink
@@ -143,7 +143,7 @@ def check_commit_column(connection: psycopg.Connection[Any], key: Key, table: Ta
         raise RefusedError(places.taken(str(table), column, owner, where))
 
 
-def take_commit_column(connection: psycopg.Connection[Any], key: Key, table: Table, column: str | None) -> None:
+def take_commit_column(connection: psycopg.Connection[Any], key: Key, table: PostgresTable, column: str | None) -> None:
     """Note that a table's column has this sink's commits, and no other column of any.
 
     :param column: None for none
@@ -159,11 +159,11 @@ def take_commit_column(connection: psycopg.Connection[Any], key: Key, table: Tab
     check_commit_column(connection, key, table, column)
 
 
-def _place(connection: psycopg.Connection[Any], table: Table, column: str) -> dict[str, str]:
+def _place(connection: psycopg.Connection[Any], table: PostgresTable, column: str) -> dict[str, str]:
     return {"table": table.quoted.as_string(connection), "column": column}
 
 
-def make_stage(connection: psycopg.Connection[Any], stage: str, table: Table, flag: str | None) -> None:
+def make_stage(connection: psycopg.Connection[Any], stage: str, table: PostgresTable, flag: str | None) -> None:
     """Make an attempt's staging table: the target's columns without its constraints, and without its safety.
 
     :param flag: a boolean column that only the rows have

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from airflow_provider_exactlyonce.streaming.sinks.postgres.staging import SCHEMA, WRITER_COLUMN
-from airflow_provider_exactlyonce.streaming.sinks.postgres.table import Table
+from airflow_provider_exactlyonce.streaming.sinks.postgres.table import PostgresTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
+class StagedMove:
     """From a staging table to the target.
 
     Every statement takes the arguments ``writers``, an array, and ``commit``.
@@ -24,7 +24,7 @@ class Move:
     :param commit_column: the column that gets the commit's number
     """
 
-    table: Table
+    table: PostgresTable
     stage: str
     columns: Sequence[str]
     key: Sequence[str] = ()

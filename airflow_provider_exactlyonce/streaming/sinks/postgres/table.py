@@ -57,7 +57,7 @@ GROUP BY i.indexrelid
 
 
 @dataclass(frozen=True)
-class TableColumn:
+class PostgresColumn:
     """A column of a table.
 
     :param type: as SQL writes it
@@ -114,7 +114,7 @@ class TableColumn:
 
 
 @dataclass(frozen=True)
-class Table:
+class PostgresTable:
     """A table that exists.
 
     :param columns: by name, in its order
@@ -123,7 +123,7 @@ class Table:
 
     schema: str
     name: str
-    columns: Mapping[str, TableColumn]
+    columns: Mapping[str, PostgresColumn]
     unique: Sequence[frozenset[str]]
 
     def __str__(self) -> str:
@@ -193,7 +193,7 @@ class Table:
                 )
 
 
-def find(connection: psycopg.Connection[Any], table: str, rights: Sequence[str]) -> Table:
+def find(connection: psycopg.Connection[Any], table: str, rights: Sequence[str]) -> PostgresTable:
     """Read a table from the catalog.
 
     :param table: as SQL writes it: ``name`` by the search path, or ``schema.name``
@@ -223,6 +223,6 @@ def find(connection: psycopg.Connection[Any], table: str, rights: Sequence[str])
         if not held or not held[0]:
             user = connection.info.user
             raise RefusedError(f"user {user} lacks a right: GRANT {', '.join(rights)} ON {schema}.{name} TO {user}")
-    columns = [TableColumn(*row) for row in connection.execute(_COLUMNS, [oid])]
+    columns = [PostgresColumn(*row) for row in connection.execute(_COLUMNS, [oid])]
     unique = [frozenset(row[0]) for row in connection.execute(_UNIQUE, [oid])]
-    return Table(schema, name, {column.name: column for column in columns}, unique)
+    return PostgresTable(schema, name, {column.name: column for column in columns}, unique)

@@ -135,6 +135,17 @@ def too_much(declared: ast.ClassDef) -> str | None:
     return f"{max(arguments)} arguments" if arguments and max(arguments) > ARGUMENTS_MAXIMUM else None
 
 
+def test_a_class_name_says_one_thing() -> None:
+    """Two sinks may have a class of one name for one role."""
+    where: dict[str, set[str]] = {}
+    for file in ROOT.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, set()).add(str(file.relative_to(ROOT).parent))
+    more_than_one = {name for name, rooms in where.items() if len(rooms) > 1}
+    assert more_than_one == {"SinkLedger", "TableFormat", "RowsOfPartitions", "UpsertWriter", "OpenUpsertWriter"}
+
+
 def test_no_class_has_more_than_a_reader_can_hold() -> None:
     too_large = {
         declared.name: much

@@ -34,7 +34,7 @@ from airflow_provider_exactlyonce.streaming.commit.row_router import SHARES_PROP
 from airflow_provider_exactlyonce.streaming.commit.topic_routing import Router, by_topic
 from airflow_provider_exactlyonce.streaming.sequencer.client import (
     Address,
-    Grant,
+    GrantedPartition,
     SequencerClient,
     attempt_secret,
     first_place,
@@ -385,7 +385,7 @@ class _Sender:
             self._add(topic, turns, [turn.partition for turn in turns])
             self._append(topic, turns, [keyless.popleft()], asks_next=bool(keyless))
 
-    def _add(self, topic: str, turns: Sequence[Grant], partitions: Iterable[int]) -> None:
+    def _add(self, topic: str, turns: Sequence[GrantedPartition], partitions: Iterable[int]) -> None:
         """Make the turns' partitions part of the transaction, and in the same request all others with records."""
         if all(not turn.add or TopicPartition(topic, turn.partition) in self._added for turn in turns):
             return
@@ -396,7 +396,9 @@ class _Sender:
             add_partitions(client, task.settings.transactional_id, task.producer, topic, numbers)
         self._added |= places
 
-    def _append(self, topic: str, turns: Sequence[Grant], bodies: Sequence[Body], *, asks_next: bool) -> None:
+    def _append(
+        self, topic: str, turns: Sequence[GrantedPartition], bodies: Sequence[Body], *, asks_next: bool
+    ) -> None:
         """Append each turn's body, all at once, and give the turns back."""
         task = self._task
         stamped = {

@@ -31,7 +31,7 @@ class Address:
     secret: str = field(repr=False)
 
 
-class Grant(NamedTuple):
+class GrantedPartition(NamedTuple):
     """The right to append to a partition; ``add`` tells to add it to the transaction first, if the task has not."""
 
     partition: int
@@ -112,14 +112,14 @@ class SequencerClient:
         self._lines.close()
         self._socket.close()
 
-    def ask(self, topic: str, partitions: Sequence[int], most: int = 1) -> list[Grant]:
+    def ask(self, topic: str, partitions: Sequence[int], most: int = 1) -> list[GrantedPartition]:
         """Wait for a turn in any of a topic's partitions.
 
         :param partitions: the first of them that are free are granted, the first that gets free if none is
         :param most: how many
         """
         self._send({"ask": (topic, partitions), "most": most})
-        return [Grant(*granted) for granted in self._answer()["granted"]]
+        return [GrantedPartition(*granted) for granted in self._answer()["granted"]]
 
     def release(self, place: TopicPartition, rows: int, first_offset: int, *, more: bool = False) -> None:
         """Give a turn back after the records were acknowledged.

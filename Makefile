@@ -59,7 +59,7 @@ test-all: lint ## the same with the slow tests, then test-cluster; resumes: on t
 	@$(MAKE) --no-print-directory test-cluster
 
 test-registry: setup ## the tests of Avro and Protobuf with a real schema registry; needs Java 21, of which the rest can do without
-	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/unit/streaming/registry tests/integration/streaming/test_schema_registry.py $(ARGS)
+	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/unit/streaming/registry tests/integration/streaming/registry/test_schema_registry.py $(ARGS)
 
 crash-matrix: setup ## N faults at every step of the protocol, then some at Spark's own sink; resumes
 	@$(VENV_PYTHON) -m tests.crash_matrix --runs $(N)

@@ -1,7 +1,7 @@
 """The one adapter for what a rescale touches inside Spark: state is dealt out anew to another number of partitions.
 
 Both parts are private to Spark 4.2: the call that does it, and the reader's option that shows a store's rows as bytes,
-which that call reads with itself. ``tests/integration/streaming/test_spark_repartition.py`` is their contract: if it
+which that call reads with itself. ``tests/integration/streaming/spark/test_repartition.py`` is their contract: if it
 fails with another Spark, repair this module. Until then a rescale is refused, and nothing is changed by it.
 """
 

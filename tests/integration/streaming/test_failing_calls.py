@@ -18,10 +18,10 @@ import pytest
 
 from airflow_provider_exactlyonce.testing.fault_injection import Fault, Rehearsal, single_faults
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
-from tests.integration.postgres import test_conformance as of_postgres
 from tests.integration.streaming.sinks import test_own_sink as of_own
 from tests.integration.streaming.sinks.delta import test_conformance as of_delta
 from tests.integration.streaming.sinks.iceberg import test_conformance as of_iceberg
+from tests.integration.streaming.sinks.postgres import test_conformance as of_postgres
 from tests.integration.streaming.sinks.upsert import test_sink as of_upsert
 from tests.integration.streaming.sinks.write_ahead_log import test_delivery as of_write_ahead_log
 

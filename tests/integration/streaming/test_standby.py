@@ -22,9 +22,9 @@ from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, BadRecordError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
+from tests.integration.streaming.driver.test_driver import send
 from tests.integration.streaming.harness import Driver, World, check_counts, open_transactions
 from tests.integration.streaming.test_crashes import STEPS
-from tests.integration.streaming.test_driver import send
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # some JVMs side by side

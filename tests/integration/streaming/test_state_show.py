@@ -27,8 +27,8 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state import Context, KeyedHarness, KeyedProcessFunction
 from airflow_provider_exactlyonce.streaming import key_by
-from tests.integration.streaming import test_keyed_stream as keyed
-from tests.integration.streaming.test_keyed_stream import DELAY, Fading, Timed, events, run
+from tests.integration.streaming.keyed import test_keyed_stream as keyed
+from tests.integration.streaming.keyed.test_keyed_stream import DELAY, Fading, Timed, events, run
 from tests.unit.checkpoint import crafted
 from tests.unit.state import functions
 

@@ -14,20 +14,17 @@ from airflow.triggers.base import BaseTrigger
 
 import airflow_provider_exactlyonce
 from airflow_provider_exactlyonce.cli.main import main
+from tests.unit.test_site import conf
 
 PACKAGE = airflow_provider_exactlyonce.__name__
 FOLDER = Path(airflow_provider_exactlyonce.__file__).parent
 PAGE = (Path(__file__).parents[2] / "docs/concepts.md").read_text()
-ROW = re.compile(r"^\| (?:`([\w.]+)` )?\| ((?:`\w+`(?:, )?)+) \|", re.MULTILINE)
 
 
 def named() -> Iterator[tuple[str, str]]:
     """Yield the module and the name of each class and function in the page's table."""
-    module = ""
-    for given, names in ROW.findall(PAGE):
-        module = given or module
-        for name in re.findall(r"\w+", names):
-            yield module, name
+    for names in conf.public_names().values():
+        yield from names
 
 
 def exported() -> Iterator[tuple[str, str]]:

@@ -28,12 +28,12 @@ class HomeMismatch:
 
 
 def check_start(home: Home, pipeline: str, tail: LedgerTail | None, *, accept_home: bool = False) -> None:
-    """Check that this home and this ledger belong together; see :func:`misfit`.
+    """Check that this home and this ledger belong together; see :func:`mismatch_of`.
 
     :raises RefusedError: with the reason and what to do
     :raises HomeMovedError: when the home was moved
     """
-    mismatch = misfit(
+    mismatch = mismatch_of(
         pipeline=pipeline,
         home_path=str(home),
         home_id=home.identity(),
@@ -56,7 +56,7 @@ def is_moved(home: Home, tail: LedgerTail | None) -> bool:
     return move is not None and (move.target, move.run) == (str(home), claim.run)
 
 
-def misfit(
+def mismatch_of(
     *,
     pipeline: str,
     home_path: str,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_exactlyonce.checkpoint.home_match import HomeMismatch, is_moved, misfit
+from airflow_provider_exactlyonce.checkpoint.home_match import HomeMismatch, is_moved, mismatch_of
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.restart import RestartDecision
@@ -201,11 +201,11 @@ class Facts:
             return None
         return checkpoint.lineage.commit_of(checkpoint.restart.batch)
 
-    def misfit(self, lineage: Lineage | None) -> HomeMismatch | None:
+    def mismatch(self, lineage: Lineage | None) -> HomeMismatch | None:
         """Return why a start would refuse the home with this lineage, None when it would not, or there is no home."""
         if self.home is None:
             return None
-        return misfit(
+        return mismatch_of(
             pipeline=self.pipeline,
             home_path=str(self.home.home),
             home_id=self.home.identity,
@@ -218,7 +218,7 @@ class Facts:
     def named_lineage(self) -> Lineage | None:
         """Return the lineage that a start would accept by what the ledger names, None when it isn't in the home."""
         successors = self.home.successors if self.home else ()
-        return next((lineage for lineage in successors if self.misfit(lineage) is None), None)
+        return next((lineage for lineage in successors if self.mismatch(lineage) is None), None)
 
     def missing_input(self, stretch: CommitSpan) -> MissingInput | None:
         """Return the first of a stretch's source records that are gone; what can't be looked at now is not gone."""

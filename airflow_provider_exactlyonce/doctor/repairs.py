@@ -63,9 +63,9 @@ def _check_stopped(facts: Facts, home: Home) -> None:
 
 def _check_belongs(facts: Facts) -> None:
     lineage = facts.home.lineage if facts.home else None
-    misfit = facts.misfit(lineage) if lineage is not None else None
-    if misfit is not None and not misfit.is_of_lineage:
-        raise RefusedError(f"home and ledger do not belong together: {misfit.message}")
+    mismatch = facts.mismatch(lineage) if lineage is not None else None
+    if mismatch is not None and not mismatch.is_of_lineage:
+        raise RefusedError(f"home and ledger do not belong together: {mismatch.message}")
 
 
 def _check_decided(facts: Facts) -> None:

@@ -21,8 +21,8 @@ _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 def is_whole(facts: Facts) -> Iterator[Finding]:
     """Check the checkpoint's files, as a start does."""
     checkpoint_facts = facts.checkpoint
-    misfit = facts.misfit(checkpoint_facts.lineage) if checkpoint_facts is not None and facts.reachable else None
-    if checkpoint_facts is None or (misfit is not None and misfit.is_of_lineage):
+    mismatch = facts.mismatch(checkpoint_facts.lineage) if checkpoint_facts is not None and facts.reachable else None
+    if checkpoint_facts is None or (mismatch is not None and mismatch.is_of_lineage):
         return  # it isn't the one that the pipeline goes on from
     path = checkpoint_facts.checkpoint.path
     if checkpoint_facts.foreign is not None:
@@ -106,7 +106,7 @@ def fits_ledger(facts: Facts) -> Iterator[Finding]:
 
 
 def _belongs(facts: Facts) -> bool:
-    return facts.home is not None and facts.misfit(facts.home.lineage) is None
+    return facts.home is not None and facts.mismatch(facts.home.lineage) is None
 
 
 def _behind(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 
 _FROM_A_COPY = "put the home back from a copy, or find the cluster that it belongs to; never start it like this"
 
-#: What to do about a misfit; those that a start names, and that nothing here can repair.
+#: What to do about a mismatch; those that a start names, and that nothing here can repair.
 _DO = {
     "home-of-another-pipeline": "pass the pipeline's own home with --home",
     "home-empty": "pass the home that the ledger names, or put it back from a copy",
@@ -37,7 +37,7 @@ def fits(facts: Facts) -> Iterator[Finding]:
         what = home.lost or f"{home.home}/current is missing, and the home has lineages"
         yield _pointing(facts, home, "lineage-lost", what)
     elif facts.reachable and not any(finding.name == "ledger-unreadable" for finding in facts.unseen):
-        mismatch = facts.misfit(home.lineage)
+        mismatch = facts.mismatch(home.lineage)
         if mismatch is not None and mismatch.is_of_lineage:
             yield _pointing(facts, home, mismatch.name, mismatch.message)
         elif mismatch is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.checkpoint.home_match import is_moved, misfit
+from airflow_provider_exactlyonce.checkpoint.home_match import is_moved, mismatch_of
 from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.moving import HomeDocument, Move
@@ -26,7 +26,7 @@ FITTING: dict[str, Any] = {
 
 def why_not(**changes: Any) -> str | None:
     """Return why a start is refused when something does not fit, None when it is not."""
-    mismatch = misfit(**{**FITTING, **changes})
+    mismatch = mismatch_of(**{**FITTING, **changes})
     return None if mismatch is None else mismatch.message
 
 

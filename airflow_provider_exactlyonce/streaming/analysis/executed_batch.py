@@ -8,8 +8,8 @@ An aggregation drops what is late behind its first, partial step, and Spark coun
 rows. Where it counts any, the rows are counted too: the part of the plan below that step is run again, without the
 operator.
 
-Everything here is private to Spark 4.2. Its contract is ``tests/integration/streaming/analysis/test_executed_batch.py``: if
-that fails with another Spark, repair this module.
+Everything here is private to Spark 4.2. If its contract fails with another Spark, repair this module:
+``tests/integration/streaming/analysis/test_executed_batch.py``.
 """
 
 from __future__ import annotations

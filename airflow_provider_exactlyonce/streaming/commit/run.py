@@ -15,7 +15,8 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -199,6 +200,18 @@ class Run:
                 f"run {self.number} of {self.pipeline} is superseded: the driver with pid {held.pid} on {held.host} "
                 "has taken the lease"
             )
+
+    @contextmanager
+    def sure(self) -> Iterator[None]:
+        """Do what must not be done once another driver has taken over, see :meth:`Hold.sure`; a claimed run's.
+
+        :raises FencedError: when one has
+        :raises AlreadyRunningError: when one has the lease, or had it and is done
+        :raises UnansweredError: when the ledger can't be read
+        """
+        with leases.Hold(self.home.lease, required(self._lease, "the run has taken the lease")).sure():
+            self.check_superseded()  # who has taken over and is done has left no lease
+            yield
 
     def beat(self) -> bool:
         """Renew the lease; false when another driver has taken it."""

@@ -240,7 +240,7 @@ class Run:
 
     def rebase(self, batch: int, commit: int) -> None:
         """Note durably that a batch of the lineage is this commit, and those after it follow."""
-        self._lineage = replace(self.lineage, base_batch=batch, base_commit=commit)
+        self._lineage = replace(self.lineage, base_batch=batch, base_commit=commit, reemits=None)
         self.home.remember(self._lineage)
 
     def close(self) -> None:

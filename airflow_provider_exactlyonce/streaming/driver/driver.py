@@ -374,11 +374,16 @@ class Driver:
             run.lineage.id,
             self._options.token,
             retention=self._pipeline.checkpoint.savepoints,
-            batch_of=lambda record: None if self._is_replaying() else run.lineage.batch_of(record.commit),
+            batch_of=lambda record: self._batch_of(run, record),
         )
         self._lifecycle.savepoints = service
         self._lifecycle.stop.ask(service.stop_reason)
         service.start(run.tail.commit)
+
+    def _batch_of(self, run: Run, record: CommitRecord) -> int | None:
+        """Return the batch whose state is that of a commit; None when there is none, or it is not run yet."""
+        batch = run.lineage.batch_of(record.commit)
+        return None if self._is_replaying() or run.lineage.state_of(batch) != record.commit else batch
 
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
         lifecycle, replay = self._lifecycle, self._replay if self._is_replaying() else None

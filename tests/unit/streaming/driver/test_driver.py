@@ -1,10 +1,11 @@
-"""What a driver does at an end that was asked for; its run is made without Kafka."""
+"""What a driver does at an end that was asked for, and before its first commit; its run is made without Kafka."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
@@ -15,12 +16,12 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control import requests, status
 from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.requests import SavepointAnswer, SavepointRequest
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
-from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.streaming import CheckpointConfig, KafkaSink, KafkaSource, OnCancellation, pipeline
 from airflow_provider_exactlyonce.streaming.commit import run as runs
@@ -31,20 +32,11 @@ from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
 
 
-class Ledger:
-    """Stands for the reader of a ledger that ends with the claim of a run."""
+class Unanswered(crafted.Ledger):
+    """One that can't be read."""
 
-    def __init__(self, run: int) -> None:
-        self.claim = claim_record(run)
-        self.tail: Callable[[], LedgerTail | None] = lambda: LedgerTail(
-            cluster_id="c", topic_id="t", end_offset=1, claim=self.claim, claim_offset=0
-        )
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close nothing."""
+    def tail(self) -> NoReturn:
+        raise UnansweredError("no answer")
 
 
 class Stopped:
@@ -55,27 +47,27 @@ class Stopped:
         declared = pipeline(name="p", source=KafkaSource("in"), sink=KafkaSink("out"), checkpoint=checkpoint)
         options = RunOptions(config={}, token="a", version="v", transaction_timeout_milliseconds=1)
         home.create("p")
-        self.lineage, self.ledger, self.home = Lineage(id=crafted.LINEAGE), Ledger(1), home
+        self.lineage, self.ledger, self.home = Lineage(id=crafted.LINEAGE), crafted.Ledger(claim=claim_record(1)), home
         home.remember(self.lineage)
         home.use(crafted.LINEAGE)
         self.checkpoint = crafted.checkpoint(home.checkpoint(crafted.LINEAGE)).path
-        run = Run.__new__(Run)  # a whole one asks Kafka
+        self.run = run = Run.__new__(Run)  # a whole one asks Kafka
         lease = leases.acquire(home.lease, "p", "a", run=1)
         closed = SimpleNamespace(close=lambda: None)
         vars(run).update(home=home, pipeline="p", options=options, number=1, sources=closed)
         vars(run).update(_lineage=self.lineage, _lease=lease, _reader=closed)
-        self._driver = Driver(declared(lambda events: events), DriverOptions(home=home, config={}, token="a"))
-        lifecycle = self._driver._lifecycle
+        self.driver = Driver(declared(lambda events: events), DriverOptions(home=home, config={}, token="a"))
+        lifecycle = self.driver._lifecycle
         lifecycle.report.own()
         lifecycle.report.tell(run=1, state=DriverState.RUNNING)
         patch.setattr(lifecycle, "_run", run)
         patch.setattr(lifecycle, "_heartbeat", SimpleNamespace(stop=self._note_silence))
-        patch.setattr(self._driver, "_work", self._stop)
+        patch.setattr(self.driver, "_work", self._stop)
         patch.setattr(runs, "LedgerReader", lambda config, name: self.ledger)
         self.at_silence: list[tuple[bool, DriverState]] = []
 
     def end(self) -> int:
-        return self._driver.run()
+        return self.driver.run()
 
     def state(self) -> DriverState:
         told = status.read(self.home.status)
@@ -105,7 +97,7 @@ def test_a_checkpoint_is_deleted_while_the_driver_gives_signs_of_life(stopped: S
 
 
 def supersede(stopped: Stopped) -> None:
-    stopped.ledger = Ledger(2)
+    stopped.ledger = crafted.Ledger(claim=claim_record(2))
     leases.acquire(stopped.home.lease, "p", "b", run=2)
 
 
@@ -114,19 +106,16 @@ def about_to_supersede(stopped: Stopped) -> None:
 
 
 def has_superseded(stopped: Stopped) -> None:
-    stopped.ledger = Ledger(2)
+    stopped.ledger = crafted.Ledger(claim=claim_record(2))
     stopped.home.lease.unlink()
 
 
 def superseded_by_whom_the_lease_does_not_name(stopped: Stopped) -> None:
-    stopped.ledger = Ledger(2)
+    stopped.ledger = crafted.Ledger(claim=claim_record(2))
 
 
 def ledger_without_an_answer(stopped: Stopped) -> None:
-    def fail() -> NoReturn:
-        raise UnansweredError("no answer")
-
-    stopped.ledger.tail = fail
+    stopped.ledger = Unanswered()
 
 
 @pytest.mark.parametrize(
@@ -164,3 +153,20 @@ def test_a_checkpoint_that_is_half_deleted_is_none_to_go_on_from(
     monkeypatch.setattr(LocalStore, "remove", freeze)
     stopped.end()
     assert found == [RestartSource.NOTHING]
+
+
+def test_what_a_reemit_restored_is_saved_with_its_first_commit(stopped: Stopped) -> None:
+    lineage = replace(stopped.lineage, base_batch=2, base_commit=20, reemits=3)
+    vars(stopped.run).update(_lineage=lineage, _tail=crafted.reemitted().tail())
+    for request in ("aa", "bb"):
+        requests.request_savepoint(stopped.home, SavepointRequest(request=request, token="a", label=None, stop=True))
+        stopped.driver._serve_savepoints(stopped.run)
+        service = stopped.driver._lifecycle.savepoints
+        assert service is not None
+        if request == "bb":
+            vars(stopped.run).update(_lineage=replace(lineage, base_batch=1))  # as if batch 2 had come after
+            service.committed(crafted.record(2, commit=21))
+        service.close(serve=True)
+    answer = requests.savepoint_answer(stopped.home, "aa")
+    assert answer == SavepointAnswer(error="the driver has ended before its first commit")
+    assert requests.savepoint_answer(stopped.home, "bb") == SavepointAnswer(savepoint="21-bb")

@@ -36,6 +36,7 @@ from airflow_provider_exactlyonce.exceptions import (
     required,
 )
 from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka.range_reader import ReadTimedOutError
 from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, SessionState, TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
@@ -318,7 +319,9 @@ class Run:
         offset = self.session.write(self._reader.topic, 0, claim.key, records.encode(claim))
         self.session.commit()
         self._wait_until_stable(offset)
-        if [written for written, _ in self._reader.records(before.end_offset)] != [offset]:
+        with _answering(self._reader):
+            written = [at for at, _ in self._reader.records(before.end_offset)]
+        if written != [offset]:
             return False
         tail = _tail_of(self._reader)
         if tail is None or tail.claim_offset != offset:
@@ -372,9 +375,16 @@ class Run:
 
 
 def _tail_of(reader: LedgerReader) -> LedgerTail | None:
+    with _answering(reader):
+        return reader.tail()
+
+
+@contextmanager
+def _answering(reader: LedgerReader) -> Iterator[None]:
+    """Take a ledger that can't be read now for one that does not answer: a claim is tried again."""
     from confluent_kafka import KafkaException
 
     try:
-        return reader.tail()
-    except (KafkaException, MissingPartitionError) as error:
+        yield
+    except (KafkaException, MissingPartitionError, ReadTimedOutError) as error:
         raise UnansweredError(f"ledger {reader.topic}: {error.args[0]}") from error

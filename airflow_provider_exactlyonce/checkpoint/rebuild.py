@@ -85,7 +85,7 @@ def _check(
     config: Mapping[str, Any],
 ) -> None:
     """Check that the ledger goes on where the batch ends, and that what follows can be run again."""
-    commit, newest = lineage.commit_of(batch), tail.place.commit
+    commit, state, newest = lineage.commit_of(batch), lineage.state_of(batch), tail.place.commit
     if commit > newest:
         raise RefusedError(
             f"batch {batch} of {checkpoint.path} would be commit {commit}, and the ledger ends at {newest}: it was set "
@@ -94,10 +94,10 @@ def _check(
     if batch < 0 and commit < newest:
         raise RefusedError(f"no batch of {checkpoint.path} is whole: restore a savepoint, exactlyonce restore")
     if batch >= 0:
-        record, offsets = record_of(reader, commit), checkpoint.offsets(batch)
+        record, offsets = record_of(reader, state), checkpoint.offsets(batch)
         if record is None or offsets is None or not offsets.same_sources(parse_offsets(record.offsets)):
             raise RefusedError(
-                f"batch {batch} of {checkpoint.path} is not what the ledger has as commit {commit}, or the ledger has "
+                f"batch {batch} of {checkpoint.path} is not what the ledger has as commit {state}, or the ledger has "
                 "forgotten it: restore a savepoint, exactlyonce restore"
             )
     if commit < newest:

@@ -99,12 +99,18 @@ def _save(
 ) -> Savepoint:
     """Save the newest batch that is whole, so that it can be restored."""
     batch = decision.batch if decision.batch is not None else -1
+    commit = lineage.commit_of(batch)
+    if lineage.state_of(batch) != commit:
+        raise RefusedError(
+            f"{checkpoint.path} is whole up to batch {batch} only ({decision.damage}), which a restore in mode reemit "
+            f"has begun with, so that no savepoint can be taken of it: exactlyonce doctor {pipeline} --fix"
+        )
     with LedgerReader(config, pipeline) as reader:
-        record = record_of(reader, lineage.commit_of(batch))
+        record = record_of(reader, commit)
     if record is None:
         raise RefusedError(
             f"{checkpoint.path} is whole up to batch {batch} only ({decision.damage}), and the ledger of {pipeline} "
-            f"has forgotten its commit {lineage.commit_of(batch)}: put the newer files back from a copy of the home"
+            f"has forgotten its commit {commit}: put the newer files back from a copy of the home"
         )
     job = jobs.read(home, lineage.id, record.version)
     return Savepoints(home.savepoints).take(checkpoint, batch, record, job, label="before damaged files")

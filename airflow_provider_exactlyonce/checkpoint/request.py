@@ -202,8 +202,9 @@ def _take_of(
         if batch is None:
             reasons = f": {'; '.join(map(str, defects[:3]))}" if defects else ""
             raise RefusedError(f"{checkpoint.path} has no whole batch, so there is nothing to save{reasons}")
+        commit = lineage.commit_of(batch)
         with LedgerReader(config, pipeline) as reader:
-            record = record_of(reader, lineage.commit_of(batch))
+            record = record_of(reader, commit) if lineage.state_of(batch) == commit else None
         if record is None:
             raise RefusedError(
                 f"the ledger of {pipeline} has no commit of batch {batch} of lineage {lineage.id}: start the pipeline, "

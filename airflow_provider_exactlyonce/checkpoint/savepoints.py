@@ -175,11 +175,17 @@ class Savepoints:
     def pin(self, savepoint_id: str, *, pinned: bool = True) -> Savepoint:
         """Keep a savepoint whatever retention says, or no longer.
 
-        :raises RefusedError: when there is none of this id
+        :raises RefusedError: when there is none of this id, or it is being deleted
         """
-        savepoint = replace(self.get(savepoint_id), pinned=pinned)
+        savepoint, directory = replace(self.get(savepoint_id), pinned=pinned), self.directory / savepoint_id
         manifest = self._manifest(savepoint_id) or encode(savepoint)  # a newer release may have said more than we read
-        json_store.write(self.directory / savepoint_id / "manifest.json", {**manifest, "pinned": pinned})
+        json_store.write(directory / "manifest.json", {**manifest, "pinned": pinned})
+        # Who marks it after this look finds the pin.
+        is_marked, is_gone = self._has(savepoint_id, "deleting.json"), not self._store.files(directory / "checkpoint")
+        if is_gone:
+            self._store.remove(directory)
+        if is_marked or is_gone:
+            raise RefusedError(f"savepoint {savepoint_id} in {self.directory} is being deleted; pin another one")
         return savepoint
 
     def delete(self, savepoint_id: str) -> None:
@@ -187,9 +193,8 @@ class Savepoints:
 
         :raises RefusedError: when there is none of this id, or it is pinned
         """
-        if self.get(savepoint_id).pinned:
+        if self.get(savepoint_id).pinned or not self._delete(savepoint_id):
             raise RefusedError(f"savepoint {savepoint_id} is pinned: exactlyonce savepoint unpin it before")
-        self._delete(savepoint_id)
 
     def clean_up(self, retention: SavepointRetention = DEFAULT_RETENTION) -> Sequence[str]:
         """Delete what retention lets go, and what was interrupted has left; returns their ids."""
@@ -197,8 +202,7 @@ class Savepoints:
         savepoints = self.list()
         oldest_kept = int(time.time() * 1000 - retention.days * _DAY_MILLISECONDS)
         for savepoint in savepoints[: len(savepoints) - max(retention.count, 1)]:
-            if not savepoint.pinned and savepoint.created < oldest_kept:
-                self._delete(savepoint.id)
+            if not savepoint.pinned and savepoint.created < oldest_kept and self._delete(savepoint.id):
                 gone.append(savepoint.id)
         return gone
 
@@ -208,10 +212,7 @@ class Savepoints:
 
     def remove_leftovers(self) -> Sequence[str]:
         """Remove what interrupted saves, reads of the state and deletes have left; returns their names."""
-        leftovers = self.leftovers()
-        for name in leftovers:
-            self._remove(name)
-        return leftovers
+        return [name for name in self.leftovers() if self._remove(name)]
 
     def torn(self) -> Sequence[str]:
         """Return the names of those whose manifest is there and not whole: they are savepoints no more."""
@@ -280,17 +281,24 @@ class Savepoints:
     def _write(self, savepoint: Savepoint) -> None:
         json_store.write(self.directory / savepoint.id / "manifest.json", encode(savepoint))
 
-    def _delete(self, name: str) -> None:
+    def _delete(self, name: str) -> bool:
         json_store.write(self.directory / name / "deleting.json", _this_process())
         failpoints.reach("during-savepoint-delete")
-        self._remove(name)
+        return self._remove(name)
 
-    def _remove(self, name: str) -> None:
-        """Remove what is no savepoint: bytes first, then the records of what it was."""
+    def _remove(self, name: str) -> bool:
+        """Remove what is no savepoint: bytes first, then the records of what it was; returns whether it is gone.
+
+        What was pinned before it was marked is one again.
+        """
         directory = self.directory / name
+        if (self._manifest(name) or {}).get("pinned"):
+            self._store.delete(directory / "deleting.json")
+            return False
         self._store.remove(directory / "checkpoint")
         self._store.delete(directory / "manifest.json")
         self._store.remove(directory)
+        return True
 
     def _is_leftover(self, name: str) -> bool:
         if self._has(name, "deleting.json"):

@@ -138,7 +138,7 @@ def _current(home: Home, batch: int | None) -> _Place:
     return _Place(
         checkpoint=checkpoint.path,
         batch=number,
-        commit=lineage.commit_of(number),
+        commit=lineage.state_of(number),
         state_format=1 if commit.state_ids is None else 2,
         operators=operators,
     )

@@ -81,6 +81,10 @@ class Lineage(Rewritten):
         """Return the commit that a batch is, or would be."""
         return self.base_commit + batch - self.base_batch
 
+    def state_of(self, batch: int) -> int:
+        """Return the commit whose state a batch has: an older one than it is where a ``reemit`` has restored it."""
+        return self.commit_of(batch) if self.reemits is None or batch != self.base_batch else self.reemits
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Pointer:

@@ -23,6 +23,10 @@ _AT_ONCE: Final = 1_000
 _NAMED: Final = 5
 
 
+class ReadTimedOutError(ExactlyOnceError):
+    """Records that are committed did not come in time."""
+
+
 class RangeReader:
     """An ordinary read_committed consumer, which shares nothing with the sink.
 
@@ -78,7 +82,7 @@ class RangeReader:
         open is waited for. One read at a time.
 
         :param ranges: {(topic, partition): (start, end)}; end is exclusive
-        :raises ExactlyOnceError: when no record came for ``timeout_seconds``
+        :raises ReadTimedOutError: when no record came for ``timeout_seconds``
         """
         from confluent_kafka import TopicPartition
 
@@ -100,7 +104,7 @@ class RangeReader:
                         self._consumer.incremental_unassign([TopicPartition(*place)])
                 if time.monotonic() > deadline:
                     rest = [f"{topic}-{number} up to offset {end - 1}" for (topic, number), end in sorted(ends.items())]
-                    raise ExactlyOnceError(
+                    raise ReadTimedOutError(
                         f"nothing more can be read for {self._timeout_seconds:g} s of {', '.join(rest[:_NAMED])}"
                     )
         finally:
@@ -117,7 +121,7 @@ def read_range(config: Mapping[str, Any], spans: Mapping[str, Mapping[int, tuple
 
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
     :param spans: ``{topic: {partition: (first, last)}}``, last inclusive, as a committed range's ``sink``
-    :raises ExactlyOnceError: when nothing more can be read for 30 s
+    :raises ReadTimedOutError: when nothing more can be read for 30 s
     """
     ranges = {place: (first, last + 1) for place, (first, last) in by_place(spans).items()}
     with RangeReader(config, "range") as reader:

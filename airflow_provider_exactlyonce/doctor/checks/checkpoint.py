@@ -91,17 +91,18 @@ def fits_ledger(facts: Facts) -> Iterator[Finding]:
         )
         return
     record, batch = facts.history.done if facts.history else None, checkpoint_facts.restart.batch
-    offsets = whole(checkpoint.offsets, batch) if batch is not None else None
-    if record is not None and offsets is not None and not offsets.same_sources(parse_offsets(record.offsets)):
-        yield Finding(
-            "offsets-differ-from-ledger",
-            f"{checkpoint.path}/offsets/{batch} ends at {offsets.kafka_ends()}, and commit {record.commit} in the "
-            f"ledger at {parse_offsets(record.offsets).kafka_ends()}: the state is of other data than the output, or "
-            "the files are of another pipeline",
-            f"exactlyonce restore {facts.pipeline}",
-            _restore(facts),
-        )
-        return
+    if record is not None and batch is not None and record.commit == lineage.state_of(batch):
+        offsets = whole(checkpoint.offsets, batch)
+        if offsets is not None and not offsets.same_sources(parse_offsets(record.offsets)):
+            yield Finding(
+                "offsets-differ-from-ledger",
+                f"{checkpoint.path}/offsets/{batch} ends at {offsets.kafka_ends()}, and commit {record.commit} in the "
+                f"ledger at {parse_offsets(record.offsets).kafka_ends()}: the state is of other data than the output, "
+                "or the files are of another pipeline",
+                f"exactlyonce restore {facts.pipeline}",
+                _restore(facts),
+            )
+            return
     yield from _behind(facts, checkpoint_facts)
 
 

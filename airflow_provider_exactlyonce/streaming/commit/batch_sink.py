@@ -86,11 +86,12 @@ class TransactionalSink(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Make rows and record visible together. Never followed by abort.
+        """Make rows and record visible together. Never followed by abort: what is not committed was aborted.
 
         *If we die here*, the next run finds the batch in the ledger or attempts it again.
 
         :raises CommitUnknownError: recover next
+        :raises ProducerLostError: it was not committed and may still be open; recover next
         """
 
     @abstractmethod

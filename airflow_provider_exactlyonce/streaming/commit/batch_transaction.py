@@ -16,11 +16,13 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     DivergedError,
     ExactlyOnceError,
+    FencedError,
     RefusedError,
     required,
 )
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.stable_offsets import by_place
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.records import KAFKA, CommitRecord, OtherSink
@@ -209,8 +211,13 @@ class BatchTransaction(TransactionalSink):
 
     @override
     def abort(self) -> None:
-        self._others.abort()
-        self._run.session.abort()
+        try:
+            self._others.abort()
+            self._run.session.abort()
+        except (FencedError, ProducerLostError):
+            raise
+        except Exception as error:  # what the attempt has left is settled by a claim, too
+            raise ProducerLostError(f"the attempt may not be aborted: {type(error).__name__}: {error}") from error
 
     @override
     def recover(self) -> None:

@@ -136,10 +136,10 @@ class CommitCoordinator:
         except CommitUnknownError:
             raise  # what may have been committed is not aborted
         except Exception:
-            self._abort()
+            self._sink.abort()
             raise
         if known is not None:
-            self._abort()
+            self._sink.abort()
             return known, True
         try:
             self._sink.commit()
@@ -149,15 +149,6 @@ class CommitCoordinator:
             if self._sink.committed(batch) is None:
                 raise BatchFailedError(f"the commit did not take place: {error}") from error
         return record, False
-
-    def _abort(self) -> None:
-        """Abort the attempt; when that fails, what it has left is settled by a claim, too."""
-        try:
-            self._sink.abort()
-        except (FencedError, ProducerLostError):
-            raise
-        except Exception as error:
-            raise ProducerLostError(f"the attempt may not be aborted: {type(error).__name__}: {error}") from error
 
     def _recover(self, number: int) -> None:
         """Recover the sink; nothing is attempted before that has succeeded, or a batch would be written twice.

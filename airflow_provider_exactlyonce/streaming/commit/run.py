@@ -15,7 +15,8 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ from airflow_provider_exactlyonce.exceptions import (
     required,
 )
 from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka.range_reader import ReadTimedOutError
 from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, SessionState, TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
@@ -200,6 +202,18 @@ class Run:
                 "has taken the lease"
             )
 
+    @contextmanager
+    def sure(self) -> Iterator[None]:
+        """Do what must not be done once another driver has taken over, see :meth:`Hold.sure`; a claimed run's.
+
+        :raises FencedError: when one has
+        :raises AlreadyRunningError: when one has the lease, or had it and is done
+        :raises UnansweredError: when the ledger can't be read
+        """
+        with leases.Hold(self.home.lease, required(self._lease, "the run has taken the lease")).sure():
+            self.check_superseded()  # who has taken over and is done has left no lease
+            yield
+
     def beat(self) -> bool:
         """Renew the lease; false when another driver has taken it."""
         if self._lease is not None:
@@ -227,7 +241,7 @@ class Run:
 
     def rebase(self, batch: int, commit: int) -> None:
         """Note durably that a batch of the lineage is this commit, and those after it follow."""
-        self._lineage = replace(self.lineage, base_batch=batch, base_commit=commit)
+        self._lineage = replace(self.lineage, base_batch=batch, base_commit=commit, reemits=None)
         self.home.remember(self._lineage)
 
     def close(self) -> None:
@@ -305,7 +319,9 @@ class Run:
         offset = self.session.write(self._reader.topic, 0, claim.key, records.encode(claim))
         self.session.commit()
         self._wait_until_stable(offset)
-        if [written for written, _ in self._reader.records(before.end_offset)] != [offset]:
+        with _answering(self._reader):
+            written = [at for at, _ in self._reader.records(before.end_offset)]
+        if written != [offset]:
             return False
         tail = _tail_of(self._reader)
         if tail is None or tail.claim_offset != offset:
@@ -359,9 +375,16 @@ class Run:
 
 
 def _tail_of(reader: LedgerReader) -> LedgerTail | None:
+    with _answering(reader):
+        return reader.tail()
+
+
+@contextmanager
+def _answering(reader: LedgerReader) -> Iterator[None]:
+    """Take a ledger that can't be read now for one that does not answer: a claim is tried again."""
     from confluent_kafka import KafkaException
 
     try:
-        return reader.tail()
-    except (KafkaException, MissingPartitionError) as error:
+        yield
+    except (KafkaException, MissingPartitionError, ReadTimedOutError) as error:
         raise UnansweredError(f"ledger {reader.topic}: {error.args[0]}") from error

@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.exceptions import (
     StopRequestedError,
 )
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
+from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.topic_identity import check_sources_are_there, known_sources
@@ -373,11 +374,16 @@ class Driver:
             run.lineage.id,
             self._options.token,
             retention=self._pipeline.checkpoint.savepoints,
-            batch_of=lambda record: None if self._is_replaying() else run.lineage.batch_of(record.commit),
+            batch_of=lambda record: self._batch_of(run, record),
         )
         self._lifecycle.savepoints = service
         self._lifecycle.stop.ask(service.stop_reason)
         service.start(run.tail.commit)
+
+    def _batch_of(self, run: Run, record: CommitRecord) -> int | None:
+        """Return the batch whose state is that of a commit; None when there is none, or it is not run yet."""
+        batch = run.lineage.batch_of(record.commit)
+        return None if self._is_replaying() or run.lineage.state_of(batch) != record.commit else batch
 
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
         lifecycle, replay = self._lifecycle, self._replay if self._is_replaying() else None
@@ -393,11 +399,19 @@ class Driver:
         lifecycle.report.committed(record, seconds, before=before)
 
     def _delete_checkpoint(self, run: Run) -> None:
-        """Delete the checkpoint of a pipeline that was stopped, if it says so."""
-        if self._pipeline.checkpoint.on_cancellation is OnCancellation.DELETE:
-            path = run.home.checkpoint(run.lineage.id)
+        """Delete the checkpoint of a pipeline that was stopped, if it says so and no successor may run on it."""
+        if self._pipeline.checkpoint.on_cancellation is not OnCancellation.DELETE:
+            return
+        path = run.home.checkpoint(run.lineage.id)
+        store = store_of(path)
+        try:
+            with run.sure():  # without commits no start goes on in it: we may be frozen before the rest is gone
+                store.remove(path / "commits")
+            store.remove(path)
+        except (ExactlyOnceError, UnansweredError, OSError) as error:
+            log.warning("%s is not deleted, though the pipeline says on_cancellation=delete: %s", path, error)
+        else:
             log.info("%s is deleted, as the pipeline says on_cancellation=delete; savepoints stay", path)
-            store_of(path).remove(path)
 
 
 def _ids(topics: Mapping[str, TopicFacts]) -> dict[str, str]:

@@ -74,7 +74,7 @@ class DriverLifecycle:
     def run(self, work: Callable[[], None], stopped: Callable[[Run], None] = lambda run: None) -> int:
         """Do a driver's work to its end; returns the process's exit code.
 
-        :param stopped: called after an end that was asked for
+        :param stopped: called at an end that was asked for, while the driver still gives signs of life
         """
         self.stop.heed_signals()
         try:
@@ -83,10 +83,7 @@ class DriverLifecycle:
             if self.stop.done:
                 return self._end(DriverState.FINISHED)
             log.info("stopped: %s", error)
-            code = self._end(DriverState.STOPPED)
-            if self._run is not None:
-                stopped(self._run)
-            return code
+            return self._end(DriverState.STOPPED, stopped)
         except Exception as error:
             return self._failed(error)
         else:
@@ -261,9 +258,11 @@ class DriverLifecycle:
         if self._heartbeat is not None:
             self._heartbeat.stop()
 
-    def _end(self, state: DriverState) -> int:
+    def _end(self, state: DriverState, last: Callable[[Run], None] = lambda run: None) -> int:
         if self.savepoints is not None:
             self.savepoints.close(serve=True)
+        if self._run is not None:
+            last(self._run)
         self._stop_heartbeat()
         self.report.ended(state)
         return 0

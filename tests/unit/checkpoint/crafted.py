@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import uuid
 import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from crc32c import crc32c
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, SinkRange
-from tests.ledger_records import commit_record
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer, Record, SinkRange
+from tests.ledger_records import claim_record, commit_record
 
 LINEAGE = "4a5e4b1e-0000-4000-8000-000000000001"
 CONF = {"spark.sql.streaming.stateStore.providerClass": "o.a.s.s.e.s.state.RocksDBStateStoreProvider"}
@@ -82,3 +87,51 @@ def record(batch: int, commit: int | None = None) -> CommitRecord:
         digest=7,
         committed=1,
     )
+
+
+def reemitting(home: Home) -> Lineage:
+    """Make a home whose lineage begins with batch 2, which was commit 3, after commit 20: restored in mode reemit."""
+    home.create("p")
+    checkpoint(home.checkpoint(LINEAGE))
+    lineage = Lineage(
+        id=LINEAGE, cluster_id="c", ledger_topic_id="t", base_batch=2, base_commit=20, reemits=3, parent="l"
+    )
+    home.remember(lineage)
+    home.use(LINEAGE)
+    return lineage
+
+
+class Ledger(LedgerReader):
+    """A ledger without a broker: commits, and a claim that comes before them."""
+
+    def __init__(self, *commits: CommitRecord, claim: ClaimRecord | None = None) -> None:
+        self.topic, self.pipeline = "ledger", "p"  # type: ignore[misc]
+        self.claim = claim or claim_record()
+        self.written = [
+            replace(commit, before=LedgerPointer(commit_offset=offset - 1)) for offset, commit in enumerate(commits)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def close(self) -> None:
+        """Close nothing."""
+
+    def tail(self) -> LedgerTail | None:
+        commit = self.written[-1] if self.written else None
+        return LedgerTail(
+            cluster_id="c",
+            topic_id="t",
+            end_offset=len(self.written),
+            claim=self.claim,
+            commit=commit,
+            commit_offset=len(self.written) - 1,
+        )
+
+    def records(self, start_offset: int = 0, end_offset: int | None = None) -> Iterator[tuple[int, Record]]:
+        yield from list(enumerate(self.written))[start_offset:end_offset]
+
+
+def reemitted() -> Ledger:
+    """Return the ledger of :func:`reemitting`: the commit that was restored, and those that are written again."""
+    return Ledger(record(2), record(3), record(9, commit=20))

@@ -1,16 +1,20 @@
-"""A batch that is cut in half: where it begins stays, and nothing of it is left out for good."""
+"""A lineage of what is whole. A batch that is cut in half: where it begins stays, and nothing of it is left out."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_exactlyonce.checkpoint import rebuild as rebuilding
 from airflow_provider_exactlyonce.checkpoint.layout import KafkaOffsets, parse_offsets
-from airflow_provider_exactlyonce.checkpoint.rebuild import halved
+from airflow_provider_exactlyonce.checkpoint.rebuild import halved, rebuild
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from tests.unit.checkpoint import crafted
 
 HEADER = '{"batchWatermarkMs":7,"batchTimestampMs":8,"conf":{"a":"b"}}'
 
@@ -76,3 +80,27 @@ def test_a_cut_batch_is_smaller_not_empty_and_never_begins_earlier(ranges: dict[
     assert all(starts["in"][int(p)] <= end <= ends[p] for p, end in position["in"].items())
     left = sum(end - starts["in"][int(p)] for p, end in position["in"].items())
     assert 1 <= left <= (total + 1) // 2
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_what_a_reemit_restored_is_made_a_lineage_that_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cut: bool
+) -> None:
+    home = Home(tmp_path / "home")
+    old = crafted.reemitting(home)
+    (home.checkpoint(old.id) / "offsets/3").write_text(crafted.offsets_text(9))
+    monkeypatch.setattr(rebuilding, "LedgerReader", lambda config, pipeline: crafted.reemitted())
+    made = rebuild(home, "p", {}, cut=cut)
+    assert (made.base_batch, made.base_commit, made.reemits) == (2, 20, 3)
+    assert home.current() == made
+
+
+def test_a_batch_that_is_not_the_commit_which_a_reemit_restored_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    crafted.reemitting(home)
+    ledger = crafted.Ledger(crafted.record(1, commit=3), crafted.record(2, commit=20))
+    monkeypatch.setattr(rebuilding, "LedgerReader", lambda config, pipeline: ledger)
+    with pytest.raises(RefusedError, match="is not what the ledger has as commit 3"):
+        rebuild(home, "p", {})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_exactlyonce.checkpoint import recovery
 from airflow_provider_exactlyonce.checkpoint.home_match import check_start
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import begin_empty, recover
@@ -87,3 +88,15 @@ def test_torn_files_of_the_newest_batch_are_removed_and_the_lease_is_let_go(home
     assert (checkpoint.newest_commit(), checkpoint.query_id(), torn.exists()) == (1, crafted.LINEAGE, False)
     assert lease.read(home.lease) is None
     assert recover(home, "p", {}, tail_of(home)) is RestartSource.CHECKPOINT
+
+
+def test_what_a_reemit_restored_is_saved_as_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "other")
+    lineage = crafted.reemitting(home)
+    ledger = crafted.reemitted()
+    monkeypatch.setattr(recovery, "LedgerReader", lambda config, pipeline: ledger)
+    for batch in (3, 4):  # both are torn
+        (home.checkpoint(lineage.id) / f"commits/{batch}").write_text("v2\n{}")
+        ledger.written.append(crafted.record(batch, commit=18 + batch))
+    with pytest.raises(RefusedError, match=r"whole up to batch 2 only .*mode reemit.*: exactlyonce doctor p --fix"):
+        recover(home, "p", {}, ledger.tail())

@@ -6,19 +6,21 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce import files
+from airflow_provider_exactlyonce import failpoints, files
 from airflow_provider_exactlyonce.checkpoint import checksums, manifest
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan, SourcePlan
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests.unit.checkpoint import crafted
 
@@ -200,6 +202,61 @@ def test_retention_keeps_the_newest_the_young_the_pinned_and_always_the_last(
     store.delete(taken[0].id)
     with pytest.raises(RefusedError, match=f"there are: {taken[5].id}"):
         store.get(taken[0].id)
+
+
+def before_it_is_written(monkeypatch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], object]) -> None:
+    """Let somebody else act once, right before a document of this name is written."""
+    write, acts = json_store.write, [meanwhile]
+
+    def written(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.name == name and acts:
+            acts.pop()()
+        write(path, *args, **kwargs)
+
+    monkeypatch.setattr(json_store, "write", written)
+
+
+def test_what_is_pinned_while_retention_looks_stays(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, last = (store.take(made, 2, crafted.record(2, commit=commit), JOB) for commit in (1, 2, 3))
+    before_it_is_written(monkeypatch, "deleting.json", lambda: store.pin(first.id))
+    assert store.clean_up(SavepointRetention(count=1, days=0)) == [second.id]
+    before_it_is_written(monkeypatch, "deleting.json", lambda: store.pin(last.id))
+    with pytest.raises(RefusedError, match=f"savepoint {last.id} is pinned"):
+        store.delete(last.id)
+    assert store.list() == [replace(first, pinned=True), replace(last, pinned=True)]
+    assert store.verify(first.id) == []
+
+
+def test_what_was_pinned_before_a_deletion_that_died_is_a_savepoint_again(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = store.take(made, 2, crafted.record(2), JOB)
+
+    def die(point: str) -> None:
+        raise InterruptedError(point)
+
+    before_it_is_written(monkeypatch, "deleting.json", lambda: store.pin(taken.id))
+    monkeypatch.setattr(failpoints, "reach", die)
+    with pytest.raises(InterruptedError):
+        store.delete(taken.id)
+    assert store.list() == []
+    assert store.remove_leftovers() == []
+    assert store.get(taken.id) == replace(taken, pinned=True)
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_pin_that_comes_too_late_is_refused_and_leaves_nothing(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch, *, done: bool
+) -> None:
+    taken = store.take(made, 2, crafted.record(2), JOB)
+    mark = store.directory / taken.id / "deleting.json"
+    before_it_is_written(monkeypatch, "manifest.json", lambda: store.delete(taken.id) if done else mark.touch())
+    with pytest.raises(RefusedError, match=f"savepoint {taken.id} in {store.directory} is being deleted"):
+        store.pin(taken.id)
+    assert store.list() == []
+    assert os.listdir(store.directory) == ([] if done else [taken.id])
 
 
 def test_a_torn_manifest_is_no_savepoint_and_is_not_cleaned_up(made: Checkpoint, store: Savepoints) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def test_the_newest_commit_is_remembered(tmp_path: Path) -> None:
     assert home.current() == Lineage(id=lineage.id, cluster_id="c", ledger_topic_id="t", last_commit=5)
     (tmp_path / "lineages" / lineage.id / "progress.json").write_text("torn")
     assert home.current() == Lineage(id=lineage.id, cluster_id="c", ledger_topic_id="t", last_commit=3)
+
+
+def test_the_batch_that_a_reemit_restored_has_the_state_of_an_older_commit() -> None:
+    lineage = Lineage(id="l", base_batch=4, base_commit=20)
+    assert [lineage.state_of(batch) for batch in (3, 4, 5)] == [19, 20, 21]
+    assert [replace(lineage, reemits=5).state_of(batch) for batch in (3, 4, 5)] == [19, 5, 21]
 
 
 def test_a_pointer_to_a_lineage_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,19 @@ def sentences(facts: Facts) -> dict[str, str]:
 def only_savepoint(facts: Facts) -> Savepoint:
     assert facts.savepoints is not None
     return facts.savepoints.whole[0]
+
+
+def test_what_a_reemit_restored_differs_from_no_commit_of_the_ledger(facts: Facts) -> None:
+    checkpoint, history = facts.checkpoint, facts.history
+    assert checkpoint is not None
+    assert history is not None
+    restart = RestartDecision(source=RestartSource.CHECKPOINT, batch=1)
+    checkpoint.checkpoint.remove("commits", 2)
+    lineage = replace(checkpoint.lineage, base_batch=1, base_commit=NEWEST)
+    facts.checkpoint = replace(checkpoint, lineage=lineage, restart=restart)
+    assert "offsets-differ-from-ledger" in sentences(facts)
+    facts.checkpoint = replace(checkpoint, lineage=replace(lineage, reemits=2), restart=restart)
+    assert sentences(facts) == {}
 
 
 def test_a_pipeline_that_was_stopped_for_long_is_told_of_its_expired_id_and_nothing_else(facts: Facts) -> None:

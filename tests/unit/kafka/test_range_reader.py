@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Message, Producer
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.kafka.range_reader import RangeReader, read_range
+from airflow_provider_exactlyonce.kafka.range_reader import RangeReader, ReadTimedOutError, read_range
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def test_a_reader_that_stops_early_leaves_nothing_for_the_next_range(config: dic
 def test_what_does_not_come_is_named(config: dict[str, str]) -> None:
     with (
         RangeReader(config, "test", timeout_seconds=0.2) as reader,
-        pytest.raises(ExactlyOnceError, match=r"for 0\.2 s of t-0 up to offset 11"),
+        pytest.raises(ReadTimedOutError, match=r"for 0\.2 s of t-0 up to offset 11"),
     ):
         list(reader.read({("t", 0): (8, 12)}))
 

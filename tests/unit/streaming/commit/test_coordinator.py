@@ -134,7 +134,7 @@ def processed(
             ["begin", "rebuild", "recover", "begin", "rebuild", "abort"],
             True,
         ),
-        ({"write": [FAILED], "abort": [OSError("?")]}, [], ["begin", "write", "abort", "recover", *ONCE], False),
+        ({"commit": [LOST]}, [], [*ONCE, "recover", *ONCE], False),
         ({"abort": [LOST]}, [True, True], ["begin", "rebuild", "abort", "recover", "begin", "rebuild", "abort"], True),
     ],
 )

@@ -1,0 +1,121 @@
+"""What a run knows of its ledger and its lineage; it is made without Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import ClaimFailedError, RefusedError
+from airflow_provider_exactlyonce.kafka.range_reader import ReadTimedOutError
+from airflow_provider_exactlyonce.kafka.transaction import SessionState
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, Record, decode
+from airflow_provider_exactlyonce.streaming.commit import run as runs
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from tests.clocks import StandingClock
+from tests.ledger_records import claim_record
+from tests.unit.checkpoint import crafted
+
+
+def test_a_batch_that_is_another_commit_now_is_none_that_a_reemit_has_restored(tmp_path: Path) -> None:
+    home, run = Home(tmp_path / "home"), Run.__new__(Run)
+    vars(run).update(home=home, _lineage=crafted.reemitting(home))
+    run.rebase(2, 21)
+    assert run.lineage.state_of(2) == 21
+    assert home.current() == run.lineage
+
+
+class Claims(crafted.Ledger):
+    """A ledger of claims, which fails at reads as the test says.
+
+    :param tails: what the next looks at its end raise, None for an answer
+    :param reads: what the next reads of its records raise
+    """
+
+    def __init__(self, *, tails: list[Exception | None], reads: list[Exception | None]) -> None:
+        super().__init__()
+        self.claims = [claim_record(1)]
+        self.errors = {"tail": tails, "records": reads}
+        # What the session of a run does to it:
+        self.state = SessionState.IDLE
+
+    def initialise(self, give_up: object) -> None:
+        """Fence nobody."""
+
+    begin = commit = lambda self: None
+
+    def write(self, topic: str, partition: int, key: bytes, value: bytes) -> int:
+        claim = decode(value)
+        assert isinstance(claim, ClaimRecord)
+        self.claims.append(claim)
+        return len(self.claims) - 1
+
+    def tail(self) -> LedgerTail | None:
+        self._fail("tail")
+        end = len(self.claims)
+        return LedgerTail(cluster_id="c", topic_id="t", end_offset=end, claim=self.claims[-1], claim_offset=end - 1)
+
+    def records(self, start_offset: int = 0, end_offset: int | None = None) -> Iterator[tuple[int, Record]]:
+        self._fail("records")
+        yield from list(enumerate(self.claims))[start_offset:end_offset]
+
+    def _fail(self, call: str) -> None:
+        error = self.errors[call].pop(0) if self.errors[call] else None
+        if error is not None:
+            raise error
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    home, run = Home(tmp_path / "home"), Run.__new__(Run)
+    home.create("p")
+    lineage = home.current()
+    options = RunOptions(config={}, token="a", version="v", transaction_timeout_milliseconds=1)
+    sources = SimpleNamespace(recorded={}, datasets={})
+    client = SimpleNamespace(stable_offsets=lambda topic: [1_000_000])
+    vars(run).update(home=home, pipeline="p", options=options, sources=sources, client=client, number=1, lost={})
+    vars(run).update(_lineage=lineage, _lease=leases.acquire(home.lease, "p", "a", run=1), _tail=None, guarantee="x")
+    monkeypatch.setattr(runs, "time", StandingClock())
+    monkeypatch.setattr(run, "_check_ledger", lambda tail: None)
+    return run
+
+
+AWAY, SLOW = KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)), ReadTimedOutError("nothing more can be read")
+
+
+@pytest.mark.parametrize("error", [AWAY, SLOW])
+@pytest.mark.parametrize("at", ["before the claim", "its records", "after the claim"])
+def test_a_claim_whose_ledger_does_not_answer_a_read_is_tried_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, at: str
+) -> None:
+    looks = {"before the claim": [None, error], "its records": [], "after the claim": [None, None, error]}
+    ledger = Claims(tails=list(looks[at]), reads=[error] if at == "its records" else [])
+    use(ledger, run, monkeypatch)
+    run.reclaim()
+    assert run.tail.claim == ledger.claims[-1]
+    assert len(ledger.claims) == (2 if at == "before the claim" else 3)
+
+
+def test_a_ledger_that_stays_away_ends_a_claim_and_one_that_is_another_s_is_refused_at_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(Claims(tails=[], reads=[AWAY] * 5), run, monkeypatch)
+    with pytest.raises(ClaimFailedError, match="in 5 tries"):
+        run.reclaim()
+    ledger = Claims(tails=[], reads=[RefusedError("no record of a ledger")])
+    use(ledger, run, monkeypatch)
+    with pytest.raises(RefusedError, match="no record of a ledger"):
+        run.reclaim()
+    assert len(ledger.claims) == 2
+
+
+def use(ledger: Claims, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a ledger that of a run."""
+    vars(run).update(_reader=ledger, session=ledger)
+    monkeypatch.setattr(runs, "LedgerReader", lambda config, pipeline: ledger)

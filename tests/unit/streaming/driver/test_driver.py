@@ -1,0 +1,172 @@
+"""What a driver does at an end that was asked for, and before its first commit; its run is made without Kafka."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import requests, status
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.requests import SavepointAnswer, SavepointRequest
+from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.exceptions import StopRequestedError
+from airflow_provider_exactlyonce.kafka.wire import UnansweredError
+from airflow_provider_exactlyonce.storage.local import LocalStore
+from airflow_provider_exactlyonce.streaming import CheckpointConfig, KafkaSink, KafkaSource, OnCancellation, pipeline
+from airflow_provider_exactlyonce.streaming.commit import run as runs
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.driver.driver import Driver
+from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
+from tests.ledger_records import claim_record
+from tests.unit.checkpoint import crafted
+
+
+class Unanswered(crafted.Ledger):
+    """One that can't be read."""
+
+    def tail(self) -> NoReturn:
+        raise UnansweredError("no answer")
+
+
+class Stopped:
+    """The driver of run 1, stopped before its next batch; its pipeline says that a stop deletes the checkpoint."""
+
+    def __init__(self, home: Home, patch: pytest.MonkeyPatch) -> None:
+        checkpoint = CheckpointConfig(on_cancellation=OnCancellation.DELETE)
+        declared = pipeline(name="p", source=KafkaSource("in"), sink=KafkaSink("out"), checkpoint=checkpoint)
+        options = RunOptions(config={}, token="a", version="v", transaction_timeout_milliseconds=1)
+        home.create("p")
+        self.lineage, self.ledger, self.home = Lineage(id=crafted.LINEAGE), crafted.Ledger(claim=claim_record(1)), home
+        home.remember(self.lineage)
+        home.use(crafted.LINEAGE)
+        self.checkpoint = crafted.checkpoint(home.checkpoint(crafted.LINEAGE)).path
+        self.run = run = Run.__new__(Run)  # a whole one asks Kafka
+        lease = leases.acquire(home.lease, "p", "a", run=1)
+        closed = SimpleNamespace(close=lambda: None)
+        vars(run).update(home=home, pipeline="p", options=options, number=1, sources=closed)
+        vars(run).update(_lineage=self.lineage, _lease=lease, _reader=closed)
+        self.driver = Driver(declared(lambda events: events), DriverOptions(home=home, config={}, token="a"))
+        lifecycle = self.driver._lifecycle
+        lifecycle.report.own()
+        lifecycle.report.tell(run=1, state=DriverState.RUNNING)
+        patch.setattr(lifecycle, "_run", run)
+        patch.setattr(lifecycle, "_heartbeat", SimpleNamespace(stop=self._note_silence))
+        patch.setattr(self.driver, "_work", self._stop)
+        patch.setattr(runs, "LedgerReader", lambda config, name: self.ledger)
+        self.at_silence: list[tuple[bool, DriverState]] = []
+
+    def end(self) -> int:
+        return self.driver.run()
+
+    def state(self) -> DriverState:
+        told = status.read(self.home.status)
+        assert told is not None
+        return told.state
+
+    def _stop(self) -> NoReturn:
+        raise StopRequestedError("signal SIGTERM")
+
+    def _note_silence(self) -> None:
+        self.at_silence.append((self.checkpoint.exists(), self.state()))
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopped]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield Stopped(Home(tmp_path / "home"), monkeypatch)
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def test_a_checkpoint_is_deleted_while_the_driver_gives_signs_of_life(stopped: Stopped) -> None:
+    assert stopped.end() == 0
+    assert not stopped.checkpoint.exists()
+    assert stopped.at_silence[0] == (False, DriverState.RUNNING)
+    assert stopped.state() is DriverState.STOPPED
+
+
+def supersede(stopped: Stopped) -> None:
+    stopped.ledger = crafted.Ledger(claim=claim_record(2))
+    leases.acquire(stopped.home.lease, "p", "b", run=2)
+
+
+def about_to_supersede(stopped: Stopped) -> None:
+    leases.acquire(stopped.home.lease, "p", "b")
+
+
+def has_superseded(stopped: Stopped) -> None:
+    stopped.ledger = crafted.Ledger(claim=claim_record(2))
+    stopped.home.lease.unlink()
+
+
+def superseded_by_whom_the_lease_does_not_name(stopped: Stopped) -> None:
+    stopped.ledger = crafted.Ledger(claim=claim_record(2))
+
+
+def ledger_without_an_answer(stopped: Stopped) -> None:
+    stopped.ledger = Unanswered()
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        supersede,
+        about_to_supersede,
+        has_superseded,
+        superseded_by_whom_the_lease_does_not_name,
+        ledger_without_an_answer,
+    ],
+)
+def test_a_checkpoint_on_which_a_successor_may_run_stays(
+    stopped: Stopped, caplog: pytest.LogCaptureFixture, meanwhile: Callable[[Stopped], None]
+) -> None:
+    meanwhile(stopped)
+    before = sorted(stopped.checkpoint.rglob("*"))
+    assert stopped.end() == 0
+    assert sorted(stopped.checkpoint.rglob("*")) == before
+    assert f"{stopped.checkpoint} is not deleted" in caplog.text
+
+
+def test_a_checkpoint_that_is_half_deleted_is_none_to_go_on_from(
+    stopped: Stopped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[RestartSource] = []
+    savepoints = Savepoints(stopped.home.savepoints)
+
+    def freeze(_: object, path: Path) -> None:
+        if path == stopped.checkpoint:
+            found.append(decide(Checkpoint(path), savepoints, stopped.lineage, 3).source)
+        else:
+            shutil.rmtree(path)
+
+    monkeypatch.setattr(LocalStore, "remove", freeze)
+    stopped.end()
+    assert found == [RestartSource.NOTHING]
+
+
+def test_what_a_reemit_restored_is_saved_with_its_first_commit(stopped: Stopped) -> None:
+    lineage = replace(stopped.lineage, base_batch=2, base_commit=20, reemits=3)
+    vars(stopped.run).update(_lineage=lineage, _tail=crafted.reemitted().tail())
+    for request in ("aa", "bb"):
+        requests.request_savepoint(stopped.home, SavepointRequest(request=request, token="a", label=None, stop=True))
+        stopped.driver._serve_savepoints(stopped.run)
+        service = stopped.driver._lifecycle.savepoints
+        assert service is not None
+        if request == "bb":
+            vars(stopped.run).update(_lineage=replace(lineage, base_batch=1))  # as if batch 2 had come after
+            service.committed(crafted.record(2, commit=21))
+        service.close(serve=True)
+    answer = requests.savepoint_answer(stopped.home, "aa")
+    assert answer == SavepointAnswer(error="the driver has ended before its first commit")
+    assert requests.savepoint_answer(stopped.home, "bb") == SavepointAnswer(savepoint="21-bb")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved, Resolver
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
-from tests.integration.hand_written import HandWrittenPipeline
+from tests.integration.hand_written import HandWrittenPipeline, send
+from tests.waiting import eventually
 
 HOUR = 3_600_000
 BEGIN = 1_767_225_600_000  # 2026-01-01T00:00:00Z
@@ -60,6 +63,28 @@ def test_a_range_of_time_has_the_records_from_its_start_to_before_its_end(
     assert (rest.starts, rest.ends) == (resolved.ends, positions(source, 6, 6, 0))
     warm = ask(start="2026-01-01T01:00", end="2026-01-02T00:00", warm_up="30m")
     assert warm.begins == positions(source, 2, 2, 0)
+
+
+@pytest.mark.parametrize("behind", [(), (BEGIN + 2 * HOUR,)], ids=["nothing is later", "a record is later"])
+def test_a_range_of_time_waits_for_the_transactions_that_are_open_in_it(
+    ask: Callable[..., Resolved], source: str, kafka_config: Mapping[str, str], behind: tuple[int, ...]
+) -> None:
+    producer = Producer({**kafka_config, "transactional.id": f"t-{uuid.uuid4()}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    send(producer, source, {0: [(b"k", b"x")]}, timestamp=BEGIN + 7 * HOUR // 4)
+    for timestamp in behind:
+        send(Producer(dict(kafka_config)), source, {0: [(b"k", b"x")]}, timestamp=timestamp)
+    with pytest.raises(
+        ExactlyOnceError, match=rf"offset 7 of {source}-0, .* ends at 6: a transaction is open"
+    ) as error:
+        ask(start="2026-01-01T01:00", end="2026-01-01T02:00")
+    assert not isinstance(error.value, RefusedError), "a retry helps"
+    assert ask(start="2026-01-01T00:00", end="2026-01-01T01:00").ends == positions(source, 4, 4, 0)
+    producer.commit_transaction(30)
+    stable = StableOffsets(kafka_config)
+    eventually(lambda: stable.last_stable([(source, 0)])[source, 0] > 7, "the transaction's marker is written")
+    assert ask(start="2026-01-01T01:00", end="2026-01-01T02:00").ends == positions(source, 7, 6, 0)
 
 
 def test_a_range_of_offsets_reads_the_partitions_that_it_names(ask: Callable[..., Resolved], source: str) -> None:

@@ -232,9 +232,16 @@ class Resolver:
         self._check_decided(ends)
         for place, begin in self._offsets.starts(self._places).items():
             if 0 < begin == starts[place]:
+                log_is = f"the log of {place[0]}-{place[1]}"
+                if begin == log_ends[place]:
+                    raise RefusedError(
+                        f"{log_is} is empty, and what was before its offset {begin} may have been of "
+                        f"{moments.text(start)} or later: records of the range may be gone. Give the range by offsets, "
+                        "without this partition"
+                    )
                 raise RefusedError(
-                    f"the log of {place[0]}-{place[1]} begins at offset {begin}, and what was before it may have been "
-                    f"of {moments.text(start)} or later: records of the range may be gone. Choose a later start, or "
+                    f"{log_is} begins at offset {begin}, and what was before it may have been of "
+                    f"{moments.text(start)} or later: records of the range may be gone. Choose a later start, or "
                     "offsets"
                 )
         return starts, ends

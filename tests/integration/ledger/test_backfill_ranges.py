@@ -128,6 +128,17 @@ def test_records_that_retention_has_taken_are_missed(
     assert resolved.starts == positions(source, 4, 4, 0)
 
 
+def test_of_a_partition_that_retention_has_emptied_no_start_is_advised(
+    ask: Callable[..., Resolved], source: str, kafka_config: Mapping[str, str]
+) -> None:
+    admin = AdminClient(dict(kafka_config))
+    for future in admin.delete_records([TopicPartition(source, 0, 6)]).values():
+        future.result(30)
+    with pytest.raises(RefusedError, match=rf"the log of {source}-0 is empty.* Give the range by offsets, without"):
+        ask(start="2026-01-01T01:00", end="2026-01-02T00:00")
+    assert ask(offsets={source: {1: [4, 6]}}).ends == {(source, 1): 6}
+
+
 @pytest.mark.parametrize(
     "given",
     [

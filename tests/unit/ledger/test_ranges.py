@@ -122,3 +122,8 @@ def test_a_range_survives_json(unit: Unit | None) -> None:
     for committed, _ in ranges(unit):
         assert CommittedRange.parse(json.loads(json.dumps(committed.to_json()))) == committed
     assert ranges(unit)[-1][0].to_json()["watermark_time"] == "2026-01-02T00:01:00Z"
+
+
+def test_a_watermark_that_no_calendar_has_is_its_number() -> None:
+    [(committed, _)] = list(Cutter(None, Cut(topic_id="T")).take([commit(1, 10**12)]))
+    assert committed.to_json()["watermark_time"] == str(committed.watermark)

@@ -16,9 +16,12 @@ def milliseconds(moment: datetime | str) -> int:
 
 
 def text(milliseconds: float, timespec: str = "auto") -> str:
-    """Return a moment as ISO 8601 in UTC.
+    """Return a moment as ISO 8601 in UTC; the number itself of one outside the years 1 to 9999, as data can have.
 
     :param milliseconds: since the epoch
     :param timespec: how exact, as :meth:`datetime.datetime.isoformat` takes it
     """
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec=timespec)
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec=timespec)
+    except (ValueError, OverflowError, OSError):  # which of them it is depends on the platform's C library
+        return str(round(milliseconds))

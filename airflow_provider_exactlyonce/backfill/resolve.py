@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce import codec, moments
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -225,22 +225,45 @@ class Resolver:
             raise RefusedError(
                 f"the range ends at {moments.text(end)}, in the future: what belongs to it is not known yet"
             )
-        stable = self._stable()
-        starts = self._at(start, stable)
+        # The logs' ends first: what is below them is older than the end where no record of its time is found behind.
+        # What is committed last: a transaction that has ended meanwhile keeps nobody waiting.
+        log_ends = self._offsets.ends(self._places)
+        starts, ends = self._at(start, log_ends), self._at(end, log_ends)
+        self._check_decided(ends)
         for place, begin in self._offsets.starts(self._places).items():
             if 0 < begin == starts[place]:
+                log_is = f"the log of {place[0]}-{place[1]}"
+                if begin == log_ends[place]:
+                    raise RefusedError(
+                        f"{log_is} is empty, and what was before its offset {begin} may have been of "
+                        f"{moments.text(start)} or later: records of the range may be gone. Give the range by offsets, "
+                        "without this partition"
+                    )
                 raise RefusedError(
-                    f"the log of {place[0]}-{place[1]} begins at offset {begin}, and what was before it may have been "
-                    f"of {moments.text(start)} or later: records of the range may be gone. Choose a later start, or "
+                    f"{log_is} begins at offset {begin}, and what was before it may have been of "
+                    f"{moments.text(start)} or later: records of the range may be gone. Choose a later start, or "
                     "offsets"
                 )
-        return starts, self._at(end, stable)
+        return starts, ends
 
-    def _at(self, milliseconds: int, stable: Positions) -> Positions:
+    def _at(self, milliseconds: int, log_ends: Positions) -> Positions:
         offsets = self._offsets.at_timestamp(self._places, milliseconds)
-        return {
-            place: stable[place] if offset is None else min(offset, stable[place]) for place, offset in offsets.items()
-        }
+        return {place: log_ends[place] if offset is None else offset for place, offset in offsets.items()}
+
+    def _check_decided(self, ends: Positions) -> None:
+        """Check that no open transaction keeps back records before the end: the next range begins behind them.
+
+        :raises ExactlyOnceError: naming the first partition that has one; it will end
+        """
+        stable = self._stable()
+        for place, end in sorted(ends.items()):
+            topic, partition = place
+            if end > stable[place]:
+                raise ExactlyOnceError(
+                    f"the range goes to offset {end} of {topic}-{partition}, and what is committed there ends at "
+                    f"{stable[place]}: a transaction is open. Start the backfill again when it has ended; `exactlyonce "
+                    "transactions list` shows whose it is"
+                )
 
     def _covering(self, starts: Positions, ends: Positions) -> tuple[int, int]:
         """Return the commits that have read something of a range."""
@@ -325,7 +348,8 @@ class Resolver:
             return {}
         if isinstance(request.warm_up, timedelta):
             start = request.time[0] if request.time else 0
-            earlier = self._at(start - round(request.warm_up.total_seconds() * 1000), self._stable())
+            before = start - round(request.warm_up.total_seconds() * 1000)
+            earlier = self._at(before, self._offsets.ends(self._places))
         else:
             last = first - 1 if first is not None else self._last_before(starts)
             if last + 1 - request.warm_up < self._oldest > 1:

@@ -44,6 +44,7 @@ from airflow_provider_exactlyonce.ledger.source_clusters import (
     SourceClusters,
 )
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
+from airflow_provider_exactlyonce.ledger.topic_identity import check_sources, known_sources
 from airflow_provider_exactlyonce.ledger.written import WINDOW, Last, WrittenOffsets
 
 _SHOWN: Final = 5
@@ -273,8 +274,8 @@ class Gates:
         if not wanted or seconds < min(wanted):
             return 0.0
         ends = sources.offsets.ends(_read(sources, newest))
-        committed = newest.ends
-        is_quiet = all(committed.get(place, 0) >= end for place, end in ends.items())
+        _check_ends(sources, newest, ends)
+        is_quiet = all(newest.ends.get(place, 0) == end for place, end in ends.items())
         return seconds if is_quiet else 0.0
 
 
@@ -300,8 +301,28 @@ def _resolved(sources: SourceClusters, newest: CommitRecord, milliseconds: int |
     # The ends first: a record that arrives in between is then either waited for or behind the moment, never forgotten.
     ends = offsets.ends(places)
     first_offsets = {} if milliseconds is None else offsets.at_timestamp(places, milliseconds)
+    _check_ends(sources, newest, ends)
     there = {place: first for place, first in first_offsets.items() if first is not None}
     return by_topic({**ends, **there})
+
+
+def _check_ends(sources: SourceClusters, newest: CommitRecord, ends: Mapping[Place, int]) -> None:
+    """Check that the offsets of the source's topics are those that the commits mean.
+
+    Called after the offsets were asked for: a topic that is recreated in between does not go unnoticed.
+
+    :raises RefusedError: naming a topic that was recreated
+    :raises ExactlyOnceError: naming a partition that ends before the newest commit; a broker may not know its end yet
+    """
+    check_sources(sources.offsets.topic_ids({topic for topic, _ in ends}), known_sources(newest))
+    for (topic, partition), committed in sorted(newest.ends.items()):
+        end = ends.get((topic, partition), 0)
+        if end < committed:
+            raise ExactlyOnceError(
+                f"{topic}-{partition} ends at {end}, and commit {newest.commit} has read up to {committed}: it has "
+                "lost records, and its end does not tell any more what was read. Wait for a later commit, a watermark "
+                "or offsets"
+            )
 
 
 def _unreadable(stable: Mapping[Place, int], required: Mapping[Place, Last]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from airflow_provider_exactlyonce import moments
@@ -170,8 +170,7 @@ def _offsets(value: Mapping[str, Mapping[Any, Any]] | str) -> Offsets:
 
 def moment(milliseconds: int) -> str:
     """Write a point of time as people read it."""
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds" if milliseconds % 1000 else "seconds").replace("+00:00", "Z")
+    return moments.text(milliseconds, "milliseconds" if milliseconds % 1000 else "seconds").replace("+00:00", "Z")
 
 
 def span(milliseconds: int) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self
 
-from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce import codec, moments
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place, by_topic
 from airflow_provider_exactlyonce.ledger.gate_target import moment
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -21,6 +20,9 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 Unit = Literal["hour", "day"]
 
 UNIT_MILLISECONDS: Final[Mapping[str, int]] = {"hour": 3_600_000, "day": 86_400_000}
+
+#: Of a range. An event time of a far future, as 9999-12-31, completes 70 million hours; a year has 8,784.
+_MOST_PARTITIONS: Final = 10_000
 
 #: A topic's id is base64, whose "/" would make a key two names in a path.
 _FOR_FILES: Final = str.maketrans("+/", "-_")
@@ -42,7 +44,8 @@ class CommittedRange:
     :param rows: records written to the sink
     :param watermark: event time up to which the output is complete, milliseconds since the epoch, 0 for none
     :param partitions: event-time partitions that are complete with it, by their beginnings in UTC, as in
-        ``2026-01-31T13:00:00``
+        ``2026-01-31T13:00:00``; the first 10,000
+    :param partitions_left_out: how many more follow them, complete as well
     :param lost: commits right before it that retention has deleted before they were told, ``(first, last)``
     """
 
@@ -55,6 +58,7 @@ class CommittedRange:
     rows: int
     watermark: int
     partitions: tuple[str, ...] = ()
+    partitions_left_out: int = 0
     lost: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -112,16 +116,16 @@ class Cutter:
         """Take the next commits with their offsets in the ledger; yields each range that they end, and the cut."""
         for offset, record in commits:
             before, self._watermark = self._watermark, max(self._watermark, record.watermark)
-            partitions = _completed(self.unit, before, self._watermark)
+            completed = _completed(self.unit, before, self._watermark)
             self._begun.append(record)
-            if self.unit is not None and not partitions:
+            if self.unit is not None and not completed:
                 continue
-            committed_range = self._range(partitions)
+            committed_range = self._range(completed)
             self.cut = Cut(topic_id=self.cut.topic_id, commit=record.commit, offset=offset, watermark=self._watermark)
             self._begun = []
             yield committed_range, self.cut
 
-    def _range(self, partitions: tuple[str, ...]) -> CommittedRange:
+    def _range(self, completed: range) -> CommittedRange:
         first, last = self._begun[0], self._begun[-1]
         source: dict[Place, tuple[int, int]] = {}
         sink: dict[Place, tuple[int, int]] = {}
@@ -139,22 +143,20 @@ class Cutter:
             sink=by_topic(sink),
             rows=sum(record.rows for record in self._begun),
             watermark=self._watermark,
-            partitions=partitions,
+            partitions=tuple(moments.text(start).removesuffix("+00:00") for start in completed[:_MOST_PARTITIONS]),
+            partitions_left_out=max(0, len(completed) - _MOST_PARTITIONS),
             lost=(next_commit, first.commit - 1) if first.commit > next_commit else None,
         )
 
 
-def _completed(unit: Unit | None, before: int, now: int) -> tuple[str, ...]:
-    """Return the partitions that end at or before a watermark, and not before the one before it."""
+def _completed(unit: Unit | None, before: int, now: int) -> range:
+    """Return the beginnings of the partitions that end at or before a watermark, and not before the one before it."""
     if unit is None or now <= 0:
-        return ()
+        return range(0)
     length = UNIT_MILLISECONDS[unit]
     end = now // length
     start = before // length if before > 0 else end - 1  # which the first one was can't be known
-    return tuple(
-        datetime.fromtimestamp(number * length / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        for number in range(start, end)
-    )
+    return range(start * length, end * length, length)
 
 
 def _extend(spans: dict[Place, tuple[int, int]], more: Mapping[Place, tuple[int, int]]) -> None:

@@ -132,8 +132,9 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         self.state = state
         self.warm_up = warm_up
         self.output_to = output_to
+        self._given = [name for name in _RANGES if getattr(self, name) is not None]
         arguments.check(self, lambda: _check_until(str(self.until)), "until")
-        if any(getattr(self, name) is not None for name in _RANGES):  # else it is the run's data interval
+        if self._given:  # else it is the run's data interval
             arguments.check(self, lambda: self._request({}), *_RANGES, "state", "warm_up", "output_to")
 
     def home(self, context: Context) -> Home:
@@ -203,7 +204,12 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 
         start, end = self.start, self.end
-        if all(given is None for given in (self.commits, self.offsets, self.watermark, start, end)):
+        if all(getattr(self, name) is None for name in _RANGES):
+            if self._given:
+                raise RefusedError(
+                    f"{', '.join(self._given)} rendered to None: let it render to the range, or leave it out for the "
+                    "data interval of the run"
+                )
             start, end = context.get("data_interval_start"), context.get("data_interval_end")
             if start is None or end is None:
                 raise RefusedError("this run has no data interval: give commits, offsets, watermark, or start and end")

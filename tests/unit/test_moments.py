@@ -36,3 +36,9 @@ def test_people_read_iso_8601_in_utc() -> None:
     assert moments.text(NOON) == "2026-11-21T12:00:00+00:00"
     assert moments.text(NOON + 5, "milliseconds") == "2026-11-21T12:00:00.005+00:00"
     assert moments.milliseconds(moments.text(NOON + 5)) == NOON + 5
+
+
+@pytest.mark.parametrize("milliseconds", [253_402_300_800_000, 1_767_225_600_000_000, 2**63 - 1, -62_135_596_800_001])
+def test_a_moment_that_no_calendar_has_is_its_number(milliseconds: int) -> None:
+    """Event times are data: one in microseconds takes a watermark to the year 57970."""
+    assert moments.text(milliseconds, "seconds") == str(milliseconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved, Resolver
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
-from tests.integration.hand_written import HandWrittenPipeline
+from tests.integration.hand_written import HandWrittenPipeline, send
+from tests.waiting import eventually
 
 HOUR = 3_600_000
 BEGIN = 1_767_225_600_000  # 2026-01-01T00:00:00Z
@@ -62,6 +65,28 @@ def test_a_range_of_time_has_the_records_from_its_start_to_before_its_end(
     assert warm.begins == positions(source, 2, 2, 0)
 
 
+@pytest.mark.parametrize("behind", [(), (BEGIN + 2 * HOUR,)], ids=["nothing is later", "a record is later"])
+def test_a_range_of_time_waits_for_the_transactions_that_are_open_in_it(
+    ask: Callable[..., Resolved], source: str, kafka_config: Mapping[str, str], behind: tuple[int, ...]
+) -> None:
+    producer = Producer({**kafka_config, "transactional.id": f"t-{uuid.uuid4()}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    send(producer, source, {0: [(b"k", b"x")]}, timestamp=BEGIN + 7 * HOUR // 4)
+    for timestamp in behind:
+        send(Producer(dict(kafka_config)), source, {0: [(b"k", b"x")]}, timestamp=timestamp)
+    with pytest.raises(
+        ExactlyOnceError, match=rf"offset 7 of {source}-0, .* ends at 6: a transaction is open"
+    ) as error:
+        ask(start="2026-01-01T01:00", end="2026-01-01T02:00")
+    assert not isinstance(error.value, RefusedError), "a retry helps"
+    assert ask(start="2026-01-01T00:00", end="2026-01-01T01:00").ends == positions(source, 4, 4, 0)
+    producer.commit_transaction(30)
+    stable = StableOffsets(kafka_config)
+    eventually(lambda: stable.last_stable([(source, 0)])[source, 0] > 7, "the transaction's marker is written")
+    assert ask(start="2026-01-01T01:00", end="2026-01-01T02:00").ends == positions(source, 7, 6, 0)
+
+
 def test_a_range_of_offsets_reads_the_partitions_that_it_names(ask: Callable[..., Resolved], source: str) -> None:
     resolved = ask(offsets={source: {1: [2, 5]}})
     assert (resolved.starts, resolved.ends) == ({(source, 1): 2}, {(source, 1): 5})
@@ -101,6 +126,17 @@ def test_records_that_retention_has_taken_are_missed(
         ask(offsets={source: {0: [2, 5]}})
     resolved = ask(start="2026-01-01T01:00", end="2026-01-02T00:00")
     assert resolved.starts == positions(source, 4, 4, 0)
+
+
+def test_of_a_partition_that_retention_has_emptied_no_start_is_advised(
+    ask: Callable[..., Resolved], source: str, kafka_config: Mapping[str, str]
+) -> None:
+    admin = AdminClient(dict(kafka_config))
+    for future in admin.delete_records([TopicPartition(source, 0, 6)]).values():
+        future.result(30)
+    with pytest.raises(RefusedError, match=rf"the log of {source}-0 is empty.* Give the range by offsets, without"):
+        ask(start="2026-01-01T01:00", end="2026-01-02T00:00")
+    assert ask(offsets={source: {1: [4, 6]}}).ends == {(source, 1): 6}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, T
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.gate import Gate, GateAnswer, Gates, check
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
@@ -395,6 +395,56 @@ def test_a_quiet_pipeline_opens_the_gate_when_it_has_had_nothing_to_do_for_so_lo
     assert not met.idle, "the target is met"
     send(plain, pipeline.source, {1: [(b"k", b"v")]})
     assert not check(pipeline.config, pipeline.name, target, idle_after=0.01).open
+
+
+@pytest.mark.parametrize(
+    ("target", "idle_after"),
+    [
+        (GateTarget(up_to_now=True), None),
+        (GateTarget(timestamp=NEW_YEAR), None),
+        (GateTarget(watermark=NEW_YEAR), 0.0),
+    ],
+)
+@pytest.mark.parametrize("read", [5, 1])
+def test_a_recreated_source_opens_no_gate(
+    pipeline: HandWrittenPipeline,
+    kafka_config: dict[str, str],
+    make_topic: Callable[..., str],
+    target: GateTarget,
+    idle_after: float | None,
+    read: int,
+) -> None:
+    """Whether the commits have read more than the new topic has, or as much."""
+    send(Producer(dict(kafka_config)), pipeline.source, {0: [(b"k", b"v")]})
+    former = StableOffsets(kafka_config).topic_ids([make_topic(partitions=1)]).popitem()[1]
+    pipeline.commit({0: 1}, read_up_to={0: read, 1: 0}, source_topic_ids={pipeline.source: former})
+    with pytest.raises(RefusedError, match=rf"source topic {pipeline.source} was recreated: commit 1 read it with id"):
+        check(kafka_config, pipeline.name, target, idle_after)
+    assert not check(kafka_config, pipeline.name, GateTarget(watermark=NEW_YEAR)).open, "others go by the ledger"
+    wait_until_open(pipeline, GateTarget(commit=1))
+
+
+@pytest.mark.parametrize(
+    ("target", "idle_after"),
+    [
+        (GateTarget(up_to_now=True), None),
+        (GateTarget(timestamp=NEW_YEAR), None),
+        (GateTarget(watermark=NEW_YEAR), 0.0),
+    ],
+)
+def test_a_source_that_has_lost_its_end_opens_no_gate_and_may_get_it_back(
+    pipeline: HandWrittenPipeline, kafka_config: dict[str, str], target: GateTarget, idle_after: float | None
+) -> None:
+    plain = Producer(dict(kafka_config))
+    send(plain, pipeline.source, {0: [(b"k", b"v")] * 2})
+    pipeline.commit({0: 1}, read_up_to={0: 3, 1: 0})
+    with pytest.raises(
+        ExactlyOnceError, match=rf"{pipeline.source}-0 ends at 2, and commit 1 has read up to 3"
+    ) as error:
+        check(kafka_config, pipeline.name, target, idle_after)
+    assert not isinstance(error.value, RefusedError), "a broker that has just begun to lead may tell less than is there"
+    send(plain, pipeline.source, {0: [(b"k", b"v")]})
+    eventually(lambda: check(kafka_config, pipeline.name, target, idle_after).open, "the gate opens")
 
 
 def test_many_gates_are_judged_as_if_each_was_alone(

@@ -28,6 +28,12 @@ def test_a_replay_tells_how_far_it_is_and_how_long_it_takes() -> None:
     assert "replayed" not in status.progress_line(replace(RUNNING, replay=replace(REPLAY, done=40)))
 
 
+def test_progress_is_told_at_any_watermark() -> None:
+    assert status.progress_line(replace(RUNNING, commits_of_run=1, watermark=10**15)).endswith(
+        "watermark 1000000000000000"
+    )
+
+
 def test_each_replayed_commit_is_news() -> None:
     before = replace(RUNNING, replay=REPLAY)
     assert status.has_progressed(before, replace(RUNNING, replay=replace(REPLAY, done=24)))

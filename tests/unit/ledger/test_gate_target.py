@@ -95,6 +95,9 @@ def test_a_watermark_says_by_how_much_it_is_short() -> None:
         "watermark 2026-01-01T00:00:00Z is 35 min short of 2026-01-01T00:35:00Z"
     ]
     assert target.missing(commit_record(1, watermark=NEW_YEAR + 35 * 60_000)) == []
+    assert GateTarget(watermark=10**15).missing(commit_record(1, watermark=10**15 - 5000)) == [
+        "watermark 999999999995000 is 5 s short of 1000000000000000"
+    ]
     [no_watermark] = target.missing(commit_record(1))
     assert no_watermark.startswith("commit 1 has no watermark")
 

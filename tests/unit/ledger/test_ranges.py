@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from airflow_provider_exactlyonce.ledger.ranges import CommittedRange, Cut, Cutter, Unit
+from airflow_provider_exactlyonce.ledger.ranges import UNIT_MILLISECONDS, CommittedRange, Cut, Cutter, Unit
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SinkRange
 from tests.ledger_records import commit_record
 
@@ -122,3 +123,27 @@ def test_a_range_survives_json(unit: Unit | None) -> None:
     for committed, _ in ranges(unit):
         assert CommittedRange.parse(json.loads(json.dumps(committed.to_json()))) == committed
     assert ranges(unit)[-1][0].to_json()["watermark_time"] == "2026-01-02T00:01:00Z"
+
+
+def test_a_watermark_that_no_calendar_has_is_its_number() -> None:
+    [(committed, _)] = list(Cutter(None, Cut(topic_id="T")).take([commit(1, 10**12)]))
+    assert committed.to_json()["watermark_time"] == str(committed.watermark)
+
+
+@pytest.mark.parametrize("unit", ["hour", "day"])
+def test_a_watermark_that_jumps_completes_no_more_partitions_than_an_event_can_carry(unit: Unit) -> None:
+    sentinel = 253_402_214_400_000  # 9999-12-31T00:00:00Z
+    cut = Cut(topic_id="T", watermark=MIDNIGHT + 90 * MINUTE)
+    far = (2, replace(commit(1)[1], watermark=sentinel))
+    [(committed, cut)] = list(Cutter(unit, cut).take([far, (4, replace(far[1], commit=2))]))
+    assert committed.partitions[0] == ("2026-01-01T01:00:00" if unit == "hour" else "2026-01-01T00:00:00")
+    assert len(committed.partitions) == 10_000
+    length = UNIT_MILLISECONDS[unit]
+    assert 10_000 + committed.partitions_left_out == sentinel // length - (MIDNIGHT + 90 * MINUTE) // length
+    assert CommittedRange.parse(json.loads(json.dumps(committed.to_json()))) == committed
+    assert cut.watermark == sentinel
+
+
+def test_partitions_that_no_calendar_has_are_told_by_their_numbers() -> None:
+    [(committed, _)] = list(Cutter("day", Cut(topic_id="T")).take([(2, replace(commit(1)[1], watermark=10**15))]))
+    assert committed.partitions == (str((10**15 // 86_400_000 - 1) * 86_400_000),)

@@ -63,6 +63,16 @@ def test_a_run_without_an_interval_needs_a_range(tmp_path: Path) -> None:
     assert workspace.asked_of(operator(tmp_path, commits="3..4").home(context(None, None))).request.commits == (3, 4)
 
 
+@pytest.mark.parametrize("given", [{"commits": "{{ commits }}"}, {"start": "{{ start }}", "end": "{{ end }}"}])
+def test_a_range_that_renders_to_nothing_is_not_the_data_interval(tmp_path: Path, given: dict[str, str]) -> None:
+    task = operator(tmp_path, output_to="reemit", **given)
+    for name in given:
+        setattr(task, name, None)  # what a native template renders to
+    with pytest.raises(RefusedError, match=f"^{', '.join(given)} rendered to None: let it render to the range"):
+        task.home(context())
+    assert not (tmp_path / "backfills").exists()
+
+
 def test_the_home_alone_names_the_pipeline_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
     Home(tmp_path).create("shop")
     made = BackfillPipelineOperator(task_id="again", checkpoint=str(tmp_path), commits="1..2").home(context())

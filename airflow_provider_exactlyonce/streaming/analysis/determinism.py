@@ -47,6 +47,8 @@ _SUMS: Final = frozenset(
         "VarianceSamp",
     }
 )
+#: Spark runs a batch at its recorded time, but evaluates these of the functions of time with the machine's clock.
+_CLOCKS: Final = frozenset({"Now", "CurrentTime"})
 _SUB_QUERIES: Final = frozenset({"ScalarSubquery", "Exists", "ListQuery", "LateralSubquery"})
 _FLOATS: Final = frozenset({"float", "double"})
 _DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
@@ -57,8 +59,8 @@ _LOOK_UPS: Final = frozenset({"LogicalRelation", "DataSourceV2Relation", "HiveTa
 def find(frame: DataFrame) -> list[str]:
     """Return what may give other rows, each described with its expression; empty when nothing is known to.
 
-    Processing time (``current_timestamp``) is not among it: a replay runs at the recorded time. User functions are
-    taken at their word: a function that is not marked as nondeterministic is trusted.
+    Processing time (``current_timestamp``) is not among it: a replay runs at the recorded time; ``now`` does not. User
+    functions are taken at their word: a function that is not marked as nondeterministic is trusted.
 
     :param frame: the stream that goes to the sink
     """
@@ -127,6 +129,8 @@ def _reason(expression: Any) -> str | None:
         child.dataType().typeName() in _FLOATS for child in elements(expression.children())
     ):
         return f"{name} of floats depends on the order of the rows"
+    if name in _CLOCKS:
+        return f"{name} reads the machine's clock, use current_timestamp()"
     if name in _SUB_QUERIES:
         return "a sub-query reads outside of the stream"
     if not expression.deterministic() and all(child.deterministic() for child in elements(expression.children())):

@@ -42,6 +42,8 @@ def a_random_function(frame: DataFrame) -> DataFrame:
         (lambda frame: frame.select(F.rand()), "Rand is not deterministic"),
         (lambda frame: frame.select(F.expr("uuid()")), "Uuid is not deterministic"),
         (lambda frame: frame.select(F.monotonically_increasing_id()), "MonotonicallyIncreasingID"),
+        (lambda frame: frame.select(F.now()), r"Now reads the machine's clock, use current_timestamp\(\): now\(\)"),
+        (lambda frame: frame.selectExpr("current_time()"), "CurrentTime reads the machine's clock"),
         (lambda frame: frame.groupBy("k").agg(F.first("id")), "First depends on the order"),
         (lambda frame: frame.groupBy("k").agg(F.last("id")), "Last depends on the order"),
         (lambda frame: frame.groupBy("k").agg(F.collect_list("id")), "CollectList depends on the order"),
@@ -80,5 +82,6 @@ def test_ordinary_queries_are_taken_as_deterministic(session: SparkSession) -> N
         frame.dropDuplicates(["k", "t"]).groupBy("k").agg(F.max("t")),
         frame.select("k").union(frame.select("id", "k").dropDuplicates(["k"]).select("k")),
     ]
-    for result in [*results, *once, joined(frame, events(session)), exact, look_up]:
+    at_recorded_time = frame.selectExpr("current_timestamp()", "current_date()", "localtimestamp()", "unix_timestamp()")
+    for result in [*results, *once, joined(frame, events(session)), exact, look_up, at_recorded_time]:
         assert determinism.find(result) == []

@@ -127,6 +127,7 @@ class _Text:
         special: Callable[[Any], str] | None = {
             "Cast": self._cast,
             "GetStructField": lambda node: f"{self.of(node.child())}.{node.extractFieldName()}",
+            "GetArrayStructFields": lambda node: f"{self.of(node.child())}.{node.field().name()}",
             "AggregateExpression": self._aggregate,
             "CreateNamedStruct": self._struct,
             "Between": lambda node: (

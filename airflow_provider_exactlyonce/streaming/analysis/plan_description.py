@@ -125,7 +125,8 @@ class _Walk:
         if name == "CTERelationRef":
             shared = self._shared[plan.cteId()]
             inner = self.columns(shared)
-            return {outer: inner[id] for outer, id in zip(_ids(plan.output()), _ids(shared.output()), strict=True)}
+            pairs = zip(_ids(plan.output()), _ids(shared.output()), strict=True)
+            return {outer: inner[id] for outer, id in pairs if id in inner}
         place = len(self.operators)
         children = [self.columns(child) for child in elements(plan.children())]
         columns: Columns = {id: text for child in children for id, text in child.items()}

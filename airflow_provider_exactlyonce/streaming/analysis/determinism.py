@@ -23,12 +23,21 @@ _BY_ORDER: Final = frozenset(
         "ListAgg",
         "MaxBy",
         "MinBy",
+        "MaxMinByK",
         "Mode",
         "ApproximatePercentile",
         "PivotFirst",
         "HistogramNumeric",
+        "VectorSum",
+        "VectorAvg",
+        "ApproxTopK",
+        "ApproxTopKAccumulate",
+        "ApproxTopKCombine",
+        "HllSketchAgg",
     }
 )
+#: Sketches that do, a class for each type that they are made of.
+_SKETCHES_BY_ORDER: Final = ("KllSketchAgg", "KllMergeAgg", "TupleSketchAgg", "TupleUnionAgg")
 #: Aggregates that round differently in another order when their input is a float.
 _SUMS: Final = frozenset(
     {
@@ -36,6 +45,7 @@ _SUMS: Final = frozenset(
         "Average",
         "TrySum",
         "TryAverage",
+        "Product",
         "Corr",
         "CovPopulation",
         "CovSample",
@@ -70,6 +80,8 @@ def find(frame: DataFrame) -> list[str]:
         name = simple_name(plan)
         if name in _LOOK_UPS and not plan.isStreaming():
             reasons[f"{name} reads outside of the stream: {text(plan)}"] = None
+        if name == "GlobalLimit" and plan.isStreaming():
+            reasons[f"{name} keeps the rows that come first: {text(plan)}"] = None
         for expression in elements(plan.expressions()):
             for part in tree(expression):
                 reason = _reason(part)
@@ -123,7 +135,7 @@ def _ids(attributes: Any) -> set[int]:
 
 def _reason(expression: Any) -> str | None:
     name = simple_name(expression)
-    if name in _BY_ORDER:
+    if name in _BY_ORDER or name.startswith(_SKETCHES_BY_ORDER):
         return f"{name} depends on the order of the rows"
     if (name in _SUMS or name.startswith("Regr")) and any(
         child.dataType().typeName() in _FLOATS for child in elements(expression.children())

@@ -47,6 +47,7 @@ def describe(frame: DataFrame, sink: Mapping[str, tuple[str, ...]]) -> QueryPlan
         filters=tuple(sorted(walk.filters)),
         user_functions=tuple(sorted(walk.expressions.user_functions)),
         sink=sink,
+        options=True,
     )
 
 

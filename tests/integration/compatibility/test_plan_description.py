@@ -102,6 +102,19 @@ def facts(plan: QueryPlan, number: int = 0) -> Mapping[str, tuple[str, ...]]:
             ["range.id"],
             ["count(1)"],
         ),
+        (
+            lambda e: e.groupBy(
+                F.from_json("k", "x DATE", {"mode": "FAILFAST", "dateFormat": "d(M)"}).alias("v")
+            ).count(),
+            ["jsontostructs(in.k, struct<x:date>, options(dateformat=d%28M%29, mode=FAILFAST))"],
+            ["count(1)"],
+        ),
+        (
+            lambda e: e.groupBy(F.from_csv("k", "x INT", {letter: letter for letter in "edcba"}).alias("v")).count(),
+            ["csvtostructs(in.k, struct<x:int>, options(a=a, b=b, c=c, d=d, e=e))"],
+            ["count(1)"],
+        ),
+        (lambda e: e.groupBy(F.to_json(F.struct("k"))).count(), ["structstojson(struct(k: in.k))"], ["count(1)"]),
         (session, [f"session_window({TIME}, 10 seconds)", "in.k"], ["sum(in.a)"]),
     ],
 )

@@ -58,6 +58,7 @@ class QueryPlan:
     :param filters: conditions that rows must meet, anywhere in the plan
     :param user_functions: whose bodies a plan does not show, in the part that state depends on
     :param sink: what readers of the sink can tell, by name
+    :param options: its expressions have the options of parsers, which release 0.1.0 left out
     """
 
     sources: tuple[SourcePlan, ...]
@@ -66,6 +67,7 @@ class QueryPlan:
     filters: tuple[str, ...] = ()
     user_functions: tuple[str, ...] = ()
     sink: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    options: bool = False
 
 
 def encode(plan: QueryPlan) -> dict[str, Any]:

@@ -9,6 +9,7 @@ written by hand.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -168,7 +169,8 @@ class Transactions:
 
         :param topics: where to look, None for all topics
         :param silent_seconds: only those whose producer has not written for so long
-        :raises RefusedError: when the Kafka user may not read a topic
+        :raises RefusedError: when the Kafka user may not read a topic; when one seems to hang, and the Kafka user may
+            not describe all transactional ids
         """
         names = sorted(_asked(self._admin.list_topics) if topics is None else topics)
         suspects = [
@@ -187,7 +189,21 @@ class Transactions:
         left = [suspect for suspect in suspects if (suspect.producer_id, suspect.place) not in known]
         # One that ended between the two questions was known to its coordinator after all.
         still = {(hanging.place, hanging.first_offset) for hanging in self.open_in({suspect.place for suspect in left})}
-        return [suspect for suspect in left if (suspect.place, suspect.first_offset) in still]
+        hanging = [suspect for suspect in left if (suspect.place, suspect.first_offset) in still]
+        if hanging:
+            self._check_no_id_is_hidden(hanging[0])
+        return hanging
+
+    def _check_no_id_is_hidden(self, suspect: Hanging) -> None:
+        """Check that a coordinator would have told of every transaction: it leaves out what may not be described."""
+        try:
+            self.describe(f"nobody-{uuid.uuid4()}")
+        except RefusedError as error:
+            raise RefusedError(
+                "the Kafka user lacks the right DESCRIBE on all transactional ids, so it is not known whether the "
+                f"transaction that is open in {suspect.topic}-{suspect.partition} from offset {suspect.first_offset} "
+                "hangs or has a producer that lives; grant it with an ACL on transactional id *"
+            ) from error
 
     def abort(self, transaction: Transaction) -> None:
         """Abort this transaction and fence its producer; returns once its markers are written.

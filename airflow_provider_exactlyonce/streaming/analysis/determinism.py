@@ -23,12 +23,21 @@ _BY_ORDER: Final = frozenset(
         "ListAgg",
         "MaxBy",
         "MinBy",
+        "MaxMinByK",
         "Mode",
         "ApproximatePercentile",
         "PivotFirst",
         "HistogramNumeric",
+        "VectorSum",
+        "VectorAvg",
+        "ApproxTopK",
+        "ApproxTopKAccumulate",
+        "ApproxTopKCombine",
+        "HllSketchAgg",
     }
 )
+#: Sketches that do, a class for each type that they are made of.
+_SKETCHES_BY_ORDER: Final = ("KllSketchAgg", "KllMergeAgg", "TupleSketchAgg", "TupleUnionAgg")
 #: Aggregates that round differently in another order when their input is a float.
 _SUMS: Final = frozenset(
     {
@@ -36,6 +45,7 @@ _SUMS: Final = frozenset(
         "Average",
         "TrySum",
         "TryAverage",
+        "Product",
         "Corr",
         "CovPopulation",
         "CovSample",
@@ -47,6 +57,8 @@ _SUMS: Final = frozenset(
         "VarianceSamp",
     }
 )
+#: Spark runs a batch at its recorded time, but evaluates these of the functions of time with the machine's clock.
+_CLOCKS: Final = frozenset({"Now", "CurrentTime"})
 _SUB_QUERIES: Final = frozenset({"ScalarSubquery", "Exists", "ListQuery", "LateralSubquery"})
 _FLOATS: Final = frozenset({"float", "double"})
 _DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
@@ -57,8 +69,8 @@ _LOOK_UPS: Final = frozenset({"LogicalRelation", "DataSourceV2Relation", "HiveTa
 def find(frame: DataFrame) -> list[str]:
     """Return what may give other rows, each described with its expression; empty when nothing is known to.
 
-    Processing time (``current_timestamp``) is not among it: a replay runs at the recorded time. User functions are
-    taken at their word: a function that is not marked as nondeterministic is trusted.
+    Processing time (``current_timestamp``) is not among it: a replay runs at the recorded time; ``now`` does not. User
+    functions are taken at their word: a function that is not marked as nondeterministic is trusted.
 
     :param frame: the stream that goes to the sink
     """
@@ -68,6 +80,8 @@ def find(frame: DataFrame) -> list[str]:
         name = simple_name(plan)
         if name in _LOOK_UPS and not plan.isStreaming():
             reasons[f"{name} reads outside of the stream: {text(plan)}"] = None
+        if name == "GlobalLimit" and plan.isStreaming():
+            reasons[f"{name} keeps the rows that come first: {text(plan)}"] = None
         for expression in elements(plan.expressions()):
             for part in tree(expression):
                 reason = _reason(part)
@@ -121,12 +135,14 @@ def _ids(attributes: Any) -> set[int]:
 
 def _reason(expression: Any) -> str | None:
     name = simple_name(expression)
-    if name in _BY_ORDER:
+    if name in _BY_ORDER or name.startswith(_SKETCHES_BY_ORDER):
         return f"{name} depends on the order of the rows"
     if (name in _SUMS or name.startswith("Regr")) and any(
         child.dataType().typeName() in _FLOATS for child in elements(expression.children())
     ):
         return f"{name} of floats depends on the order of the rows"
+    if name in _CLOCKS:
+        return f"{name} reads the machine's clock, use current_timestamp()"
     if name in _SUB_QUERIES:
         return "a sub-query reads outside of the stream"
     if not expression.deterministic() and all(child.deterministic() for child in elements(expression.children())):

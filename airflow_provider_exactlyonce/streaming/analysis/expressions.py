@@ -6,8 +6,10 @@ session's settings decide (ANSI mode, time zone).
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from airflow_provider_exactlyonce.streaming.spark.jvm import elements, simple_name, tree
 
@@ -51,6 +53,7 @@ _NAMES: Final = {
     "CreateArray": "array",
 }
 _TYPES: Final = "org.apache.spark.sql.types."
+_COLLECTIONS: Final = ("scala.collection.immutable.", "org.apache.spark.sql.catalyst.util.CaseInsensitiveMap")
 _UNITS: Final = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000))
 
 
@@ -104,6 +107,8 @@ class Expressions:
 
 
 _MARK: Final = "`"
+#: In options: all but what ends them, or marks a user function.
+_AS_IT_IS: Final = "".join(set(string.punctuation) - {*"()%", _MARK}) + " "
 _QUOTE: Final = "'"
 
 
@@ -127,6 +132,7 @@ class _Text:
         special: Callable[[Any], str] | None = {
             "Cast": self._cast,
             "GetStructField": lambda node: f"{self.of(node.child())}.{node.extractFieldName()}",
+            "GetArrayStructFields": lambda node: f"{self.of(node.child())}.{node.field().name()}",
             "AggregateExpression": self._aggregate,
             "CreateNamedStruct": self._struct,
             "Between": lambda node: (
@@ -236,8 +242,20 @@ def _own_arguments(expression: Any, *, flags: bool = False) -> list[str]:
             texts += [str(argument).lower()] if flags and argument else []
         elif isinstance(argument, str | int | float):
             texts.append(str(argument))
-        elif (
-            argument is not None and hasattr(argument, "getClass") and argument.getClass().getName().startswith(_TYPES)
-        ):
-            texts.append(str(argument.simpleString()))
+        elif hasattr(argument, "getClass"):
+            kind = argument.getClass().getName()
+            if kind.startswith(_TYPES):
+                texts.append(str(argument.simpleString()))
+            elif kind.startswith(_COLLECTIONS) and "Map" in kind:
+                texts += _options(argument)
     return texts
+
+
+def _options(options: Any) -> list[str]:
+    """Return the options of a parser; Spark ignores the case of their names."""
+    pairs: list[str] = []
+    left = options.iterator()
+    while left.hasNext():
+        option = left.next()
+        pairs.append(f"{str(option._1()).lower()}={quote(str(option._2()), safe=_AS_IT_IS)}")
+    return [f"options({', '.join(sorted(pairs))})"] if pairs else []

@@ -47,6 +47,7 @@ def describe(frame: DataFrame, sink: Mapping[str, tuple[str, ...]]) -> QueryPlan
         filters=tuple(sorted(walk.filters)),
         user_functions=tuple(sorted(walk.expressions.user_functions)),
         sink=sink,
+        options=True,
     )
 
 
@@ -125,7 +126,8 @@ class _Walk:
         if name == "CTERelationRef":
             shared = self._shared[plan.cteId()]
             inner = self.columns(shared)
-            return {outer: inner[id] for outer, id in zip(_ids(plan.output()), _ids(shared.output()), strict=True)}
+            pairs = zip(_ids(plan.output()), _ids(shared.output()), strict=True)
+            return {outer: inner[id] for outer, id in pairs if id in inner}
         place = len(self.operators)
         children = [self.columns(child) for child in elements(plan.children())]
         columns: Columns = {id: text for child in children for id, text in child.items()}

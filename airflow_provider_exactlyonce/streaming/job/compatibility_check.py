@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce.checkpoint import compatibility
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
+from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
-from airflow_provider_exactlyonce.checkpoint.versions import CompatibilityReport, Version
+from airflow_provider_exactlyonce.checkpoint.versions import BUILD_ANEW, CompatibilityReport, Version
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.analysis.plan_description import describe
 from airflow_provider_exactlyonce.streaming.analysis.planned_state import PlanRefusedError, stateful_operators
 from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
@@ -34,32 +37,41 @@ def check_compatibility(
     :param checkpoint: where the savepoint's checkpoint lies; only read
     :param spark: a session to plan in; it gets the settings that the checkpoint fixes
     :param asked: Spark settings that the job would be submitted with
-    :raises RefusedError: when the job's function fails, with its line
+    :raises RefusedError: when the job's function fails, with its line; when what it computes can't be described
     """
     conf = Checkpoint(checkpoint).conf()
     file = inspect.getsourcefile(job.function) or "the job"
     with loader.blamed(file, f"the function of pipeline {job.name}"):
         result = job.planned(spark)
-        description = job.describe(spark, result)
     operators, refused = _planned(job, result, {**conf, _PARTITIONS: "1"}, file)
-    plan, wanted = description.plan, (asked or {}).get(_PARTITIONS)
+    plan, wanted = _described(job, result, file), (asked or {}).get(_PARTITIONS)
     new = Version(
         pipeline=job.name,
-        spark_version=description.spark_version,
-        job_hash=description.job_hash,
-        output_mode=description.output_mode,
-        topics=tuple(source.topic for source in plan.sources)
-        if plan
-        else tuple(str(source.topics) for source in job.sources.values()),
+        spark_version=spark.version,
+        job_hash=job.job_hash,
+        output_mode=job.output_mode,
+        topics=tuple(source.topic for source in plan.sources),
         plan=plan,
         operators=operators,
         state_backend=job.state_backend.name if job.state_backend else None,
         encoding=job.state_backend.encoding if job.state_backend else None,
         partitions=int(wanted) if wanted else None,
-        result_schema=description.result_schema,
+        result_schema=result.schema.json(),
         refused=refused,
     )
     return compatibility.compare(compatibility.of_savepoint(savepoint, conf), new)
+
+
+def _described(job: PipelineDefinition, result: DataFrame, file: str) -> QueryPlan:
+    try:
+        return describe(result, job.routes.facts)
+    except Exception as error:
+        _, line = inspect.getsourcelines(job.function)
+        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise RefusedError(
+            f"what pipeline {job.name} computes ({file}:{line}) can't be described, so it is not known whether it can "
+            f"go on from the savepoint: {cause}. Write the query otherwise; or {BUILD_ANEW}"
+        ) from error
 
 
 def _planned(

@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, TopicPattern, pipeline
 from airflow_provider_exactlyonce.streaming.analysis.plan_description import describe
 from airflow_provider_exactlyonce.streaming.analysis.planned_state import PlanRefusedError, stateful_operators
-from airflow_provider_exactlyonce.streaming.job import loader
+from airflow_provider_exactlyonce.streaming.job import compatibility_check, loader
 from airflow_provider_exactlyonce.streaming.job.compatibility_check import check_compatibility
 from tests.integration.compatibility.harness import Bench
 from tests.integration.compatibility.versions import JOINED, SUM, BrokenCounter, processor, session, timed, window
@@ -37,6 +37,14 @@ def with_sql(events: DataFrame) -> DataFrame:
         "WITH priced AS (SELECT k, a * 2 AS doubled FROM events WHERE a > 3), again AS (SELECT * FROM priced) "
         "SELECT k, avg(doubled) AS m, count(*) AS unused FROM again GROUP BY k"
     ).select("k", "m")
+
+
+def with_unused_columns(events: DataFrame) -> DataFrame:
+    events.createOrReplaceTempView("events")
+    return events.sparkSession.sql(
+        "WITH priced AS (SELECT k, j, a * 2 AS doubled, b FROM events), grouped AS "
+        "(SELECT j, max(doubled) AS m, count(*) AS unused FROM priced GROUP BY j) SELECT j, m FROM grouped"
+    )
 
 
 def through_python(events: DataFrame) -> DataFrame:
@@ -71,6 +79,12 @@ def facts(plan: QueryPlan, number: int = 0) -> Mapping[str, tuple[str, ...]]:
         (lambda e: e.union(e).groupBy("k").count(), ["in.k"], ["count(1)"]),
         (lambda e: e.select("k").union(e.select("j")).groupBy("k").count(), ["union(in.k, in.j)"], ["count(1)"]),
         (with_sql, ["in.k"], ["avg((2 * in.a))"]),
+        (with_unused_columns, ["in.j"], ["max((2 * in.a))"]),
+        (
+            lambda e: e.select(F.expr("array(struct(a AS price))").alias("items")).groupBy("items.price").count(),
+            ["array(struct(price: in.a)).price"],
+            ["count(1)"],
+        ),
         (
             through_python,
             ["`doubled`(in.id, in.k, in.j, in.t, in.u, in.a, in.b).q"],
@@ -88,6 +102,19 @@ def facts(plan: QueryPlan, number: int = 0) -> Mapping[str, tuple[str, ...]]:
             ["range.id"],
             ["count(1)"],
         ),
+        (
+            lambda e: e.groupBy(
+                F.from_json("k", "x DATE", {"mode": "FAILFAST", "dateFormat": "d(M)"}).alias("v")
+            ).count(),
+            ["jsontostructs(in.k, struct<x:date>, options(dateformat=d%28M%29, mode=FAILFAST))"],
+            ["count(1)"],
+        ),
+        (
+            lambda e: e.groupBy(F.from_csv("k", "x INT", {letter: letter for letter in "edcba"}).alias("v")).count(),
+            ["csvtostructs(in.k, struct<x:int>, options(a=a, b=b, c=c, d=d, e=e))"],
+            ["count(1)"],
+        ),
+        (lambda e: e.groupBy(F.to_json(F.struct("k"))).count(), ["structstojson(struct(k: in.k))"], ["count(1)"]),
         (session, [f"session_window({TIME}, 10 seconds)", "in.k"], ["sum(in.a)"]),
     ],
 )
@@ -229,6 +256,21 @@ def test_a_job_whose_function_fails_is_refused_with_its_line(spark: Any, tmp_pat
         RefusedError, match=rf"{file}:6: the function of pipeline p fails: AnalysisException: .*nothing"
     ):
         check_compatibility(loader.load(str(file)), saved.savepoint, checkpoint, spark)
+
+
+def test_a_job_that_can_not_be_described_is_refused_as_not_known(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(spark, tmp_path / "bench")
+    saved = bench.save(SUM)
+
+    def unable(*_: object) -> None:
+        raise ValueError("no text\nfrom Java")
+
+    monkeypatch.setattr(compatibility_check, "describe", unable)
+    said = r"versions.py:\d+\) can't be described, so it is not known .*: ValueError: no text\. Write"
+    with pytest.raises(RefusedError, match=said):
+        bench.check(saved, SUM)
 
 
 def test_what_readers_of_the_sink_can_tell_is_described(spark: Any) -> None:

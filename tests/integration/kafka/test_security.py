@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from kafka import OffsetAndMetadata, TopicPartition
 
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks.kafka import driver_config
+from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
 from airflow_provider_exactlyonce.kafka.config import parse
 from airflow_provider_exactlyonce.kafka.preflight import check_cluster, check_group, check_topics
 from airflow_provider_exactlyonce.kafka.reach import unreachable
@@ -136,6 +138,33 @@ def test_a_group_that_may_not_be_written_is_named(secured: SecuredBroker) -> Non
         eventually(refused, "with Describe alone")
         secured.grant(user, [Right("group", group, "Read")])
         eventually(lambda: not refused(), "with Read")
+
+
+def test_a_transaction_whose_id_may_not_be_described_is_not_called_hanging(secured: SecuredBroker) -> None:
+    user, topic, name = secured.make_user(PASSWORD), secured.make_topic(), f"living-{uuid.uuid4().hex[:8]}"
+    secured.grant(user, [Right("topic", topic, "Read"), Right("transactional id", "p-mine", "Describe")])
+    living = Producer({**secured.open_config, "transactional.id": name, "log_level": 2})
+    living.init_transactions(30)
+    living.begin_transaction()
+    living.produce(topic, b"v", partition=1)
+    assert living.flush(30) == 0
+    said: list[str] = []
+
+    def refused() -> bool:
+        try:
+            assert transactions.hanging([topic], silent_seconds=0) == []
+        except RefusedError as error:
+            said.append(str(error))
+            return True
+        return False
+
+    with WireClient(secured.config(user, PASSWORD)) as client:
+        transactions = Transactions(client)
+        eventually(lambda: refused() and "DESCRIBE on all transactional ids" in said[-1], "the right is named")
+        assert f"open in {topic}-1 from offset 0 hangs or" in said[-1]
+        secured.grant(user, [Right("transactional id", "*", "Describe")])
+        eventually(lambda: not refused(), "with the right it is known that it lives")
+    living.abort_transaction(30)
 
 
 def test_wrong_credentials_and_an_unknown_authority_are_refused_with_the_reason(secured: SecuredBroker) -> None:

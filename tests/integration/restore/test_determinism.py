@@ -42,10 +42,20 @@ def a_random_function(frame: DataFrame) -> DataFrame:
         (lambda frame: frame.select(F.rand()), "Rand is not deterministic"),
         (lambda frame: frame.select(F.expr("uuid()")), "Uuid is not deterministic"),
         (lambda frame: frame.select(F.monotonically_increasing_id()), "MonotonicallyIncreasingID"),
+        (lambda frame: frame.select(F.now()), r"Now reads the machine's clock, use current_timestamp\(\): now\(\)"),
+        (lambda frame: frame.selectExpr("current_time()"), "CurrentTime reads the machine's clock"),
         (lambda frame: frame.groupBy("k").agg(F.first("id")), "First depends on the order"),
         (lambda frame: frame.groupBy("k").agg(F.last("id")), "Last depends on the order"),
         (lambda frame: frame.groupBy("k").agg(F.collect_list("id")), "CollectList depends on the order"),
         (lambda frame: frame.groupBy("k").agg(F.max_by("id", "f")), "MaxBy depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.expr("min_by(id, f, 3)")), "MaxMinByK depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.expr("approx_top_k(id)")), "ApproxTopK depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.hll_sketch_agg("id")), "HllSketchAgg depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.expr("kll_sketch_agg_bigint(id)")), "KllSketchAggBigint depends"),
+        (lambda frame: frame.groupBy("k").agg(F.expr("tuple_sketch_agg_double(id, f)")), "TupleSketchAggDouble"),
+        (lambda frame: frame.groupBy("k").agg(F.expr("vector_sum(array(float(f)))")), "VectorSum depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.product("id")), "Product of floats depends on the order"),
+        (lambda frame: frame.limit(5), "GlobalLimit keeps the rows that come first"),
         (lambda frame: frame.groupBy("k").agg(F.sum("f")), "Sum of floats depends on the order"),
         (lambda frame: frame.groupBy("k").agg(F.avg(F.col("f") * 2)), "Average of floats depends on the order"),
         (lambda frame: frame.groupBy("k").agg(F.stddev("id")), "depends on the order"),
@@ -74,11 +84,14 @@ def test_ordinary_queries_are_taken_as_deterministic(session: SparkSession) -> N
     results = [function(frame) for function in (stateless, windowed, update, deduplicated, timed)]
     exact = frame.groupBy("k").agg(F.sum(F.col("id").cast("decimal(12,2)")), F.avg("id"), F.max("f"), F.count("*"))
     look_up = frame.join(session.createDataFrame([(1, "a")], "id BIGINT, name STRING"), "id")
+    sketches = frame.groupBy("k").agg(F.theta_sketch_agg("id"), F.approx_count_distinct("id"), F.percentile("f", 0.5))
+    first = frame.join(frame.sparkSession.range(9).limit(3), "id")
     once = [
         frame.dropDuplicates(),
         frame.dropDuplicates(["k"]).select("k"),
         frame.dropDuplicates(["k", "t"]).groupBy("k").agg(F.max("t")),
         frame.select("k").union(frame.select("id", "k").dropDuplicates(["k"]).select("k")),
     ]
-    for result in [*results, *once, joined(frame, events(session)), exact, look_up]:
+    at_recorded_time = frame.selectExpr("current_timestamp()", "current_date()", "localtimestamp()", "unix_timestamp()")
+    for result in [*results, *once, joined(frame, events(session)), exact, sketches, look_up, first, at_recorded_time]:
         assert determinism.find(result) == []

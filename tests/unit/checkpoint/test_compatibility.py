@@ -41,6 +41,7 @@ JOIN = OperatorPlan(
         "right columns": ("other.k", "other.t"),
     },
 )
+PARSING = replace(AGGREGATE, facts={**AGGREGATE.facts, "group by": ("jsontostructs(in.k, struct<x:date>)",)})
 SAVE = StatefulOperator(
     id=0,
     name="stateStoreSave",
@@ -54,6 +55,7 @@ PLAN = QueryPlan(
     watermarks=(WatermarkPlan(column="in.t", delay_milliseconds=10_000),),
     filters=("(in.a > 0)",),
     sink={"kind": ("kafka",), "topics": ("out",), "key": ("k",)},
+    options=True,
 )
 OLD = Version(
     pipeline="p",
@@ -242,6 +244,24 @@ ASPECTS: Mapping[str, tuple[Version, Version, Verdict, str]] = {
         NOTE,
         "user functions",
     ),
+    "a parser's options": (
+        with_facts(AGGREGATE, group_by=("jsontostructs(in.k, struct<x:date>, options(mode=FAILFAST))",)),
+        with_facts(AGGREGATE, group_by=("jsontostructs(in.k, struct<x:date>)",)),
+        INCOMPATIBLE,
+        "aggregate: group by",
+    ),
+    "a parser's options, of release 0.1.0": (
+        replace(OLD, plan=replace(PLAN, operators=(PARSING,), options=False)),
+        with_facts(PARSING, group_by=("jsontostructs(in.k, struct<x:date>, options(mode=FAILFAST, sep=\\))",)),
+        NOTE,
+        "options of parsers",
+    ),
+    "no options now, of release 0.1.0": (
+        replace(OLD, plan=replace(PLAN, operators=(PARSING,), options=False)),
+        with_plan(operators=(PARSING,)),
+        NOTE,
+        "options of parsers",
+    ),
     "no description": (replace(OLD, plan=None), OLD, NOTE, "plan"),
 }
 
@@ -330,6 +350,12 @@ def test_without_a_description_it_is_never_simply_compatible_and_says_what_could
     assert report.verdict is NOTE
     assert "aggregate functions" in report.findings[0].reason
     assert not {"what state means", "watermark", "sink"} & set(report.unchanged)
+
+
+def test_release_0_1_0_and_a_job_without_parsers_are_simply_compatible() -> None:
+    report = compare(replace(OLD, plan=replace(PLAN, options=False)), OLD)
+    assert report.verdict is COMPATIBLE
+    assert "options of parsers" in report.unchanged
 
 
 def test_the_worst_comes_first() -> None:

@@ -261,8 +261,15 @@ REWRITTEN: dict[str, Callable[[Path], object]] = {
     f"home/lineages/{LINEAGE}/lineage.json": lambda of: home(of).remember(lineage(of)),
     "home/control/upgrade.json": lambda of: upgrade_plan.write(home(of), plan(of), before=plan(of)),
     "home/release.json": lambda of: releases.write(home(of), release_of(of)),
-    "home/savepoints/12-0f1e2d3c/manifest.json": lambda of: Savepoints(home(of).savepoints).pin("12-0f1e2d3c"),
+    "home/savepoints/12-0f1e2d3c/manifest.json": lambda of: pin(of, "12-0f1e2d3c"),
 }
+
+
+def pin(release: Path, savepoint: str) -> None:
+    savepoints = home(release).savepoints
+    (savepoints / savepoint / "checkpoint").mkdir()
+    (savepoints / savepoint / "checkpoint" / "metadata").touch()  # of its bytes the releases here have none
+    Savepoints(savepoints).pin(savepoint)
 
 
 @pytest.fixture(params=RELEASES, ids=lambda folder: folder.name)

@@ -146,26 +146,26 @@ def statements(
         return [insert.on_conflict_do_update(index_elements=list(key), set_=set_, where=newer)]
     if dialect in ("mysql", "mariadb") and updated:
         return [_on_duplicate(table, updated, commit_column)]
-    same = sa.and_(*[table.c[name] == sa.bindparam(f"key_{name}") for name in key])
-    older = sa.true() if commit_column is None else _commit_of(table, commit_column) <= sa.bindparam("key_commit")
+    same = sa.and_(*[table.c[name] == sa.bindparam(name) for name in key])
+    older = sa.true() if commit_column is None else _commit_of(table, commit_column) <= sa.bindparam(commit_column)
     given = sa.select(*[sa.bindparam(name, type_=table.c[name].type).label(name) for name in columns])
-    lacking = given.where(~sa.exists(sa.select(sa.literal(1)).select_from(table).where(same)))
+    lacking = given.where(~sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(same)))
     return [table.delete().where(same, older), table.insert().from_select(list(columns), lacking)]
 
 
 def parameters(
     rows: Iterable[Mapping[str, Any]], key: Sequence[str], commit_column: str | None, commit: int
 ) -> list[dict[str, Any]]:
-    """Return the last row of each key, as the parameters of :func:`statements`.
+    """Return the last row of each key, as the parameters of :func:`statements`: by the names of its columns, no others.
 
     :raises RecordRefusedError: when a key has a null: no constraint holds for it, so it would be inserted each time
     """
-    more = {} if commit_column is None else {commit_column: commit, "key_commit": commit}
+    more = {} if commit_column is None else {commit_column: commit}
     last = {tuple(row[name] for name in key): row for row in rows}
     if nulls := [key_values for key_values in last if None in key_values]:
         shown_key = ", ".join(f"{name}={value!r}" for name, value in zip(key, nulls[0], strict=True))
         raise RecordRefusedError(f"commit {commit} has a row with a null in its key, which replaces none: {shown_key}")
-    return [{**row, **{f"key_{name}": row[name] for name in key}, **more} for row in last.values()]
+    return [{**row, **more} for row in last.values()]
 
 
 def _commit_of(table: sa.Table, commit_column: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,25 @@ def test_rows_from_before_the_table_had_a_commit_column_are_older_than_all(engin
         committer.claim(commit)
         write(committer, [("a", commit)], commit=commit)
     assert rows(engine) == [("a", 2, 2)]
+
+
+@pytest.mark.parametrize("commit_column", [None, "c"])
+def test_columns_of_any_name_keep_their_values(engine: sa.Engine, commit_column: str | None) -> None:
+    names = ["k", "v", "key_k", "key_commit", "k_1", "param_1", "commit"]
+    columns = [sa.Column(name, sa.String(20), primary_key=name == "k") for name in names]
+    table = sa.Table("odd", sa.MetaData(), *columns, sa.Column("c", sa.Integer))
+    table.create(engine)
+    url = engine.url.render_as_string(hide_password=False)
+    committer = UpsertSink(name="s", url=url, table="odd", key="k", commit_column=commit_column).open(CONTEXT)
+    committer.claim(1)
+    for commit in (1, 2):
+        given = {name: [f"{name}-{commit}"] for name in names} | {"k": ["a"]}
+        with closing(committer.open_writer()(SinkAttempt(name="a", pipeline="p", commit=commit, run=1), 0)) as writer:
+            writer.write(pa.RecordBatch.from_pydict(given))
+            writer.finish()
+        with engine.connect() as connection:
+            [row] = connection.execute(sa.select(table))
+        assert row == (*(values[0] for values in given.values()), commit if commit_column else None)
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:

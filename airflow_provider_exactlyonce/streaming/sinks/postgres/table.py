@@ -41,7 +41,9 @@ _ROUNDED: Final = ("timestamptz", "timestamp", "time")  # to fewer digits than S
 _COLUMNS: Final = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(e.typname, b.typname), e.oid IS NOT NULL,
        coalesce(e.typtype, b.typtype) = 'e', coalesce(nullif(t.typtypmod, -1), a.atttypmod), a.attnotnull,
-       a.attidentity = 'a' OR a.attgenerated <> '', a.atthasdef OR a.attidentity <> ''
+       a.attidentity = 'a' OR a.attgenerated <> '', a.atthasdef OR a.attidentity <> '',
+       (SELECT ARRAY[n.nspname, o.collname]::text[] FROM pg_collation o JOIN pg_namespace n ON n.oid = o.collnamespace
+        WHERE o.oid = a.attcollation AND o.oid <> t.typcollation)
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 JOIN pg_type b ON b.oid = coalesce(nullif(t.typbasetype, 0), t.oid)
 LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
@@ -65,6 +67,7 @@ class PostgresColumn:
     :param modifier: the type's precision as the catalog encodes it, -1 for none
     :param generated: only the server gives its values
     :param filled: it has a default
+    :param collation: its schema and name, None for that of the type
     """
 
     name: str
@@ -76,6 +79,7 @@ class PostgresColumn:
     not_null: bool
     generated: bool
     filled: bool
+    collation: Sequence[str] | None
 
     @property
     def is_json(self) -> bool:

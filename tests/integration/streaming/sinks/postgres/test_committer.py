@@ -198,6 +198,24 @@ def test_a_server_that_dies_with_rows_staged_fails_the_attempt_and_no_more(monke
         committer.close()
 
 
+def test_staged_texts_are_compared_as_the_target_compares_them(case: Case) -> None:
+    case.sql('CREATE COLLATION "By code" FROM "POSIX"')
+    case.sql('CREATE DOMAIN code AS text COLLATE "POSIX"')
+    case.sql(
+        'ALTER TABLE rows ALTER v TYPE text COLLATE "By code", ALTER v SET NOT NULL, ADD UNIQUE (v), '
+        'ADD list varchar(3)[] COLLATE "C", ADD code code, ADD other code COLLATE "By code"'
+    )
+    case.sql("INSERT INTO rows VALUES (1, 'a'), (2, 'b')")
+    committer = case.open(1, mode="upsert", key="v", order="v", deleted="gone")
+    committer.pre_commit(case.stage(committer, 1, 1, [(1, "a", True)]))
+    committer.commit(entry(1, 1, 1))
+    assert case.rows() == [(2, "b")]
+    collations = "SELECT attname, attcollation FROM pg_attribute WHERE attrelid = %s::regclass AND attcollation <> 0"
+    collations += " ORDER BY attnum"
+    [stage] = case.stages()
+    assert case.sql(collations, [f"exactlyonce.{stage}"]) == case.sql(collations, ["rows"])
+
+
 def test_an_upsert_takes_the_last_row_of_a_key_and_refuses_to_guess(case: Case) -> None:
     case.sql("INSERT INTO rows VALUES (1, 'a', 0), (2, 'b', 0), (3, 'c', 0)")
     committer = case.open(1, mode="upsert", key="id", order="v", deleted="gone", commit_column="commit")

@@ -114,12 +114,13 @@ def check_columns(
         check_has(table, table.columns.keys(), commit_column)
     if commit_column in columns.names:
         raise RefusedError(f"the rows have commit_column={commit_column!r} themselves: the sink gives its values")
+    given = (*columns.names, *([commit_column] if commit_column else []))
     required = [
         column.name
         for column in table.columns
         if not (column.nullable or column.server_default is not None or column.autoincrement is True)
     ]
-    check_complete(table, required, (*columns.names, *([commit_column] if commit_column else [])))
+    check_complete(table, required, given)
     inspector = sa.inspect(connection)
     unique: list[Any] = [
         inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"],
@@ -127,6 +128,29 @@ def check_columns(
         *(index["column_names"] for index in inspector.get_indexes(table.name, table.schema) if index["unique"]),
     ]
     check_key(table, key, unique)
+    if connection.dialect.name in ("mysql", "mariadb"):
+        _check_no_other_key(table, key, unique, given)
+
+
+def _check_no_other_key(
+    table: sa.Table, key: Sequence[str], unique: Iterable[Sequence[str | None]], given: Sequence[str]
+) -> None:
+    """Check that a row meets none but that of its key: ON DUPLICATE KEY changes whichever row it meets.
+
+    :raises RefusedError: naming the columns by which it could meet another
+    """
+    for names in unique:
+        if not names or set(names) >= set(key):
+            continue
+        # An expression has no name. What the server numbers, or leaves null, meets nothing.
+        lacking = [table.columns[name] for name in names if name is not None and name not in given]
+        if any(column.autoincrement is True or (column.nullable and not column.server_default) for column in lacking):
+            continue
+        over = ", ".join(name or "an expression" for name in names)
+        raise RefusedError(
+            f"table {table} is unique over ({over}), too: ON DUPLICATE KEY UPDATE writes a row over another key's with "
+            f"the same there. Drop the constraint, or write to a table that is unique over ({', '.join(key)}) only"
+        )
 
 
 def statements(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,22 @@ def test_a_table_of_an_older_release_that_takes_two_names_for_one_refuses_the_se
         for table in tables:
             connection.execute(sa.text(f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"))
         assert (second.claim(1), first.claim(3)) == (None, entry(1))
+
+
+@pytest.mark.parametrize(
+    ("declared", "is_refused"),
+    [
+        ("k VARCHAR(9) PRIMARY KEY, v INT UNIQUE", True),
+        ("k VARCHAR(9) PRIMARY KEY, v INT, UNIQUE INDEX (v, k)", False),
+        ("n INT AUTO_INCREMENT PRIMARY KEY, k VARCHAR(9) UNIQUE, v INT", False),
+    ],
+)
+def test_a_row_of_mariadb_can_conflict_with_its_key_only(maria: str, declared: str, is_refused: bool) -> None:
+    with sa.create_engine(maria, poolclass=sa.NullPool).begin() as connection:
+        connection.execute(sa.text(f"CREATE TABLE more ({declared})"))
+    sink = UpsertSink(name="s", url=maria, table="more", key="k")
+    with pytest.raises(RefusedError, match=r"more is unique over \(v\), too") if is_refused else nullcontext():
+        sink.check_columns(T.StructType().add("k", T.StringType()).add("v", T.IntegerType()))
 
 
 def test_a_commit_column_has_the_commits_of_one_pipeline(engine: sa.Engine) -> None:

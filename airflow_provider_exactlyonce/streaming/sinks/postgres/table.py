@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.json_text import without_json
 from airflow_provider_exactlyonce.streaming.sinks.table_checks import check_complete, check_has, check_key
 
 if TYPE_CHECKING:
@@ -88,13 +89,15 @@ class PostgresColumn:
 
     def refuses(self, type_: DataType) -> str | None:
         """Return why it can't hold a type of Spark, None when it can."""
-        from pyspark.sql.types import ArrayType
+        from pyspark.sql.types import ArrayType, MapType, StructType
 
         if isinstance(type_, ArrayType):
             if self.is_json:
-                return None
+                return _refuses_json(type_)
             if not self.is_array:
                 return f"an array of its elements' type, or {' or '.join(_JSON)}"
+            if isinstance(type_.elementType, MapType | StructType):
+                return " or ".join(_JSON)
             return self._refuses_scalar(type_.elementType)
         return "no array" if self.is_array else self._refuses_scalar(type_)
 
@@ -106,6 +109,8 @@ class PostgresColumn:
             return "another type of Spark: this one has no counterpart"
         if self.base not in accepted and not (self.is_enum and accepted is _TEXT):
             return " or ".join(accepted)
+        if accepted is _JSON:
+            return _refuses_json(type_)
         if self.modifier < 0:
             return None
         if isinstance(type_, DecimalType):
@@ -115,6 +120,11 @@ class PostgresColumn:
         if self.base in _ROUNDED and self.modifier < 6:
             return f"{self.base} with six digits of a second: it would round"
         return None
+
+
+def _refuses_json(type_: DataType) -> str | None:
+    lacking = without_json(type_)
+    return None if lacking is None else f"another type than {lacking.simpleString()} in it: that one has no JSON"
 
 
 @dataclass(frozen=True)

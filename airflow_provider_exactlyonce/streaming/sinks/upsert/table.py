@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
+from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RecordRefusedError, RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.json_text import to_json, without_json
 from airflow_provider_exactlyonce.streaming.sinks.table_checks import check_complete, check_has, check_key
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: MySQL's and MariaDB's numbers of a CHECK that fails, which their drivers take for an error of the server's operation.
-_MYSQL_CHECK_FAILED: Final = (3819, 4025)
+#: MySQL's and MariaDB's numbers of a CHECK that fails, and of a text that is no JSON, which their drivers take for
+#: errors of the server's operation.
+_MYSQL_ROW_REFUSED: Final = (3819, 4025, 3140)
+
+
+class JsonText(sa.TypeDecorator[Any]):
+    """JSON as :func:`to_json` writes it. A text is JSON already, and None is SQL's NULL."""
+
+    impl = sa.JSON
+    cache_ok = True
+
+    @override
+    def bind_processor(self, dialect: sa.Dialect) -> Callable[[Any], str | None]:
+        return lambda value: value if value is None or isinstance(value, str) else to_json(value)
 
 
 @contextmanager
@@ -69,6 +83,8 @@ def translated_errors(what: str, table: str) -> Iterator[None]:
     try:
         yield
     except sa.exc.SQLAlchemyError as error:
+        if isinstance(error, sa.exc.StatementError) and isinstance(error.orig, RecordRefusedError):
+            raise RecordRefusedError(f"table {table}, {what}: {error.orig}") from error
         if isinstance(error, sa.exc.DBAPIError) and _refuses_row(error):
             raise RecordRefusedError(f"table {table} refuses a row, {what}: {error.orig}") from error
         raise BatchFailedError(f"table {table}, {what}: {error}") from error
@@ -77,7 +93,7 @@ def translated_errors(what: str, table: str) -> Iterator[None]:
 def _refuses_row(error: sa.exc.DBAPIError) -> bool:
     if isinstance(error, (sa.exc.IntegrityError, sa.exc.DataError)):
         return True
-    return error.orig is not None and bool(error.orig.args) and error.orig.args[0] in _MYSQL_CHECK_FAILED
+    return error.orig is not None and bool(error.orig.args) and error.orig.args[0] in _MYSQL_ROW_REFUSED
 
 
 def find(connection: sa.Connection, name: str) -> sa.Table:
@@ -87,11 +103,15 @@ def find(connection: sa.Connection, name: str) -> sa.Table:
     """
     schema, _, table = name.rpartition(".")
     try:
-        return sa.Table(table, sa.MetaData(), schema=schema or None, autoload_with=connection)
+        found = sa.Table(table, sa.MetaData(), schema=schema or None, autoload_with=connection)
     except sa.exc.NoSuchTableError:
         raise RefusedError(f"there is no table {name} in {shown(connection.engine)}: create it") from None
     except sa.exc.SQLAlchemyError as error:
         raise RefusedError(f"table {name} can't be looked up in {shown(connection.engine)}: {error}") from error
+    for column in found.columns:
+        if isinstance(column.type, sa.JSON):
+            column.type = JsonText()
+    return found
 
 
 def check_columns(
@@ -107,8 +127,13 @@ def check_columns(
     for field in columns.fields:
         kind = field.dataType.simpleString()
         check_has(table, table.columns.keys(), field.name, kind)
-        nested = field.dataType.typeName() in ("array", "map", "struct")
-        if nested and not isinstance(table.columns[field.name].type, sa.JSON):
+        if isinstance(table.columns[field.name].type, JsonText):
+            if (lacking := without_json(field.dataType)) is not None:
+                raise RefusedError(
+                    f"column {field.name} of table {table} is JSON, which {lacking.simpleString()} in {kind} has not: "
+                    "make another type of it"
+                )
+        elif field.dataType.typeName() in ("array", "map", "struct"):
             raise RefusedError(f"column {field.name} of table {table} must be of type JSON for {kind}")
     if commit_column:
         check_has(table, table.columns.keys(), commit_column)

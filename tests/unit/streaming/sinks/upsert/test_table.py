@@ -47,6 +47,23 @@ def test_a_row_that_replaces_whichever_it_conflicts_with_can_conflict_with_its_k
             upsert_table.check_columns(connection, table, columns, ["id"], None)
 
 
+def test_a_value_without_json_is_refused_before_anything_runs() -> None:
+    with sa.create_engine("sqlite://").connect() as connection:
+        sa.Table("t", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("v", sa.JSON)).create(
+            connection
+        )
+        table = upsert_table.find(connection, "t")
+        columns = T.StructType().add("id", T.IntegerType())
+        upsert_table.check_columns(
+            connection, table, columns.add("v", T.StructType().add("d", T.DateType())), ["id"], None
+        )
+        lacking = T.StructType().add("id", T.IntegerType()).add("v", T.StructType().add("d", T.DayTimeIntervalType()))
+        with pytest.raises(
+            RefusedError, match=r"column v of table t is JSON, which interval day to second in struct<d:"
+        ):
+            upsert_table.check_columns(connection, table, lacking, ["id"], None)
+
+
 def test_a_row_that_replaces_whichever_it_conflicts_with_can_conflict_with_no_expression() -> None:
     table = sa.Table("t", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
     with pytest.raises(RefusedError, match=r"t is unique over \(an expression\), too"):

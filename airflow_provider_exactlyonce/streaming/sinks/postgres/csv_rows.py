@@ -5,10 +5,8 @@ Arrow quotes every text, and writes null as nothing: what COPY takes for text an
 
 from __future__ import annotations
 
-import base64
 import datetime
 import io
-import json
 from collections.abc import Callable, Collection
 from decimal import Decimal
 from typing import Any, Final
@@ -17,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from airflow_provider_exactlyonce.exceptions import RecordRefusedError
+from airflow_provider_exactlyonce.streaming.sinks.json_text import to_json
 
 _OPTIONS: Final = csv.WriteOptions(include_header=False, quoting_style="needed")
 
@@ -62,27 +60,6 @@ def _hexadecimal(values: pa.Array) -> pa.Array:
     text = pa.Array.from_buffers(pa.large_string(), len(packed), [None, doubled, digits])
     text = pc.binary_join_element_wise(pa.scalar("\\x", pa.large_string()), text, pa.scalar("", pa.large_string()))
     return pc.if_else(packed.is_valid(), text, pa.scalar(None, pa.large_string()))
-
-
-def to_json(value: Any) -> str:
-    """Return JSON in which decimals keep their digits, times are ISO 8601 and bytes are base64.
-
-    :raises RecordRefusedError: for what JSON lacks, not-a-number and infinities
-    """
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(str(name))}:{to_json(of)}" for name, of in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(to_json, value)) + "]"
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, datetime.date | datetime.time):
-        return json.dumps(value.isoformat())
-    if isinstance(value, bytes):
-        return json.dumps(base64.b64encode(value).decode())
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise RecordRefusedError(f"{value} has no JSON, for a column json or jsonb") from error
 
 
 def _array(values: list[Any]) -> str:

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks import places
-from airflow_provider_exactlyonce.streaming.sinks.postgres.table import PostgresTable
+from airflow_provider_exactlyonce.streaming.sinks.postgres.table import PostgresColumn, PostgresTable
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkEntry
 
 SCHEMA: Final = "exactlyonce"
@@ -166,18 +166,21 @@ def _place(connection: psycopg.Connection[Any], table: PostgresTable, column: st
 def make_stage(connection: psycopg.Connection[Any], stage: str, table: PostgresTable, flag: str | None) -> None:
     """Make an attempt's staging table: the target's columns without its constraints, and without its safety.
 
+    It compares and orders texts as the target does, so that both have the same keys, and the same last row of each.
+
     :param flag: a boolean column that only the rows have
     """
-    columns = [
-        sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
-        for column in table.columns.values()
-        if not column.generated
-    ]
+    columns = [_column(column) for column in table.columns.values() if not column.generated]
     if flag is not None:
         columns.append(sql.SQL("{} boolean").format(sql.Identifier(flag)))
     statement = sql.SQL("CREATE UNLOGGED TABLE {} ({} integer, {}) WITH (autovacuum_enabled = off)")
     place, writer = sql.Identifier(SCHEMA, stage), sql.Identifier(WRITER_COLUMN)
     connection.execute(statement.format(place, writer, sql.SQL(", ").join(columns)))
+
+
+def _column(column: PostgresColumn) -> sql.Composed:
+    given = sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
+    return given if column.collation is None else given + sql.SQL(" COLLATE ") + sql.Identifier(*column.collation)
 
 
 def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequence[str]:

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.json_text import without_json
 from airflow_provider_exactlyonce.streaming.sinks.table_checks import check_complete, check_has, check_key
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ _ROUNDED: Final = ("timestamptz", "timestamp", "time")  # to fewer digits than S
 _COLUMNS: Final = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(e.typname, b.typname), e.oid IS NOT NULL,
        coalesce(e.typtype, b.typtype) = 'e', coalesce(nullif(t.typtypmod, -1), a.atttypmod), a.attnotnull,
-       a.attidentity = 'a' OR a.attgenerated <> '', a.atthasdef OR a.attidentity <> ''
+       a.attidentity = 'a' OR a.attgenerated <> '', a.atthasdef OR a.attidentity <> '',
+       (SELECT ARRAY[n.nspname, o.collname]::text[] FROM pg_collation o JOIN pg_namespace n ON n.oid = o.collnamespace
+        WHERE o.oid = a.attcollation AND o.oid <> t.typcollation)
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 JOIN pg_type b ON b.oid = coalesce(nullif(t.typbasetype, 0), t.oid)
 LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
@@ -65,6 +68,7 @@ class PostgresColumn:
     :param modifier: the type's precision as the catalog encodes it, -1 for none
     :param generated: only the server gives its values
     :param filled: it has a default
+    :param collation: its schema and name, None for that of the type
     """
 
     name: str
@@ -76,6 +80,7 @@ class PostgresColumn:
     not_null: bool
     generated: bool
     filled: bool
+    collation: Sequence[str] | None
 
     @property
     def is_json(self) -> bool:
@@ -84,13 +89,15 @@ class PostgresColumn:
 
     def refuses(self, type_: DataType) -> str | None:
         """Return why it can't hold a type of Spark, None when it can."""
-        from pyspark.sql.types import ArrayType
+        from pyspark.sql.types import ArrayType, MapType, StructType
 
         if isinstance(type_, ArrayType):
             if self.is_json:
-                return None
+                return _refuses_json(type_)
             if not self.is_array:
                 return f"an array of its elements' type, or {' or '.join(_JSON)}"
+            if isinstance(type_.elementType, MapType | StructType):
+                return " or ".join(_JSON)
             return self._refuses_scalar(type_.elementType)
         return "no array" if self.is_array else self._refuses_scalar(type_)
 
@@ -102,6 +109,8 @@ class PostgresColumn:
             return "another type of Spark: this one has no counterpart"
         if self.base not in accepted and not (self.is_enum and accepted is _TEXT):
             return " or ".join(accepted)
+        if accepted is _JSON:
+            return _refuses_json(type_)
         if self.modifier < 0:
             return None
         if isinstance(type_, DecimalType):
@@ -111,6 +120,11 @@ class PostgresColumn:
         if self.base in _ROUNDED and self.modifier < 6:
             return f"{self.base} with six digits of a second: it would round"
         return None
+
+
+def _refuses_json(type_: DataType) -> str | None:
+    lacking = without_json(type_)
+    return None if lacking is None else f"another type than {lacking.simpleString()} in it: that one has no JSON"
 
 
 @dataclass(frozen=True)

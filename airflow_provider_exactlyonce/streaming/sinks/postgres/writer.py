@@ -74,8 +74,9 @@ class PostgresWriter(SinkWriter):
     def _start(self, columns: list[str]) -> psycopg.Copy:
         self._columns = columns
         connection = connect(self._opened.parameters, self._opened.application)
-        self._closing.callback(connection.close)
-        connection.execute("SET synchronous_commit = off")  # nothing of an unlogged table outlives a crash anyway
+        self._closing.enter_context(connection)  # which commits or rolls back, and closes
+        # Nothing of an unlogged table outlives a crash anyway. LOCAL: a pooler gives the session to others afterwards.
+        connection.execute("BEGIN; SET LOCAL synchronous_commit = off")
         named = sql.SQL(", ").join(map(sql.Identifier, (WRITER_COLUMN, *columns)))
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(self._stage, named)
         self._copy = self._closing.enter_context(connection.cursor().copy(statement))

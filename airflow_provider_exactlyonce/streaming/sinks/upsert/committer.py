@@ -75,7 +75,7 @@ class UpsertWriter(SinkWriter):
         with self._marked():
             connection = self._connection or self._start(rows.schema.names)
             parameters = upsert_table.parameters(
-                rows.to_pylist(), opened.key, opened.commit_column, self._attempt.commit
+                rows.to_pylist(maps_as_pydicts="strict"), opened.key, opened.commit_column, self._attempt.commit
             )
             for statement in self._statements:
                 connection.execute(statement, parameters)

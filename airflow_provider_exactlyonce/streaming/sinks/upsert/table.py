@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
+from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RecordRefusedError, RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.json_text import to_json, without_json
 from airflow_provider_exactlyonce.streaming.sinks.table_checks import check_complete, check_has, check_key
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: MySQL's and MariaDB's numbers of a CHECK that fails, which their drivers take for an error of the server's operation.
-_MYSQL_CHECK_FAILED: Final = (3819, 4025)
+#: MySQL's and MariaDB's numbers of a CHECK that fails, and of a text that is no JSON, which their drivers take for
+#: errors of the server's operation.
+_MYSQL_ROW_REFUSED: Final = (3819, 4025, 3140)
+
+
+class JsonText(sa.TypeDecorator[Any]):
+    """JSON as :func:`to_json` writes it. A text is JSON already, and None is SQL's NULL."""
+
+    impl = sa.JSON
+    cache_ok = True
+
+    @override
+    def bind_processor(self, dialect: sa.Dialect) -> Callable[[Any], str | None]:
+        return lambda value: value if value is None or isinstance(value, str) else to_json(value)
 
 
 @contextmanager
@@ -69,6 +83,8 @@ def translated_errors(what: str, table: str) -> Iterator[None]:
     try:
         yield
     except sa.exc.SQLAlchemyError as error:
+        if isinstance(error, sa.exc.StatementError) and isinstance(error.orig, RecordRefusedError):
+            raise RecordRefusedError(f"table {table}, {what}: {error.orig}") from error
         if isinstance(error, sa.exc.DBAPIError) and _refuses_row(error):
             raise RecordRefusedError(f"table {table} refuses a row, {what}: {error.orig}") from error
         raise BatchFailedError(f"table {table}, {what}: {error}") from error
@@ -77,7 +93,7 @@ def translated_errors(what: str, table: str) -> Iterator[None]:
 def _refuses_row(error: sa.exc.DBAPIError) -> bool:
     if isinstance(error, (sa.exc.IntegrityError, sa.exc.DataError)):
         return True
-    return error.orig is not None and bool(error.orig.args) and error.orig.args[0] in _MYSQL_CHECK_FAILED
+    return error.orig is not None and bool(error.orig.args) and error.orig.args[0] in _MYSQL_ROW_REFUSED
 
 
 def find(connection: sa.Connection, name: str) -> sa.Table:
@@ -87,11 +103,15 @@ def find(connection: sa.Connection, name: str) -> sa.Table:
     """
     schema, _, table = name.rpartition(".")
     try:
-        return sa.Table(table, sa.MetaData(), schema=schema or None, autoload_with=connection)
+        found = sa.Table(table, sa.MetaData(), schema=schema or None, autoload_with=connection)
     except sa.exc.NoSuchTableError:
         raise RefusedError(f"there is no table {name} in {shown(connection.engine)}: create it") from None
     except sa.exc.SQLAlchemyError as error:
         raise RefusedError(f"table {name} can't be looked up in {shown(connection.engine)}: {error}") from error
+    for column in found.columns:
+        if isinstance(column.type, sa.JSON):
+            column.type = JsonText()
+    return found
 
 
 def check_columns(
@@ -107,19 +127,25 @@ def check_columns(
     for field in columns.fields:
         kind = field.dataType.simpleString()
         check_has(table, table.columns.keys(), field.name, kind)
-        nested = field.dataType.typeName() in ("array", "map", "struct")
-        if nested and not isinstance(table.columns[field.name].type, sa.JSON):
+        if isinstance(table.columns[field.name].type, JsonText):
+            if (lacking := without_json(field.dataType)) is not None:
+                raise RefusedError(
+                    f"column {field.name} of table {table} is JSON, which {lacking.simpleString()} in {kind} has not: "
+                    "make another type of it"
+                )
+        elif field.dataType.typeName() in ("array", "map", "struct"):
             raise RefusedError(f"column {field.name} of table {table} must be of type JSON for {kind}")
     if commit_column:
         check_has(table, table.columns.keys(), commit_column)
     if commit_column in columns.names:
         raise RefusedError(f"the rows have commit_column={commit_column!r} themselves: the sink gives its values")
+    given = (*columns.names, *([commit_column] if commit_column else []))
     required = [
         column.name
         for column in table.columns
         if not (column.nullable or column.server_default is not None or column.autoincrement is True)
     ]
-    check_complete(table, required, (*columns.names, *([commit_column] if commit_column else [])))
+    check_complete(table, required, given)
     inspector = sa.inspect(connection)
     unique: list[Any] = [
         inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"],
@@ -127,6 +153,29 @@ def check_columns(
         *(index["column_names"] for index in inspector.get_indexes(table.name, table.schema) if index["unique"]),
     ]
     check_key(table, key, unique)
+    if connection.dialect.name in ("mysql", "mariadb"):
+        _check_no_other_key(table, key, unique, given)
+
+
+def _check_no_other_key(
+    table: sa.Table, key: Sequence[str], unique: Iterable[Sequence[str | None]], given: Sequence[str]
+) -> None:
+    """Check that a row meets none but that of its key: ON DUPLICATE KEY changes whichever row it meets.
+
+    :raises RefusedError: naming the columns by which it could meet another
+    """
+    for names in unique:
+        if not names or set(names) >= set(key):
+            continue
+        # An expression has no name. What the server numbers, or leaves null, meets nothing.
+        lacking = [table.columns[name] for name in names if name is not None and name not in given]
+        if any(column.autoincrement is True or (column.nullable and not column.server_default) for column in lacking):
+            continue
+        over = ", ".join(name or "an expression" for name in names)
+        raise RefusedError(
+            f"table {table} is unique over ({over}), too: ON DUPLICATE KEY UPDATE writes a row over another key's with "
+            f"the same there. Drop the constraint, or write to a table that is unique over ({', '.join(key)}) only"
+        )
 
 
 def statements(
@@ -146,26 +195,26 @@ def statements(
         return [insert.on_conflict_do_update(index_elements=list(key), set_=set_, where=newer)]
     if dialect in ("mysql", "mariadb") and updated:
         return [_on_duplicate(table, updated, commit_column)]
-    same = sa.and_(*[table.c[name] == sa.bindparam(f"key_{name}") for name in key])
-    older = sa.true() if commit_column is None else _commit_of(table, commit_column) <= sa.bindparam("key_commit")
+    same = sa.and_(*[table.c[name] == sa.bindparam(name) for name in key])
+    older = sa.true() if commit_column is None else _commit_of(table, commit_column) <= sa.bindparam(commit_column)
     given = sa.select(*[sa.bindparam(name, type_=table.c[name].type).label(name) for name in columns])
-    lacking = given.where(~sa.exists(sa.select(sa.literal(1)).select_from(table).where(same)))
+    lacking = given.where(~sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(same)))
     return [table.delete().where(same, older), table.insert().from_select(list(columns), lacking)]
 
 
 def parameters(
     rows: Iterable[Mapping[str, Any]], key: Sequence[str], commit_column: str | None, commit: int
 ) -> list[dict[str, Any]]:
-    """Return the last row of each key, as the parameters of :func:`statements`.
+    """Return the last row of each key, as the parameters of :func:`statements`: by the names of its columns, no others.
 
     :raises RecordRefusedError: when a key has a null: no constraint holds for it, so it would be inserted each time
     """
-    more = {} if commit_column is None else {commit_column: commit, "key_commit": commit}
+    more = {} if commit_column is None else {commit_column: commit}
     last = {tuple(row[name] for name in key): row for row in rows}
     if nulls := [key_values for key_values in last if None in key_values]:
         shown_key = ", ".join(f"{name}={value!r}" for name, value in zip(key, nulls[0], strict=True))
         raise RecordRefusedError(f"commit {commit} has a row with a null in its key, which replaces none: {shown_key}")
-    return [{**row, **{f"key_{name}": row[name] for name in key}, **more} for row in last.values()]
+    return [{**row, **more} for row in last.values()]
 
 
 def _commit_of(table: sa.Table, commit_column: str) -> Any:

@@ -209,7 +209,7 @@ class Delivery:
         invariant(record.entry is not None, "a commit has an entry")
         entry: SinkEntry = record.entry  # type: ignore[assignment]
         began = time.monotonic()
-        in_doubt = in_doubt and self._target.can_be_asked and self._has(entry)
+        in_doubt = in_doubt and self._target.can_be_asked and is_delivered(self._target, entry)
         if in_doubt:
             log.info("sink %s: the target has commit %d already", self._sink, entry.commit)
         else:
@@ -234,13 +234,6 @@ class Delivery:
         )
         return in_doubt
 
-    def _has(self, entry: SinkEntry) -> bool:
-        """Ask the target. What it does not know is asked again: taken for a no, it would be delivered twice."""
-        is_delivered = self._target.has(entry)
-        if is_delivered is None:
-            raise BatchFailedError(f"the target does not say whether it has commit {entry.commit}")
-        return is_delivered
-
     def _forget(self, passed: DeliveryProgress, before: int) -> None:
         """Remove a note that was passed, and the oldest records with their files as far as they are delivered and old.
 
@@ -255,6 +248,17 @@ class Delivery:
                 self._oldest = record.position + 1
         except OSError as error:  # what is delivered must not be delivered again for this
             log.warning("sink %s: delivered commits could not be removed: %s", self._sink, error)
+
+
+def is_delivered(target: Target, entry: SinkEntry) -> bool:
+    """Tell whether a target that can be asked has a commit.
+
+    :raises BatchFailedError: when it does not know: taken for a no, the commit would be delivered twice, or called lost
+    """
+    answer = target.has(entry)
+    if answer is None:
+        raise BatchFailedError(f"the target does not say whether it has commit {entry.commit}: ask it again")
+    return answer
 
 
 def read_note(storage: Storage, folder: str) -> DeliveryProgress:

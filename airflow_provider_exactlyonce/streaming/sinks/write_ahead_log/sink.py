@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery impor
     Delivery,
     DeliveryProgress,
     Target,
+    is_delivered,
     read_note,
 )
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import (
@@ -211,7 +212,7 @@ class WriteAheadLogCommitter(StagedCommitter):
         for expected in commits:
             if expected.commit in records_by_commit:
                 yield from self._differences(records_by_commit[expected.commit], expected)
-                if expected.commit == note.commit and target.can_be_asked and not target.has(expected):
+                if expected.commit == note.commit and target.can_be_asked and not is_delivered(target, expected):
                     yield f"commit {expected.commit}: it was delivered, and the target does not have it"
             elif expected.commit > oldest:
                 yield f"commit {expected.commit}: the log has no record of it"

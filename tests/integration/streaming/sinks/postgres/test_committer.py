@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from psycopg.pq import TransactionStatus
 
 from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.exceptions import (
@@ -26,7 +27,9 @@ from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
 from airflow_provider_exactlyonce.streaming.sinks.postgres.committer import PostgresCommitter
+from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import connect, parameters_of
 from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
+from airflow_provider_exactlyonce.streaming.sinks.postgres.writer import OpenPostgresWriter
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
 from tests.postgres import PostgresServer, environment, running
@@ -198,6 +201,24 @@ def test_a_server_that_dies_with_rows_staged_fails_the_attempt_and_no_more(monke
         committer.close()
 
 
+def test_staged_texts_are_compared_as_the_target_compares_them(case: Case) -> None:
+    case.sql('CREATE COLLATION "By code" FROM "POSIX"')
+    case.sql('CREATE DOMAIN code AS text COLLATE "POSIX"')
+    case.sql(
+        'ALTER TABLE rows ALTER v TYPE text COLLATE "By code", ALTER v SET NOT NULL, ADD UNIQUE (v), '
+        'ADD list varchar(3)[] COLLATE "C", ADD code code, ADD other code COLLATE "By code"'
+    )
+    case.sql("INSERT INTO rows VALUES (1, 'a'), (2, 'b')")
+    committer = case.open(1, mode="upsert", key="v", order="v", deleted="gone")
+    committer.pre_commit(case.stage(committer, 1, 1, [(1, "a", True)]))
+    committer.commit(entry(1, 1, 1))
+    assert case.rows() == [(2, "b")]
+    collations = "SELECT attname, attcollation FROM pg_attribute WHERE attrelid = %s::regclass AND attcollation <> 0"
+    collations += " ORDER BY attnum"
+    [stage] = case.stages()
+    assert case.sql(collations, [f"exactlyonce.{stage}"]) == case.sql(collations, ["rows"])
+
+
 def test_an_upsert_takes_the_last_row_of_a_key_and_refuses_to_guess(case: Case) -> None:
     case.sql("INSERT INTO rows VALUES (1, 'a', 0), (2, 'b', 0), (3, 'c', 0)")
     committer = case.open(1, mode="upsert", key="id", order="v", deleted="gone", commit_column="commit")
@@ -223,6 +244,30 @@ def test_an_upsert_takes_the_last_row_of_a_key_and_refuses_to_guess(case: Case) 
     plain.pre_commit(case.stage(plain, 2, 2, [(1, "b"), (7, "c")]))
     plain.commit(entry(2, 2, 2))
     assert case.rows() == [(1, "b"), (3, "q"), (4, "d"), (7, "c")]
+
+
+@pytest.mark.parametrize("ending", ["finish", "close"])
+def test_a_task_leaves_a_session_as_it_was_for_whom_a_pooler_gives_it_to(
+    case: Case, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    committer = case.open(1)
+    attempt = SinkAttempt(name="a" * 32, pipeline=PIPELINE, commit=1, run=1)
+    committer.begin(attempt)
+    pooled = connect(parameters_of("postgres_default"), "pooler")
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(pooled, "close", lambda: None)
+            patched.setattr(f"{OpenPostgresWriter.__module__}.connect", lambda *_: pooled)
+            task = committer.open_writer()(attempt, 0)
+            task.write(pa.RecordBatch.from_pydict({"id": [1, 2], "v": ["a", "b"]}))
+            getattr(task, ending)()
+        changed = "SELECT name, setting FROM pg_settings WHERE source = 'session'"
+        assert pooled.execute(changed).fetchall() == []
+        assert pooled.info.transaction_status is TransactionStatus.IDLE
+    finally:
+        pooled.close()
+    [stage] = case.stages()
+    assert case.sql(f"SELECT count(*) FROM exactlyonce.{stage}") == [(2 if ending == "finish" else 0,)]
 
 
 def test_a_delete_removes_the_keys_it_is_given(case: Case) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +164,22 @@ def test_a_table_of_an_older_release_that_takes_two_names_for_one_refuses_the_se
         assert (second.claim(1), first.claim(3)) == (None, entry(1))
 
 
+@pytest.mark.parametrize(
+    ("declared", "is_refused"),
+    [
+        ("k VARCHAR(9) PRIMARY KEY, v INT UNIQUE", True),
+        ("k VARCHAR(9) PRIMARY KEY, v INT, UNIQUE INDEX (v, k)", False),
+        ("n INT AUTO_INCREMENT PRIMARY KEY, k VARCHAR(9) UNIQUE, v INT", False),
+    ],
+)
+def test_a_row_of_mariadb_can_conflict_with_its_key_only(maria: str, declared: str, is_refused: bool) -> None:
+    with sa.create_engine(maria, poolclass=sa.NullPool).begin() as connection:
+        connection.execute(sa.text(f"CREATE TABLE more ({declared})"))
+    sink = UpsertSink(name="s", url=maria, table="more", key="k")
+    with pytest.raises(RefusedError, match=r"more is unique over \(v\), too") if is_refused else nullcontext():
+        sink.check_columns(T.StructType().add("k", T.StringType()).add("v", T.IntegerType()))
+
+
 def test_a_commit_column_has_the_commits_of_one_pipeline(engine: sa.Engine) -> None:
     """Another's numbers begin anew: rows of commit 600 would never be replaced by commit 5 of the other."""
     url = engine.url.render_as_string(hide_password=False)
@@ -211,6 +230,66 @@ def test_rows_from_before_the_table_had_a_commit_column_are_older_than_all(engin
         committer.claim(commit)
         write(committer, [("a", commit)], commit=commit)
     assert rows(engine) == [("a", 2, 2)]
+
+
+def test_values_become_the_json_that_the_postgresql_sink_makes_of_them(engine: sa.Engine) -> None:
+    if engine.dialect.name in ("mysql", "mariadb"):
+        pytest.skip("MariaDB's JSON is a text")
+    table = sa.Table("docs", sa.MetaData(), sa.Column("k", sa.String(9), primary_key=True), sa.Column("d", sa.JSON))
+    table.create(engine)
+    sink = UpsertSink(name="s", url=engine.url.render_as_string(hide_password=False), table="docs", key="k")
+    committer = sink.open(CONTEXT)
+    committer.claim(1)
+    struct = {
+        "dec": Decimal("1.50"),
+        "day": dt.date(2024, 2, 29),
+        "raw": b"\xff",
+        "at": dt.datetime(2024, 7, 1),
+        "n": None,
+    }
+    kinds = {
+        "dec": pa.decimal128(9, 2),
+        "day": pa.date32(),
+        "raw": pa.binary(),
+        "at": pa.timestamp("us"),
+        "n": pa.int32(),
+    }
+    text = '{"dec":1.50,"day":"2024-02-29","raw":"/w==","at":"2024-07-01T00:00:00","n":null}'
+
+    def stored(kind: pa.DataType, *values: Any) -> list[str | None]:
+        keys = [str(number) for number in range(len(values))]
+        with closing(committer.open_writer()(SinkAttempt(name="a", pipeline="p", commit=1, run=1), 0)) as writer:
+            writer.write(pa.RecordBatch.from_arrays([pa.array(keys), pa.array(values, kind)], names=["k", "d"]))
+            writer.finish()
+        with engine.connect() as connection:
+            found = sa.select(sa.cast(sa.type_coerce(table.c.d, sa.Text), sa.Text)).order_by(table.c.k)
+            return list(connection.execute(found.where(table.c.k.in_(keys))).scalars())
+
+    assert stored(pa.struct(list(kinds.items())), struct, None) == [text, None]
+    assert stored(pa.map_(pa.bool_(), pa.int32()), [(True, 1)], [], None) == ['{"true":1}', "{}", None]
+    assert stored(pa.list_(pa.int32()), [1, None], None) == ["[1,null]", None]
+    assert stored(pa.string(), '{"a": [1]}', None) == ['{"a": [1]}', None]
+    with pytest.raises(RecordRefusedError, match="table docs, commit 1: nan has no JSON"):
+        stored(pa.list_(pa.float64()), [0.5], [float("nan")])
+
+
+@pytest.mark.parametrize("commit_column", [None, "c"])
+def test_columns_of_any_name_keep_their_values(engine: sa.Engine, commit_column: str | None) -> None:
+    names = ["k", "v", "key_k", "key_commit", "k_1", "param_1", "commit"]
+    columns = [sa.Column(name, sa.String(20), primary_key=name == "k") for name in names]
+    table = sa.Table("odd", sa.MetaData(), *columns, sa.Column("c", sa.Integer))
+    table.create(engine)
+    url = engine.url.render_as_string(hide_password=False)
+    committer = UpsertSink(name="s", url=url, table="odd", key="k", commit_column=commit_column).open(CONTEXT)
+    committer.claim(1)
+    for commit in (1, 2):
+        given = {name: [f"{name}-{commit}"] for name in names} | {"k": ["a"]}
+        with closing(committer.open_writer()(SinkAttempt(name="a", pipeline="p", commit=commit, run=1), 0)) as writer:
+            writer.write(pa.RecordBatch.from_pydict(given))
+            writer.finish()
+        with engine.connect() as connection:
+            [row] = connection.execute(sa.select(table))
+        assert row == (*(values[0] for values in given.values()), commit if commit_column else None)
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:

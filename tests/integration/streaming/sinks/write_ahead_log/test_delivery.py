@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql.types import LongType, StructType, VariantType
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import CommitUnknownError, RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, CommitUnknownError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import delivery
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import Target
@@ -244,7 +244,9 @@ def test_a_superseded_run_delivers_nothing_any_more(server: Server, tmp_path: Pa
     assert server.ids == list(range(10, 20))
 
 
-def test_delivered_commits_leave_the_log_by_age_and_the_rest_is_sound(tmp_path: Path) -> None:
+def test_delivered_commits_leave_the_log_by_age_and_the_rest_is_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = FolderTarget(tmp_path / "target")
     target.folder.mkdir()
     sink = WriteAheadLogSink(name="log", path=str(tmp_path / "wal"), target=target, wait_seconds=HANG_SECONDS)
@@ -261,6 +263,9 @@ def test_delivered_commits_leave_the_log_by_age_and_the_rest_is_sound(tmp_path: 
         assert [int(record.stem) for record in records_of(sink)] == [5, 6, 7], "those of commits 4, 5 and 6"
         (target.folder / "6.json").unlink()
         assert list(committer.audit(entries)) == ["commit 6: it was delivered, and the target does not have it"]
+        monkeypatch.setattr(FolderTarget, "has", lambda *_: None)
+        with pytest.raises(BatchFailedError, match="does not say whether it has commit 6"):
+            list(committer.audit(entries))
     with closing(open_run(sink, tmp_path, 2)) as committer:
         assert committer.tail() == entry_of(6, 1)
 

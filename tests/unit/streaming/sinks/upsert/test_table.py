@@ -1,0 +1,70 @@
+"""Which tables the idempotent sink refuses to write to."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import sqlalchemy as sa
+from pyspark.sql import types as T
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
+
+
+@pytest.mark.parametrize(
+    ("unique", "over"),
+    [
+        (["id"], None),
+        (["id", "v"], "v"),
+        (["v", "id"], "v"),
+        (["id", "v w"], "v, w"),
+        (["id", "v id"], None),
+        (["numbered", "id"], None),
+        (["id", "v null"], None),
+        (["id", "filled"], "filled"),
+    ],
+)
+@pytest.mark.parametrize("dialect", ["mysql", "mariadb", "sqlite"])
+def test_a_row_that_replaces_whichever_it_conflicts_with_can_conflict_with_its_key_only(
+    monkeypatch: pytest.MonkeyPatch, dialect: str, unique: list[str], over: str | None
+) -> None:
+    table = sa.Table(
+        "t",
+        sa.MetaData(),
+        *[sa.Column(name, sa.Integer, nullable=name != "id") for name in ("id", "v", "w", "null")],
+        sa.Column("numbered", sa.Integer, autoincrement="numbered" in unique),
+        sa.Column("filled", sa.Integer, server_default="1"),
+        sa.PrimaryKeyConstraint(*unique[0].split()),
+        *[sa.UniqueConstraint(*names.split()) for names in unique[1:]],
+    )
+    columns = T.StructType([T.StructField(name, T.IntegerType()) for name in ("id", "v", "w")])
+    refused = over is not None and dialect != "sqlite"
+    with sa.create_engine("sqlite://").connect() as connection:
+        table.create(connection)
+        monkeypatch.setattr(connection.dialect, "name", dialect)
+        with pytest.raises(RefusedError, match=rf"t is unique over \({over}\), too") if refused else nullcontext():
+            upsert_table.check_columns(connection, table, columns, ["id"], None)
+
+
+def test_a_value_without_json_is_refused_before_anything_runs() -> None:
+    with sa.create_engine("sqlite://").connect() as connection:
+        sa.Table("t", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("v", sa.JSON)).create(
+            connection
+        )
+        table = upsert_table.find(connection, "t")
+        columns = T.StructType().add("id", T.IntegerType())
+        upsert_table.check_columns(
+            connection, table, columns.add("v", T.StructType().add("d", T.DateType())), ["id"], None
+        )
+        lacking = T.StructType().add("id", T.IntegerType()).add("v", T.StructType().add("d", T.DayTimeIntervalType()))
+        with pytest.raises(
+            RefusedError, match=r"column v of table t is JSON, which interval day to second in struct<d:"
+        ):
+            upsert_table.check_columns(connection, table, lacking, ["id"], None)
+
+
+def test_a_row_that_replaces_whichever_it_conflicts_with_can_conflict_with_no_expression() -> None:
+    table = sa.Table("t", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
+    with pytest.raises(RefusedError, match=r"t is unique over \(an expression\), too"):
+        upsert_table._check_no_other_key(table, ["id"], [["id"], [None]], ["id"])

@@ -20,7 +20,11 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.polling import poll_until
 
+#: So long is waited for the transactions that are open before the end of a range.
+_DECIDED_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.5
 #: {(topic, partition): offset}
 Positions = dict[Place, int]
 
@@ -255,15 +259,19 @@ class Resolver:
 
         :raises ExactlyOnceError: naming the first partition that has one; it will end
         """
-        stable = self._stable()
-        for place, end in sorted(ends.items()):
-            topic, partition = place
-            if end > stable[place]:
-                raise ExactlyOnceError(
-                    f"the range goes to offset {end} of {topic}-{partition}, and what is committed there ends at "
-                    f"{stable[place]}: a transaction is open. Start the backfill again when it has ended; `exactlyonce "
-                    "transactions list` shows whose it is"
-                )
+
+        def undecided() -> list[tuple[Place, int]]:
+            stable = self._stable()
+            return [(place, stable[place]) for place, end in sorted(ends.items()) if end > stable[place]]
+
+        # Whatever opens later is behind the same ends.
+        poll_until(lambda: not undecided(), seconds=_DECIDED_SECONDS, poll_seconds=_POLL_SECONDS)
+        for (topic, partition), committed in undecided():
+            raise ExactlyOnceError(
+                f"the range goes to offset {ends[topic, partition]} of {topic}-{partition}, and what is committed "
+                f"there ends at {committed}: a transaction is open. Start the backfill again when it has ended; "
+                "`exactlyonce transactions list` shows whose it is"
+            )
 
     def _covering(self, starts: Positions, ends: Positions) -> tuple[int, int]:
         """Return the commits that have read something of a range."""

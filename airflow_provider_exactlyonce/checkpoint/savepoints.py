@@ -44,6 +44,8 @@ _COPY: Final = ".verify-"
 _UNIQUE: Final = re.compile(r"state/.*[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.(sst|log|zip|changelog)(\.crc)?")
 #: After so long a directory that was begun on another machine, and never got a manifest, is a leftover.
 _FOREIGN_LEFTOVER_SECONDS: Final = 24 * 60 * 60.0
+#: In ``deleting.json``: bytes are gone, a pin comes too late.
+_BEGUN: Final = "begun"
 _FRESH_SECONDS: Final = 60.0
 _DAY_MILLISECONDS: Final = 24 * 60 * 60 * 1000
 
@@ -149,8 +151,8 @@ class Savepoints:
             )
         savepoint_id = f"{record.commit}-{request}"
         directory = self.directory / savepoint_id
-        if savepoint_id in self._names() and self._is_leftover(savepoint_id):
-            self._remove(savepoint_id)
+        if savepoint_id in self._names() and self._is_leftover(savepoint_id) and not self._remove(savepoint_id):
+            return self.get(savepoint_id)
         failpoints.reach("before-savepoint")
         json_store.write(directory / "taking.json", _this_process(), durable=False)
         try:
@@ -289,12 +291,15 @@ class Savepoints:
     def _remove(self, name: str) -> bool:
         """Remove what is no savepoint: bytes first, then the records of what it was; returns whether it is gone.
 
-        What was pinned before it was marked is one again.
+        What was pinned before its first byte went is one again.
         """
         directory = self.directory / name
-        if (self._manifest(name) or {}).get("pinned"):
-            self._store.delete(directory / "deleting.json")
-            return False
+        if (manifest := self._manifest(name)) is not None:
+            mark = json_store.read(directory / "deleting.json") or {}
+            if manifest.get("pinned") and not mark.get(_BEGUN):
+                self._store.delete(directory / "deleting.json")
+                return False
+            json_store.write(directory / "deleting.json", {**mark, _BEGUN: True})
         self._store.remove(directory / "checkpoint")
         self._store.delete(directory / "manifest.json")
         self._store.remove(directory)

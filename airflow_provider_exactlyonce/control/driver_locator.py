@@ -82,6 +82,7 @@ class DriverLocator:
             if cluster := self._cluster_that_has(intent, held):
                 if attached := self._adopt(intent, ClusterDriver(intent.token, self._home.lease, cluster)):
                     return attached
+                self.wait(f"waiting until {intent.host} says that the driver which was to stop has ended")
                 continue
             if not drivers.may_be_starting(self._home, intent, held) and not self._may_live_on_cluster(intent):
                 return self._ended_unseen(intent)

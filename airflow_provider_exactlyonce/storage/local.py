@@ -86,13 +86,13 @@ class LocalStore(Store):
             if not isinstance(error, FileNotFoundError | NotADirectoryError) or Path(error.filename) != directory:
                 raise error
 
-        linked = {os.path.realpath(directory)}
         for folder, below, names in os.walk(directory, onerror=fail, followlinks=True):
+            inner = Path(folder).relative_to(directory)
             for link in filter(os.path.islink, (os.path.join(folder, name) for name in below)):
-                if (place := os.path.realpath(link)) in linked:  # in a circle it would never end
+                above = {os.path.realpath(directory / place) for place in (inner, *inner.parents)}
+                if os.path.realpath(link) in above:  # in a circle it would never end
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), link)
-                linked.add(place)
-            yield from (str((Path(folder) / name).relative_to(directory)) for name in names)
+            yield from (str(inner / name) for name in names)
 
     @override
     def facts(self, place: Path) -> FileFacts | None:

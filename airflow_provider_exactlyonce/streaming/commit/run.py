@@ -210,6 +210,7 @@ class Run:
         :raises AlreadyRunningError: when one has the lease, or had it and is done
         :raises UnansweredError: when the ledger can't be read
         """
+        self.check_superseded()  # a cluster that does not answer must not keep the lease held for so long
         with leases.Hold(self.home.lease, required(self._lease, "the run has taken the lease")).sure():
             self.check_superseded()  # who has taken over and is done has left no lease
             yield

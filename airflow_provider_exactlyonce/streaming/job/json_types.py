@@ -35,7 +35,17 @@ _BLANK: Final = r"[\x00-\x20\x7f]"  # which Spark leaves out around a time
 _DATE: Final = rf"^{_BLANK}*(?:\d{{4}}|[-+]?\d{{4,7}}-\d{{1,2}}(?:-\d{{1,2}})?){_BLANK}*$"
 #: A number that a double may not have. Spark makes one of a number that becomes text, or stands in an object that does.
 LONG_NUMBER: Final = r"[:,\[]\s*-?(?:[0-9.]+[eE][-+]?0*[0-9]{3}|[0-9]{16,}[eE]|(?=[0-9.]{17})[0-9]*[.])"
-_OF_A_DOUBLE: Final = r"-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?"
+#: A text that was a number with a point or an exponent, or may have one in it.
+_OF_A_NUMBER: Final = r'^(?:-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?$|"-?Infinity"$|[\[{])'
+#: A number as it stands in what Spark writes, alone or in an object.
+_WRITTEN: Final = r"(?:^|[:,\[])(-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?)(?=$|[,\]}])"
+#: A number of a record that is the same as a double: it has 15 digits at most.
+_SHORT: Final = r"(?<![-+.0-9eE])-?(?=[0-9.]{1,15}(?![0-9.]))[0-9]+(?:[.][0-9]+)?(?:[eE][-+]?[0-9]{1,2})?(?![.0-9eE])"
+#: Characters of a number in quotes, which may be escaped, and have commas that Spark leaves out.
+_SIGN, _DIGIT, _E = r"(?:[-+]|\\u002[bBdD])?", r"(?:[0-9,]|\\u003[0-9])", r"(?:[eE]|\\u00[46]5)"
+_MORE_DIGITS: Final = rf"(?:[0,]|\\u0030)*(?:[1-9]|\\u003[1-9]){_DIGIT}{{4,}}"
+_ENDLESS_TEXT: Final = rf"""["']\s*{_SIGN}(?:{_DIGIT}|[.]|\\u002[eE])+{_E}{_SIGN}{_MORE_DIGITS}\s*["']"""
+_ENDLESS: Final = r"[-+]?[0-9.]+[eE][-+]?0*[1-9][0-9]{4,}"
 
 
 def _within(kind: DataType) -> list[DataType]:
@@ -202,6 +212,13 @@ def becomes_another(value: Column, given: Column, kind: DataType) -> Column | No
     return None
 
 
+def may_be_of_a_number(value: Column, kind: DataType) -> Column | None:
+    """Return whether a text may have been a number in the record, None for a type without texts."""
+    if is_nested(kind):
+        return _any_within(value, kind, may_be_of_a_number)
+    return F.coalesce(value.rlike(_OF_A_NUMBER), F.lit(False)) if isinstance(kind, StringType) else None
+
+
 def is_rounded_text(value: Column, text: Column, kind: DataType) -> Column | None:
     """Return whether a text has a number that the record has not, None for a type without texts.
 
@@ -214,9 +231,11 @@ def is_rounded_text(value: Column, text: Column, kind: DataType) -> Column | Non
 
     def is_absent(number: Column) -> Column:
         digits = F.replace(number, F.lit("."), F.lit("[.]"))
-        return ~F.regexp_like(text, F.concat(F.lit("(?<![0-9.eE])"), digits, F.lit("0*(?![0-9.eE])")))
+        is_itself = F.regexp_like(text, F.concat(F.lit("(?<![0-9.eE])"), digits, F.lit("0*(?![0-9.eE])")))
+        short = F.regexp_extract_all(text, F.lit(_SHORT), F.lit(0))
+        return ~is_itself & ~F.exists(short, lambda one: one.cast("double") == number.cast("double"))
 
-    numbers = F.regexp_extract_all(value, F.lit(_OF_A_DOUBLE), F.lit(0))
+    numbers = F.regexp_extract_all(value, F.lit(_WRITTEN), F.lit(1))
     became_infinite = value.contains("Infinity") & ~text.contains("Infinity")
     return F.coalesce(F.exists(numbers, is_absent) | became_infinite, F.lit(False))
 
@@ -229,11 +248,15 @@ def doubtful_time(schema: StructType) -> str | None:
     patterns = []
     for kind, doubtful in (
         (TimestampType, rf"""["'](?:{_BLANK}|\\.)*{_WITHOUT_DATE}|-?\d{{13}}"""),
-        (DateType, rf"""["'](?!\d{{4}}-\d\d-\d\d["'])(?:{_BLANK}|\\.)*[-+]?\p{{Nd}}"""),
+        (
+            DateType,
+            rf"""["'](?!\d{{4}}-\d\d-\d\d["'])(?:{_BLANK}|\\.)*"""
+            rf"""[-+]?(?:\p{{Nd}}+(?:["']|{_BLANK}|\\)|\d{{4,7}}-)""",
+        ),
     ):
         if kind in kinds_within(schema):
             patterns.append(rf"{_before(schema, kind)}\s*(?:{doubtful})")
-    escaped = r"\\u00" if all(map(str.isascii, schema.names)) else r"\\u"
+    escaped = r"\\u00[0-7]" if all(map(str.isascii, schema.names)) else r"\\u"
     return "|".join([*patterns, escaped]) if patterns else None
 
 
@@ -252,6 +275,18 @@ def endless_decimal(schema: StructType) -> str | None:
     """
     if DecimalType not in kinds_within(schema):
         return None
-    before = _before(schema, DecimalType)
-    quote = "" if before.startswith("[:") else r"""["']?\s*"""
-    return rf"{before}\s*{quote}[-+]?[0-9.]+[eE][-+]?0*[1-9][0-9]{{4,}}"
+    names = "|".join(re.escape(field.name) for field in schema.fields if isinstance(field.dataType, DecimalType))
+    patterns = []
+    if names:
+        name = rf"""(?:["'](?:{names})|\\u[0-9a-fA-F]{{4}}[^"'\\]*)["']\s*:"""
+        patterns.append(rf"{name}\s*(?:{_ENDLESS_TEXT}|{_ENDLESS})\s*[,}}]")
+    nested = [field.dataType for field in schema.fields if is_nested(field.dataType)]
+    if any(DecimalType in kinds_within(kind) for kind in nested):
+        before = r"""(?:["']\s*:|[,\[])""" if any(map(_has_array_of_decimals, nested)) else r"""["']\s*:"""
+        patterns.append(rf"{before}\s*{_ENDLESS}\s*[,\]}}]")
+    return "|".join(patterns)
+
+
+def _has_array_of_decimals(kind: DataType) -> bool:
+    is_one = isinstance(kind, ArrayType) and isinstance(kind.elementType, DecimalType)
+    return is_one or any(map(_has_array_of_decimals, _within(kind)))

@@ -67,7 +67,6 @@ class JsonValues:
         self._has_floats = not kinds.isdisjoint({FloatType, DoubleType})
         self._doubtful_time = json_types.doubtful_time(schema)
         self._endless_decimal = json_types.endless_decimal(schema)
-        self._long_number = json_types.LONG_NUMBER if StringType in kinds else None
         self._as_given = json_types.as_given(schema) if self._has_floats or self._doubtful_time else None
 
     def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
@@ -212,10 +211,9 @@ class JsonValues:
             if (stays_itself := json_types.stays_itself(value, field.dataType)) is not None:
                 shown = given if json_types.is_nested(field.dataType) else value.cast("string")
                 reasons.append(F.when(~stays_itself, F.concat(message, shown)))
-            is_rounded = json_types.is_rounded_text(value, text, field.dataType)
-            if self._long_number is not None and is_rounded is not None:
+            if (is_rounded := json_types.is_rounded_text(value, text, field.dataType)) is not None:
                 rounded = F.concat(message, F.lit("a number that has no quotes would be rounded to "), given)
-                reasons.append(F.when(text.rlike(self._long_number) & is_rounded, rounded))
+                reasons.append(F.when(text.rlike(json_types.LONG_NUMBER) & is_rounded, rounded))
             becomes_another = None
             if as_given is not None:
                 becomes_another = json_types.becomes_another(value, as_given.getField(field.name), field.dataType)
@@ -233,8 +231,10 @@ class JsonValues:
                 fits &= stays_itself
             if (is_infinite := json_types.is_infinite(value, field.dataType)) is not None:
                 fits &= ~is_infinite
-        for doubtful in filter(None, (self._doubtful_time, self._long_number)):
-            fits &= ~_text(record).rlike(doubtful)
+            if (may_be_rounded := json_types.may_be_of_a_number(value, field.dataType)) is not None:
+                fits &= ~(may_be_rounded & _text(record).rlike(json_types.LONG_NUMBER))
+        if self._doubtful_time is not None:
+            fits &= ~_text(record).rlike(self._doubtful_time)
         return F.coalesce(fits, F.lit(False))
 
     def _is_certainly_one_object(self, record: _Record) -> Column:

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from airflow_provider_exactlyonce.backfill import resolve
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved, Resolver
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
@@ -67,8 +68,13 @@ def test_a_range_of_time_has_the_records_from_its_start_to_before_its_end(
 
 @pytest.mark.parametrize("behind", [(), (BEGIN + 2 * HOUR,)], ids=["nothing is later", "a record is later"])
 def test_a_range_of_time_waits_for_the_transactions_that_are_open_in_it(
-    ask: Callable[..., Resolved], source: str, kafka_config: Mapping[str, str], behind: tuple[int, ...]
+    ask: Callable[..., Resolved],
+    source: str,
+    kafka_config: Mapping[str, str],
+    behind: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(resolve, "_DECIDED_SECONDS", 0.0)
     producer = Producer({**kafka_config, "transactional.id": f"t-{uuid.uuid4()}"})
     producer.init_transactions(30)
     producer.begin_transaction()

@@ -176,6 +176,10 @@ READ_AS_ANOTHER = {
     '{"text": 1e400}': f'{ROUNDED} to "Inf',
     '{"text": [12345678901234567e3]}': f"{ROUNDED} to [",
     '{"price": 1e100000000}': "it has a decimal with an exponent of five digits or more: {",
+    '{"price": "1,0e9,99999999"}': "it has a decimal with an exponent of five digits or more: {",
+    '{"price": "1\\u0065999999999"}': "it has a decimal with an exponent of five digits or more: {",
+    '{"\\u0070rice": 1e999999999}': "it has a decimal with an exponent of five digits or more: {",
+    '{"text": 1e-400}': ROUNDED,
     '{"price" : "-1.5E-99999999"}': "it has a decimal with an exponent of five digits or more: {",
 }
 ITSELF = (
@@ -184,6 +188,13 @@ ITSELF = (
     *('{"text": 1.10}', '{"text": 1e10}', '{"text": {"a": 1.5e3, "b": [1.20]}}', '{"text": 123456789012345678901234}'),
     *('{"text": "0.1234567890123456789"}', '{"text": "{\\"a\\": 0.1234567890123456789}"}', '{"text": "12e34567"}'),
     *('{"text": {"a": 1.10, "b": "0.12345678901234567890"}}', '{"text": 0.50, "name": 0.1234567890123456789}'),
+    *(
+        f'{{"text": {text}, "other": 0.30000000000000004, "geo": {{"a": 1}}}}'
+        for text in (
+            *('"10.0.0.1"', '"1.2.3"', '"release1.5"', '"It costs 5.50."', '"[10.0.0.1] GET /"', '"1.5"', "1e5", "0.0"),
+            *(r'"{\"ip\":\"10.0.0.1\"}"', '{"a": 1.5e3, "b": [1.10, 1.5e-30]}', "0.30000000000000004"),
+        )
+    ),
     *('{"price": 1.5e1, "text": "Infinity"}', '{"price": 0.0e-9999}', '{"price": 5000e-3, "id": "1e99999"}'),
     *(
         '{"small": 127}',
@@ -235,6 +246,7 @@ ITSELF_WITHIN = (
     '{"inner": {"ratio": "Infinity", "deep": [["-INF", 3.4e38], [], null]}, "other": "10:00"}',
     '{"inner": {"at": {"at": "2026-11-23"}, "ratio": 1.5}, "at": 0, "other": ["T10", 1764000000000000000]}',
     '{"at": "10:00", "at": "2026-11-23"}',
+    '{"texts": {"a": "sha256:59e19706d51d39f6", "b": "x,1e99999y", "c": "12345678-1234"}, "items": [{"id": 1}]}',
     '{"days": ["2026-11-23", null, "2026"], "texts": {"a": "12", "b": 1.50, "20260101": "1e99999"}}',
 )
 

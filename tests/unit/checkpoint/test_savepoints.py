@@ -246,6 +246,27 @@ def test_what_was_pinned_before_a_deletion_that_died_is_a_savepoint_again(
     assert store.get(taken.id) == replace(taken, pinned=True)
 
 
+def test_a_pin_that_comes_when_bytes_are_gone_brings_nothing_back(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = store.take(made, 2, crafted.record(2), JOB)
+    remove = type(store._store).remove
+
+    def removed_in_part(kept: object, place: Path) -> None:
+        next(place.rglob("*.crc")).unlink()
+        manifest = place.parent / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"pinned": false', '"pinned": true'))
+        raise InterruptedError(place)
+
+    monkeypatch.setattr(type(store._store), "remove", removed_in_part)
+    with pytest.raises(InterruptedError):
+        store.delete(taken.id)
+    monkeypatch.setattr(type(store._store), "remove", remove)
+    assert store.list() == []
+    assert store.remove_leftovers() == [taken.id]
+    assert os.listdir(store.directory) == []
+
+
 @pytest.mark.parametrize("done", [False, True])
 def test_a_pin_that_comes_too_late_is_refused_and_leaves_nothing(
     made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch, *, done: bool

@@ -22,3 +22,15 @@ def test_symbolic_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to(tmp_path)
     with pytest.raises(OSError, match="links"):
         LOCAL.files(tmp_path)
+
+
+def test_two_links_to_one_directory_are_no_circle(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    (tmp_path / "home").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "home" / name).symlink_to(tmp_path / "there")
+    assert set(LOCAL.files(tmp_path / "home")) == {"a/file", "b/file"}
+    (tmp_path / "there" / "back").symlink_to(tmp_path / "home")
+    with pytest.raises(OSError, match="links"):
+        LOCAL.files(tmp_path / "home")

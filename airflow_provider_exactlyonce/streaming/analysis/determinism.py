@@ -80,14 +80,32 @@ def find(frame: DataFrame) -> list[str]:
         name = simple_name(plan)
         if name in _LOOK_UPS and not plan.isStreaming():
             reasons[f"{name} reads outside of the stream: {text(plan)}"] = None
-        if name == "GlobalLimit" and plan.isStreaming():
-            reasons[f"{name} keeps the rows that come first: {text(plan)}"] = None
+        if name == "GlobalLimit" and plan.isStreaming() and not _is_of_an_order(plan):
+            reasons[f"{name} keeps the rows that come first, unless they are in an order by each key: {text(plan)}"] = (
+                None
+            )
         for expression in elements(plan.expressions()):
             for part in tree(expression):
                 reason = _reason(part)
                 if reason is not None:
                     reasons[f"{reason}: {text(part)}{_place(plan, expression)}"] = None
     return list(reasons)
+
+
+def _is_of_an_order(limit: Any) -> bool:
+    """Whether a limit keeps the first rows of an order in which no two are equal: it has each key of an aggregation."""
+    [local] = elements(limit.children())
+    [ordered] = elements(local.children())
+    if simple_name(ordered) != "Sort":
+        return False
+    order = _ids(ordered.references().toSeq())
+    [below] = elements(ordered.children())
+    while simple_name(below) in ("Filter", "SubqueryAlias"):
+        [below] = elements(below.children())
+    if simple_name(below) != "Aggregate":
+        return False
+    keys = list(elements(below.groupingExpressions()))
+    return all(simple_name(key) == "AttributeReference" and key.exprId().id() in order for key in keys)
 
 
 def _place(plan: Any, expression: Any) -> str:

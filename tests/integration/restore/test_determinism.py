@@ -56,6 +56,10 @@ def a_random_function(frame: DataFrame) -> DataFrame:
         (lambda frame: frame.groupBy("k").agg(F.expr("vector_sum(array(float(f)))")), "VectorSum depends on the order"),
         (lambda frame: frame.groupBy("k").agg(F.product("id")), "Product of floats depends on the order"),
         (lambda frame: frame.limit(5), "GlobalLimit keeps the rows that come first"),
+        (
+            lambda frame: frame.groupBy("k").count().orderBy("count").limit(5),
+            "GlobalLimit keeps the rows that come first",
+        ),
         (lambda frame: frame.groupBy("k").agg(F.sum("f")), "Sum of floats depends on the order"),
         (lambda frame: frame.groupBy("k").agg(F.avg(F.col("f") * 2)), "Average of floats depends on the order"),
         (lambda frame: frame.groupBy("k").agg(F.stddev("id")), "depends on the order"),
@@ -93,5 +97,6 @@ def test_ordinary_queries_are_taken_as_deterministic(session: SparkSession) -> N
         frame.select("k").union(frame.select("id", "k").dropDuplicates(["k"]).select("k")),
     ]
     at_recorded_time = frame.selectExpr("current_timestamp()", "current_date()", "localtimestamp()", "unix_timestamp()")
+    once += [frame.groupBy("k").count().where("count > 1").orderBy(F.desc("count"), "k").limit(10)]
     for result in [*results, *once, joined(frame, events(session)), exact, sketches, look_up, first, at_recorded_time]:
         assert determinism.find(result) == []

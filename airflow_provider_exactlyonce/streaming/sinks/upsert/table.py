@@ -146,15 +146,30 @@ def check_columns(
         if not (column.nullable or column.server_default is not None or column.autoincrement is True)
     ]
     check_complete(table, required, given)
-    inspector = sa.inspect(connection)
-    unique: list[Any] = [
-        inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"],
-        *(constraint["column_names"] for constraint in inspector.get_unique_constraints(table.name, table.schema)),
-        *(index["column_names"] for index in inspector.get_indexes(table.name, table.schema) if index["unique"]),
-    ]
+    unique = _unique_sets(sa.inspect(connection), table)
     check_key(table, key, unique)
     if connection.dialect.name in ("mysql", "mariadb"):
         _check_no_other_key(table, key, unique, given)
+
+
+def _unique_sets(inspector: sa.Inspector, table: sa.Table) -> list[Any]:
+    """Return the columns that are unique together; an expression, and the beginning of a text, have no name."""
+    constraints = inspector.get_unique_constraints(table.name, table.schema)
+    indexes = [index for index in inspector.get_indexes(table.name, table.schema) if index["unique"]]
+    cut = {
+        str(index["name"]): {*lengths}
+        for index in indexes
+        for name, lengths in index.get("dialect_options", {}).items()
+        if name.endswith("_length")
+    }
+    return [
+        inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"],
+        *(constraint["column_names"] for constraint in constraints if constraint.get("duplicates_index") not in cut),
+        *(
+            [None if name in cut.get(str(index["name"]), ()) else name for name in index["column_names"]]
+            for index in indexes
+        ),
+    ]
 
 
 def _check_no_other_key(
@@ -171,7 +186,7 @@ def _check_no_other_key(
         lacking = [table.columns[name] for name in names if name is not None and name not in given]
         if any(column.autoincrement is True or (column.nullable and not column.server_default) for column in lacking):
             continue
-        over = ", ".join(name or "an expression" for name in names)
+        over = ", ".join(name or "an expression, or the beginning of a text" for name in names)
         raise RefusedError(
             f"table {table} is unique over ({over}), too: ON DUPLICATE KEY UPDATE writes a row over another key's with "
             f"the same there. Drop the constraint, or write to a table that is unique over ({', '.join(key)}) only"

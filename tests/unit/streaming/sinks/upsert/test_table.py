@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import sqlalchemy as sa
@@ -66,5 +68,20 @@ def test_a_value_without_json_is_refused_before_anything_runs() -> None:
 
 def test_a_row_that_replaces_whichever_it_conflicts_with_can_conflict_with_no_expression() -> None:
     table = sa.Table("t", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
-    with pytest.raises(RefusedError, match=r"t is unique over \(an expression\), too"):
+    with pytest.raises(RefusedError, match=r"t is unique over \(an expression, or the beginning"):
         upsert_table._check_no_other_key(table, ["id"], [["id"], [None]], ["id"])
+
+
+@pytest.mark.parametrize("dialect", ["mysql", "mariadb"])
+def test_what_is_unique_by_the_beginning_of_a_text_is_no_key(dialect: str) -> None:
+    """As SQLAlchemy reflects ``UNIQUE KEY u (k(10))``."""
+    inspector = SimpleNamespace(
+        get_pk_constraint=lambda *_: {"constrained_columns": ["id"]},
+        get_unique_constraints=lambda *_: [{"name": "u", "column_names": ["k"], "duplicates_index": "u"}],
+        get_indexes=lambda *_: [
+            {"name": "u", "column_names": ["k"], "unique": True, "dialect_options": {f"{dialect}_length": {"k": 10}}},
+            {"name": "w", "column_names": ["k", "v"], "unique": True},
+        ],
+    )
+    unique = upsert_table._unique_sets(cast("sa.Inspector", inspector), sa.Table("t", sa.MetaData()))
+    assert unique == [["id"], [None], ["k", "v"]]

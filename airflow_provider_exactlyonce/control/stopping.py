@@ -183,7 +183,8 @@ class StopRequest:
         token = self._target().token
         if token is None:
             return True
-        if drivers.is_there(self._home, token) or drivers.is_announced(self._home, token):
+        # In this order: one that is started between the two looks is announced in the first, or there in the second.
+        if drivers.is_announced(self._home, token) or drivers.is_there(self._home, token):
             self._ask(token)
             return False
         dead = drivers.awaiting_restart(self._home)

@@ -184,6 +184,32 @@ def test_a_stop_is_not_done_because_a_driver_started_and_died_between_two_looks(
         check_ending(ending, "maintenance")
 
 
+@pytest.mark.parametrize("first", ["is_there", "is_announced"])
+def test_a_stop_is_not_done_because_a_driver_is_started_between_two_looks(
+    home: Home, hold: Hold, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Whichever look comes first, the process is started right after it."""
+    look = getattr(drivers, first)
+
+    def look_before_it_is_started(home: Home, token: str) -> bool:
+        seen = look(home, token)
+        hold.let_go()
+        eventually(lambda: processes.leader(token), "the driver is started")
+        return bool(seen)
+
+    held_before(monkeypatch, processes, "start", hold, call=1)
+    with supervising(home, LIVES) as ending:
+        assert hold.reached.wait(HANG_SECONDS)
+        request = StopRequest(home, "abc", reason="maintenance")
+        assert request.target() is not None
+        with monkeypatch.context() as patched:
+            patched.setattr(drivers, first, look_before_it_is_started)
+            done = request.advance()
+        stop(home, request)
+        check_ending(ending, "maintenance")
+    assert not done, "it has just been started"
+
+
 @pytest.mark.parametrize("plan", [LIVES, DIES], ids=["lives", "dies"])
 def test_a_stop_of_a_driver_that_has_no_process_yet_reaches_it(
     home: Home, hold: Hold, monkeypatch: pytest.MonkeyPatch, plan: str

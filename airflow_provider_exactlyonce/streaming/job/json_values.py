@@ -231,8 +231,8 @@ class JsonValues:
                 fits &= stays_itself
             if (is_infinite := json_types.is_infinite(value, field.dataType)) is not None:
                 fits &= ~is_infinite
-            if (may_be_rounded := json_types.may_be_of_a_number(value, field.dataType)) is not None:
-                fits &= ~(may_be_rounded & _text(record).rlike(json_types.LONG_NUMBER))
+        if (may_be_rounded := json_types.may_be_of_a_number(record[_PARSED], self._schema)) is not None:
+            fits &= ~(may_be_rounded & _text(record).rlike(json_types.LONG_NUMBER))
         if self._doubtful_time is not None:
             fits &= ~_text(record).rlike(self._doubtful_time)
         return F.coalesce(fits, F.lit(False))

@@ -444,6 +444,7 @@ WRITTEN: Mapping[str, str | None] = {
     "checkpoint.savepoints.pin": "manifest.json",
     "checkpoint.savepoints._write": "manifest.json",
     "checkpoint.savepoints._delete": "deleting.json",
+    "checkpoint.savepoints._remove": "deleting.json",
     "checkpoint.job.write": "jobs/",
     "checkpoint.lineages.make": "lineage.json",
 }

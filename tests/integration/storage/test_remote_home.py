@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,13 +234,8 @@ def test_a_commit_asks_the_store_for_what_it_needs_and_no_more(pipeline: Pipelin
     pipeline.finish(pipeline.start(conf={"spark.sql.streaming.stateStore.maintenanceInterval": "1h"}))
     pipeline.check()
     commits = [at for at, request in enumerate(counted.requests) if re.search(r"PUT .*/commits/\d+$", request)]
-    seen: dict[str, int] = defaultdict(int)
-    for request in counted.requests[commits[3] : commits[-2]]:
-        kind = "list" if "list-type" in request else "write" if request.startswith("PUT") else "read"
-        place = re.search(r"checkpoint/\w+|control|savepoints|backfills|progress", request)
-        seen[f"{kind} {place.group() if place else request}"] += 1
-    each = {what: count / (len(commits) - 5) for what, count in seen.items() if "control" not in what}
-    state = {what: each.pop(what) for what in list(each) if "state" in what}
+    seen = Counter(map(kind_of, counted.requests[commits[3] : commits[-2]]))
+    each = {what: count / (len(commits) - 5) for what, count in seen.items() if not re.search("control|state", what)}
     assert each == {
         "write progress": 1,
         "write checkpoint/offsets": 1,
@@ -250,9 +245,17 @@ def test_a_commit_asks_the_store_for_what_it_needs_and_no_more(pipeline: Pipelin
         "list checkpoint/commits": 1,
         "read checkpoint/commits": 1,
     }
-    # Some are uploaded after their commit.
-    of_state = {what: round(count) for what, count in state.items()}
-    assert of_state["write checkpoint/state"] <= 2 * 3 and of_state["list checkpoint/state"] <= 2 * 2, state
+    # State is uploaded beside its commit or after it: how much falls between two commits depends on the machine.
+    of_state = Counter(map(kind_of, counted.requests[commits[0] :]))
+    assert of_state["write checkpoint/state"] <= 2 * 3 * len(commits), of_state
+    assert of_state["list checkpoint/state"] <= 2 * 2 * len(commits), of_state
+
+
+def kind_of(request: str) -> str:
+    """Return what a request does, and where."""
+    kind = "list" if "list-type" in request else "write" if request.startswith("PUT") else "read"
+    place = re.search(r"checkpoint/\w+|control|savepoints|backfills|progress", request)
+    return f"{kind} {place.group() if place else request}"
 
 
 @pytest.mark.slow

@@ -1,9 +1,10 @@
-"""Which version of the job runs a backfill that does not name one."""
+"""Which version of the job runs a backfill, and whose its drivers are."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.backfill import results, workspace
@@ -42,6 +43,15 @@ def application_of(made: Home, config: Mapping[str, Any]) -> str:
     if claim is None:
         raise RefusedError(f"pipeline {pipeline} has never run on this cluster: name the job's file")
     return _kept(home, pipeline, claim.version)
+
+
+def owner_of(asking: str, named: str | None) -> str:
+    """Return whose the drivers of a request are: with another job's file they run another backfill, which is not ours.
+
+    :param asking: who wants the result
+    :param named: the job's file that the request names, empty or None when it names none
+    """
+    return f"{asking} with job {releases.hash_of(Path(named)) or named}" if named else asking
 
 
 def _kept(home: Home, pipeline: str, version: str) -> str:

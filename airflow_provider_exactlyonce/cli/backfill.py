@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_exactlyonce.backfill import workspace
-from airflow_provider_exactlyonce.backfill.application import application_of
+from airflow_provider_exactlyonce.backfill.application import application_of, owner_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, SUBMISSION, declare
 from airflow_provider_exactlyonce.cli.command import Command
@@ -97,18 +97,19 @@ def _backfill(given: argparse.Namespace) -> None:
     ]
     conf = settings.pairs(given.conf)
     command = submit_command(application, arguments, master=given.master, conf=conf, packages=given.packages)
-    result = _run(made, Launch(command=command, printable=" ".join(command), environment=environment(config, conf)))
+    launch = Launch(command=command, printable=" ".join(command), environment=environment(config, conf))
+    result = _run(made, launch, given.application)
     print_answer(given, result, _told(result))
     if not result["clean"]:
         raise AuditFailedError(result["found"][0]["message"])
 
 
-def _run(home: Home, launch: Launch) -> dict[str, Any]:
+def _run(home: Home, launch: Launch, named: str | None) -> dict[str, Any]:
     supervisor = Supervisor(
         home,
         launch,
         Supervision(
-            owner=f"exactlyonce backfill {home.path.name}",
+            owner=owner_of(f"exactlyonce backfill {home.path.name}", named),
             until=AVAILABLE,
             strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=1)),
         ),

@@ -160,6 +160,16 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
 
         return backfill_pipeline(pipeline)
 
+    def owner_of_driver(self, context: Context) -> str:
+        """Return whose the driver is: a later try of the task takes it over, unless it names another job's file.
+
+        :raises RefusedError: when that file is nowhere
+        """
+        from airflow_provider_exactlyonce.backfill.application import owner_of
+
+        named = self.find_application(self.application) if self.application else None
+        return owner_of(super().owner_of_driver(context), named)
+
     def launch(self, home: Home, until: str, goal: str | None) -> Launch:
         """Return how the driver is started.
 

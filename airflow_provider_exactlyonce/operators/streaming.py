@@ -196,6 +196,11 @@ class StreamingPipelineOperator(DriverOperator):
         """Return the home of what is run."""
         return homes.home_at(self.checkpoint)
 
+    def owner_of_driver(self, context: Context) -> str:
+        """Return whose the driver is: a later try with the same owner takes it over."""
+        ti = context["ti"]
+        return f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}"
+
     def outcome(self, context: Context, home: Home, facts: dict[str, Any]) -> dict[str, Any]:
         """Return the task's result.
 
@@ -287,7 +292,7 @@ class _TaskSupervision:
         from airflow_provider_exactlyonce.control.supervisor import Supervisor
         from airflow_provider_exactlyonce.hooks import spark_submit
 
-        task, ti = self._task, self._context["ti"]
+        task = self._task
         try:
             self._until = untils.text_of(task.until)
             driver_until = untils.FOREVER if self._until == untils.RUNNING else self._until
@@ -311,7 +316,7 @@ class _TaskSupervision:
             raise RefusedError("standby='warm' and until='running': once the task is done nobody starts the next one")
         self._request = homes.request_of(self._home, self._context)
         supervision = Supervision(
-            owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
+            owner=task.owner_of_driver(self._context),
             until=driver_until,
             strategy=task.restart_strategy,
             cluster=cluster,

@@ -273,12 +273,11 @@ class BackfillDriver:
     def _complete(self, run: Run, begun: Begun, steps: BackfillSteps) -> Mapping[str, Any]:
         """Write the record that ends the backfill; returns the result."""
         done = steps.done
-        written = results.written_of(self._options.config, self._asked.pipeline, begun.name)
         result = results.describe(
             self._asked.pipeline,
             self._asked.request,
             begun,
-            written.batches,
+            steps.written,  # the ledger's last one may be hidden still, behind its transaction's markers
             suppressed=steps.suppressed,
             compared=steps.compared,
             differences=list(done.differences.values()),

@@ -85,6 +85,11 @@ class BackfillSteps:
         return self._steps[self._next]
 
     @property
+    def written(self) -> Sequence[CommitRecord]:
+        """The record of each batch of the range that is written, in their order."""
+        return self._written or ()
+
+    @property
     def suppressed(self) -> int:
         """How many batches before the range have been run."""
         return sum(not self._steps[index].emits for index in self.done.ran)

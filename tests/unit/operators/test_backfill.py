@@ -108,6 +108,20 @@ def test_the_driver_is_told_that_it_runs_a_backfill(tmp_path: Path, monkeypatch:
         task.launch(home, "forever", None)
 
 
+def test_a_try_takes_over_the_driver_of_an_earlier_one_with_the_same_job_wherever_its_file_is(tmp_path: Path) -> None:
+    def owner(application: str | None) -> str:
+        return operator(tmp_path, commits="1..2", application=application).owner_of_driver(context())
+
+    for host, text in (("a", "old"), ("b", "old"), ("c", "new")):
+        (tmp_path / host).mkdir()
+        (tmp_path / host / "job.py").write_text(text)
+    first, elsewhere, changed = (owner(str(tmp_path / host / "job.py")) for host in "abc")
+    assert first == elsewhere != changed
+    assert owner(None) == owner("") == "d/again/r/-1", "whichever version runs"
+    with pytest.raises(RefusedError, match="is not there"):
+        owner("gone.py")
+
+
 def test_the_result_is_what_the_driver_has_left(tmp_path: Path) -> None:
     task = operator(tmp_path, commits="1..2")
     home = task.home(context())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, TypeVar
@@ -29,6 +29,8 @@ T = TypeVar("T")
 #: The coordinator's names of states in which a transaction holds readers back.
 OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 _PATIENCE_SECONDS: Final = 30.0
+#: Kafka's own topic: a transactional id's coordinator is the leader of the partition that the id hashes to.
+_COORDINATED: Final = "__transaction_state"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,8 @@ class Transactions:
         :param topics: where to look, None for all topics
         :param silent_seconds: only those whose producer has not written for so long
         :raises RefusedError: when the Kafka user may not read a topic; when one seems to hang, and the Kafka user may
-            not describe all transactional ids
+            not describe all transactional ids, or the topic of their coordinators
+        :raises ExactlyOnceError: when one seems to hang, and a coordinator that may know it is away or moves
         """
         names = sorted(_asked(self._admin.list_topics) if topics is None else topics)
         suspects = [
@@ -180,19 +183,44 @@ class Transactions:
         ]
         if not suspects:
             return []
+        left = self._unknown(suspects)
+        if not left:
+            return []
+        self._check_no_id_is_hidden(left[0])
+        coordinators = self._coordinators(left[0])
+        left = self._unknown(left, broker_ids=sorted(set(coordinators.values())))
+        if left and self._coordinators(left[0]) != coordinators:
+            raise _not_known(left[0], f"partitions of {_COORDINATED} moved meanwhile; try again")
+        return left
+
+    def _unknown(self, suspects: Sequence[Hanging], **brokers: Any) -> list[Hanging]:
+        """Return which are open and unknown to the coordinators that answer: one that is away is not missed."""
         producers = sorted({suspect.producer_id for suspect in suspects})
         known = {
             (transaction.producer_id, place)
-            for transaction in self._open(producer_id_filters=producers)
+            for transaction in self._open(producer_id_filters=producers, **brokers)
             for place in transaction.partitions
         }
         left = [suspect for suspect in suspects if (suspect.producer_id, suspect.place) not in known]
         # One that ended between the two questions was known to its coordinator after all.
         still = {(hanging.place, hanging.first_offset) for hanging in self.open_in({suspect.place for suspect in left})}
-        hanging = [suspect for suspect in left if (suspect.place, suspect.first_offset) in still]
-        if hanging:
-            self._check_no_id_is_hidden(hanging[0])
-        return hanging
+        return [suspect for suspect in left if (suspect.place, suspect.first_offset) in still]
+
+    def _coordinators(self, suspect: Hanging) -> Mapping[int, int]:
+        """Return who coordinates the ids of each partition of Kafka's own topic: its leader.
+
+        :raises ExactlyOnceError: when one has no leader, so that nobody tells of its transactions
+        """
+        try:
+            described = self._client.metadata(_COORDINATED)
+        except UnansweredError as error:
+            raise _not_known(suspect, f"{error}; try again") from error
+        leaders = described.leaders if described is not None else {}
+        without = [f"{_COORDINATED}-{partition}" for partition, leader in sorted(leaders.items()) if leader < 0]
+        if without or not leaders:
+            missing = f"without a leader: {', '.join(without)}" if without else f"no partitions of {_COORDINATED}"
+            raise _not_known(suspect, f"{missing}; bring their brokers back, then try again")
+        return leaders
 
     def _check_no_id_is_hidden(self, suspect: Hanging) -> None:
         """Check that a coordinator would have told of every transaction: it leaves out what may not be described."""
@@ -259,6 +287,13 @@ class Transactions:
         listed = _asked(lambda: self._admin.list_transactions(**filters))
         described = [self.describe(listing.transactional_id) for listings in listed.values() for listing in listings]
         return [transaction for transaction in described if transaction is not None and transaction.is_open]
+
+
+def _not_known(suspect: Hanging, why: str) -> ExactlyOnceError:
+    return ExactlyOnceError(
+        f"it is not known now whether the transaction that is open in {suspect.topic}-{suspect.partition} from offset "
+        f"{suspect.first_offset} hangs or waits for its coordinator: {why}"
+    )
 
 
 def _asked(call: Callable[[], T]) -> T:

@@ -33,6 +33,7 @@ ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
 }
 _UNPLAIN: Final = r"^[-+]?[0-9.]+(?:[eE][-+]?[0-9]+|[.][0-9]{30,})$"
 _SMALLEST: Final = Decimal("1e-38")  # that a decimal holds
+_SHOWN_CHARACTERS: Final = 100  # the reason goes beside the value into one record of the topic for bad ones
 _EXACT: Final = Context(prec=2 * 38, traps=[Inexact, InvalidOperation])
 _DDL: Final = {kind: name for name, kind in ARROW_TYPES.items()}
 
@@ -139,9 +140,9 @@ def _inconvertible(values: pa.Array, kind: pa.DataType) -> NDArray[np.bool_]:
 
 
 def _shown(value: pa.Scalar) -> str:
-    """Return a value for people: a moment that no calendar has as its number."""
+    """Return a value for people: a moment that no calendar has as its number, of a long text the beginning."""
     try:
-        return str(value)
+        return str(value)[:_SHOWN_CHARACTERS]
     except (ValueError, OverflowError):
         return f"{value.cast(pa.int64())} {value.type.unit}"
 

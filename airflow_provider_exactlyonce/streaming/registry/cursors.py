@@ -186,15 +186,17 @@ class Piece:
 
         Their first byte is the highest. And return which have more digits than a decimal.
         """
-        width = max(16, int(self.size.max(initial=0)))
-        place = (self._start + self.size)[:, None] + np.arange(-width, 0)
+        place = (self._start + self.size)[:, None] + np.arange(-16, 0)
         digits = self._data[np.maximum(place, 0)]
         negative = (self.size > 0) & (self._data[np.minimum(self._start, len(self._data) - 1)] >= 0x80)
         sign = np.where(negative, 0xFF, 0).astype(np.uint8)
-        digits = np.where(np.arange(width) >= (width - self.size)[:, None], digits, sign[:, None])
-        larger = (digits[:, : width - 16] != sign[:, None]).any(axis=1)
-        larger |= (digits[:, width - 16] >= 0x80) != negative
-        words = np.ascontiguousarray(digits[:, width - 16 :]).view(">u8").astype(np.uint64)
+        digits = np.where(np.arange(16) >= (16 - self.size)[:, None], digits, sign[:, None])
+        larger = (digits[:, 0] >= 0x80) != negative
+        # What stands before them is judged one by one: side by side, each would take the room of the longest.
+        for row in np.flatnonzero(self.size > 16).tolist():
+            before = self._data[self._start[row] : self._start[row] + self.size[row] - 16]
+            larger[row] |= (before != sign[row]).any()
+        words = digits.view(">u8").astype(np.uint64)
         high, low = words[:, 0].view(np.int64), words[:, 1]
         larger |= (high > _LIMIT[0]) | ((high == _LIMIT[0]) & (low >= _LIMIT[1]))
         larger |= (high < ~_LIMIT[0]) | ((high == ~_LIMIT[0]) & (low <= 2**64 - _LIMIT[1]))

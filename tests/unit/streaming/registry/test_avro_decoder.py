@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import json
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -22,6 +24,7 @@ from airflow_provider_exactlyonce.streaming.registry import avro_types
 from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder
 from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
 from airflow_provider_exactlyonce.streaming.registry.columnar import SchemaMismatchError
+from airflow_provider_exactlyonce.streaming.registry.wire_format import varint
 
 HEAD = b"\0\0\0\0\7"
 
@@ -337,6 +340,42 @@ def test_a_decimal_has_38_digits_whatever_fits_its_bytes(sign: int) -> None:
     rows, reasons = decoded(writer, "it DECIMAL(38,0)", values)
     assert rows == [{"it": Decimal(numbers[0])}, None, None, None]
     assert reasons == dict.fromkeys((1, 2, 3), "field it has more digits than a decimal column")
+
+
+@pytest.mark.parametrize("number", [12, -12, 10**38 - 1, 1 - 10**38])
+def test_a_decimal_may_have_any_number_of_bytes_that_only_repeat_its_sign(number: int) -> None:
+    writer = record(("it", {"type": "bytes", "logicalType": "decimal", "precision": 38}))
+    content = number.to_bytes(5_000, "big", signed=True)
+    values = [HEAD + varint(2 * len(it)) + it for it in (content, b"\x01" + content[1:], content[:-17] + content[-16:])]
+    rows, reasons = decoded(writer, "it DECIMAL(38,0)", values)
+    assert rows == [{"it": Decimal(number)}, None, {"it": Decimal(number)}]
+    assert reasons == {1: "field it has more digits than a decimal column"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        ({"type": "bytes", "logicalType": "decimal", "precision": 9}, "it DECIMAL(9,0)"),
+        ("bytes", "it BINARY"),
+        ("string", "it STRING"),
+        ("string", "other STRING"),
+    ],
+    ids=str,
+)
+def test_a_long_record_takes_memory_for_itself_and_not_for_each_of_the_others(kind: Any, column: str) -> None:
+    writer, short, length = record(("it", kind)), HEAD + b"\x02a", 20_000
+    long = HEAD + varint(2 * length) + b"a" * length
+
+    def peak_bytes(*values: bytes) -> int:
+        gc.collect()
+        tracemalloc.start()
+        decoded(writer, column, values)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    short_bytes = peak_bytes(*[short] * 300)
+    assert peak_bytes(*[short] * 300, long) < short_bytes + 10 * length
 
 
 def test_a_decimal_that_says_no_digits_is_the_bytes_that_it_has() -> None:

@@ -152,6 +152,11 @@ def test_a_decimal_is_read_from_any_text_of_its_value(shop: Descriptor) -> None:
     assert ([row["price"] for row in rows if row], reasons) == (list(map(Decimal, texts.values())), {})
 
 
+def test_of_a_long_text_that_does_not_fit_the_reason_has_the_beginning(shop: Descriptor) -> None:
+    _, reasons = decoded(shop, "price DECIMAL(9,2)", [order(shop, price="1" * 100_000)])
+    assert reasons == {0: f"field price does not fit DECIMAL(9,2): {'1' * 100}"}
+
+
 def test_fields_that_the_schema_does_not_know_are_passed_over(shop: Descriptor) -> None:
     unknown = b"\xa0\x06\x05" + b"\xa1\x06" + b"\0" * 8 + b"\xa2\x06\x01a" + b"\xa5\x06" + b"\0" * 4
     assert decoded(shop, "id BIGINT", [HEAD + unknown + b"\x08\x02" + unknown]) == ([{"id": 2}], {})

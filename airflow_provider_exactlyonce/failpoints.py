@@ -65,11 +65,12 @@ RESCALE_NAMES: Final = (
     "rescale-repartitioned",
     "rescale-verified",
 )
-#: The durable steps of the copy of a home: it is begun, a first file is copied, all are compared and flushed, the old
-#: home is sealed, the new one can be used.
+#: The durable steps of the copy of a home: it is begun, a first file is copied, all are and flushed, what is gone from
+#: the old home is gone from the new one, the old one is sealed, the new one can be used.
 HOME_COPY_NAMES: Final = (
     "copy-begun",
     "copy-during",
+    "copy-flushed",
     "copy-compared",
     "copy-sealed",
     "copy-finished",

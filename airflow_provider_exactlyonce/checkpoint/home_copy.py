@@ -281,12 +281,17 @@ def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopi
                 copied.size += content.size
                 copied.copied += is_new
             store.flush([target.path / path for path in files])
+    # Both before the check: who goes on with the target while we are frozen changes what is there.
+    doomed = [path for path in store.files(target.path) if path not in planned]
+    pointer = store.read(target.path / "current")
     only_copy.check()
-    for path in store.files(target.path):
-        if path not in planned:
-            store.delete(target.path / path)
+    failpoints.reach("copy-flushed")
+    for path in doomed:
+        only_copy.check_often()
+        store.delete(target.path / path)
     store.flush(directories_of(target.path, [target.path / path for path in planned]))
-    target.use(lineage)
+    with hold.sure():
+        target.switch(lineage, pointer)
 
 
 def _rename(source: Path, target: Path, checkpoint: Path) -> tuple[Content, bool]:

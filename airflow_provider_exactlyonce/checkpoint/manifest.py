@@ -25,7 +25,7 @@ READABLE: Final = (1, SCHEMA)
 class Savepoint:
     """One savepoint's manifest.
 
-    :param id: ``<commit>-<hexadecimal digits>``
+    :param id: ``<commit>-<hexadecimal digits>``, and of one that was asked for ``-<request>``
     :param commit: the ledger's commit whose state it holds
     :param lineage: Spark's query id of the checkpoint that it was taken of
     :param batch: Spark's batch id in that lineage

@@ -38,7 +38,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.storage.opening import store_of
 
-_ID: Final = re.compile(r"(\d+)-[0-9a-z]+")
+_ID: Final = re.compile(r"(\d+)(-[0-9a-z]+)+")
 _COPY: Final = ".verify-"
 #: The name says that the bytes never change: RocksDB's tables and logs, and all state of checkpoint format 2.
 _UNIQUE: Final = re.compile(r"state/.*[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.(sst|log|zip|changelog)(\.crc)?")
@@ -135,12 +135,13 @@ class Savepoints:
         :param batch: Spark's id of the batch in this checkpoint
         :param record: what the ledger has of it; of a restored lineage, what its parent wrote
         :param job: what the job that committed it said of itself, None when it said nothing
-        :param request: hexadecimal digits that end the id; a savepoint that ends so is returned and none is taken
+        :param request: hexadecimal digits that end the id, None when nobody asks again; a savepoint that ends so is
+            returned and none is taken
         :raises RefusedError: when the batch isn't whole, or ends elsewhere in the source than the record
         :raises BatchGoneError: when Spark has removed its files meanwhile
+        :raises ExactlyOnceError: when this process was frozen for so long that others have deleted what it had saved
         """
-        request = request or uuid.uuid4().hex[:8]
-        for name in self._names():
+        for name in self._names() if request else ():
             if name.endswith(f"-{request}") and (taken := self._read(name)):
                 return taken
         needed = integrity.files_of(checkpoint, batch)
@@ -149,10 +150,9 @@ class Savepoints:
                 f"batch {batch} of {checkpoint.path} is not whole, so no savepoint is taken of it: "
                 + "; ".join(map(str, needed.defects[:3]))
             )
-        savepoint_id = f"{record.commit}-{request}"
+        # Two may serve one request, when the first is frozen or cut off: each has a directory to itself.
+        savepoint_id = "-".join(filter(None, (str(record.commit), uuid.uuid4().hex[:8], request)))
         directory = self.directory / savepoint_id
-        if savepoint_id in self._names() and self._is_leftover(savepoint_id) and not self._remove(savepoint_id):
-            return self.get(savepoint_id)
         failpoints.reach("before-savepoint")
         json_store.write(directory / "taking.json", _this_process(), durable=False)
         try:
@@ -170,6 +170,11 @@ class Savepoints:
         failpoints.reach("before-savepoint-manifest")
         self._write(savepoint)
         self._store.flush([self.directory])
+        if self._is_lost(savepoint_id):
+            raise ExactlyOnceError(
+                f"savepoint {savepoint_id} in {self.directory} was deleted as the leftover of a process that had died: "
+                "its own was frozen for too long. Ask again"
+            )
         self._store.delete(directory / "taking.json")
         failpoints.reach("after-savepoint-manifest")
         return savepoint
@@ -182,11 +187,7 @@ class Savepoints:
         savepoint, directory = replace(self.get(savepoint_id), pinned=pinned), self.directory / savepoint_id
         manifest = self._manifest(savepoint_id) or encode(savepoint)  # a newer release may have said more than we read
         json_store.write(directory / "manifest.json", {**manifest, "pinned": pinned})
-        # Who marks it after this look finds the pin.
-        is_marked, is_gone = self._has(savepoint_id, "deleting.json"), not self._store.files(directory / "checkpoint")
-        if is_gone:
-            self._store.remove(directory)
-        if is_marked or is_gone:
+        if self._is_lost(savepoint_id):
             raise RefusedError(f"savepoint {savepoint_id} in {self.directory} is being deleted; pin another one")
         return savepoint
 
@@ -283,6 +284,14 @@ class Savepoints:
     def _write(self, savepoint: Savepoint) -> None:
         json_store.write(self.directory / savepoint.id / "manifest.json", encode(savepoint))
 
+    def _is_lost(self, name: str) -> bool:
+        """Whether somebody deletes what was just given a manifest, or has: who marks it after this look finds that."""
+        directory = self.directory / name
+        is_marked, is_gone = self._has(name, "deleting.json"), not self._store.files(directory / "checkpoint")
+        if is_gone:
+            self._store.remove(directory)
+        return is_marked or is_gone
+
     def _delete(self, name: str) -> bool:
         json_store.write(self.directory / name / "deleting.json", _this_process())
         failpoints.reach("during-savepoint-delete")
@@ -291,12 +300,15 @@ class Savepoints:
     def _remove(self, name: str) -> bool:
         """Remove what is no savepoint: bytes first, then the records of what it was; returns whether it is gone.
 
-        What was pinned before its first byte went is one again.
+        What was pinned before its first byte went is one again, and what has got its manifest before it was marked.
         """
         directory = self.directory / name
+        is_unfinished = not self._has(name, "deleting.json")
+        if is_unfinished:
+            json_store.write(directory / "deleting.json", _this_process())
         if (manifest := self._manifest(name)) is not None:
             mark = json_store.read(directory / "deleting.json") or {}
-            if manifest.get("pinned") and not mark.get(_BEGUN):
+            if is_unfinished or (manifest.get("pinned") and not mark.get(_BEGUN)):
                 self._store.delete(directory / "deleting.json")
                 return False
             json_store.write(directory / "deleting.json", {**mark, _BEGUN: True})

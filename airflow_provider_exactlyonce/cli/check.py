@@ -23,7 +23,7 @@ def add_to(program: Command) -> None:
         summary="tell whether a new version of a job can go on from a savepoint",
         details="JOB.py is compared with the version of which the savepoint was taken, and planned as Spark would plan "
         "it. No data is read, and nothing is changed.",
-        example="dags/jobs/shop_totals.py --against 40-1f3a9c2e",
+        example="dags/jobs/shop_totals.py --against 40-1f3a9c2e-77ab01c2",
         exit_codes={0: "compatible, perhaps with notes", 64: "incompatible, or refused"},
     )
     declare(command, *DECLARATION)

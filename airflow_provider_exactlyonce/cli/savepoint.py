@@ -51,7 +51,7 @@ def add_to(program: Command) -> None:
     ):
         codes = {64: "damaged, or refused"} if name == "verify" else None
         command = group.add_command(
-            name, function, summary=summary, example="shop-totals 40-1f3a9c2e", exit_codes=codes
+            name, function, summary=summary, example="shop-totals 40-1f3a9c2e-77ab01c2", exit_codes=codes
         )
         declare(command, *PIPELINE)
         command.add_argument("savepoint", metavar="ID", help="the savepoint's id")
@@ -92,7 +92,8 @@ def _take(given: argparse.Namespace) -> None:
 
 def _list(given: argparse.Namespace) -> None:
     savepoints = _savepoints(given).list()
-    lines = [f"{savepoint.id:<20}  {_sentence(savepoint)}" for savepoint in savepoints]
+    width = max((len(savepoint.id) for savepoint in savepoints), default=0)
+    lines = [f"{savepoint.id:<{width}}  {_sentence(savepoint)}" for savepoint in savepoints]
     print_answer(
         given,
         [_summary(savepoint) for savepoint in savepoints],

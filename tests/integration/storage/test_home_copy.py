@@ -309,8 +309,9 @@ def test_a_copy_to_or_from_another_file_system_that_is_killed_is_repeated_and_en
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("step", ["copy-during", "copy-flushed"])
 def test_a_copy_that_was_frozen_writes_nothing_into_the_home_that_another_call_has_made(
-    pipeline: Pipeline, tmp_path: Path, remote: str
+    pipeline: Pipeline, tmp_path: Path, remote: str, step: str
 ) -> None:
     """There nothing tells it that it has lost its hold, and another call has ended and let go since."""
     old, new = Home(remote), Home(tmp_path / "new")
@@ -321,7 +322,7 @@ def test_a_copy_that_was_frozen_writes_nothing_into_the_home_that_another_call_h
         env={
             **os.environ,
             "EXACTLYONCE_KAFKA": json.dumps(dict(pipeline.config)),
-            FAILPOINTS: "copy-during:signal=STOP",
+            FAILPOINTS: f"{step}:signal=STOP",
         },
         stderr=subprocess.PIPE,
         text=True,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 import pytest
 
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint import home_copy
 from airflow_provider_exactlyonce.checkpoint.home_copy import copy_home, in_order
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.moving import Move
-from airflow_provider_exactlyonce.exceptions import HomeMovedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, HomeMovedError, RefusedError
+from airflow_provider_exactlyonce.storage.local import LocalStore
+from tests.clocks import StandingClock
 
 KEPT = (
     "applications/v1/job.py",
@@ -135,3 +140,58 @@ def test_a_home_that_was_moved_elsewhere_names_where(source: Home, tmp_path: Pat
         moving.seal(source.path, move, hold.pointer)
     with pytest.raises(HomeMovedError, match="was moved to s3://bucket/shop"):
         copy(source, tmp_path / "new")
+
+
+class EmptyLedger:
+    """Stands for the reader of a ledger without records."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def tail(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_copy_that_is_frozen_in_its_last_step_changes_nothing_in_the_home_that_is_in_use_since(
+    source: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, gone: bool
+) -> None:
+    """Where there are no locks nothing tells it that another call has ended and let go since."""
+    monkeypatch.setattr(LocalStore, "has_locks", False)
+    monkeypatch.setattr(home_copy, "LedgerReader", EmptyLedger)
+    monkeypatch.setattr(home_copy, "time", clock := StandingClock())
+    lineage, new = source.current(), Home(tmp_path / "new")
+    assert lineage is not None
+    offsets = Path("lineages", lineage.id, "checkpoint/offsets")
+    (source.path / offsets).mkdir()
+    (source.path / offsets / "0").write_text("0")
+    reached: list[str] = []
+
+    def reach(step: str) -> None:
+        reached.append(step)
+        if gone and reached.count("copy-flushed") == 1 and step == "copy-compared":
+            raise InterruptedError
+        if step == "copy-flushed" and reached.count(step) == 1 + gone:
+            clock.now += 60
+            source.lease.unlink()
+            (source.backfills / "turn.lease.json").unlink()
+            copy(source, new.path)
+            (new.path / offsets / "0").write_text("of the new home")
+            (new.path / offsets / "1").write_text("of the new home")
+            new.use("restored")
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+    if gone:
+        with pytest.raises(InterruptedError):
+            copy(source, new.path)
+        (source.path / offsets / "0").unlink()
+    with pytest.raises(AlreadyRunningError):
+        copy(source, new.path)
+    assert new.uses("restored")
+    assert [(new.path / offsets / name).read_text() for name in ("0", "1")] == ["of the new home"] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce import failpoints, files
+from airflow_provider_exactlyonce import failpoints, files, process_identity
 from airflow_provider_exactlyonce.checkpoint import checksums, manifest
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
@@ -21,7 +22,7 @@ from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan, SourcePlan
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.control import json_store
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from tests.unit.checkpoint import crafted
 
 JOB = JobDescription(
@@ -68,7 +69,8 @@ def contents(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 def test_a_savepoint_holds_the_batchs_files_and_says_what_it_is(made: Checkpoint, store: Savepoints) -> None:
     taken = store.take(made, 2, crafted.record(2, commit=40), JOB, label="before the upgrade", request="c0ffee")
-    assert store.list() == [taken] == [store.get("40-c0ffee")]
+    assert re.fullmatch("40-[0-9a-f]{8}-c0ffee", taken.id)
+    assert store.list() == [taken] == [store.get(taken.id)]
     original = contents(made)
     assert contents(store.checkpoint(taken.id)) == {path: original[path] for path in taken.files}
     assert (taken.commit, taken.batch, taken.label, taken.pipeline) == (40, 2, "before the upgrade", "p")
@@ -87,6 +89,81 @@ def test_the_same_request_is_served_once(made: Checkpoint, store: Savepoints) ->
     first = store.take(made, 1, crafted.record(1), None, request="aa")
     assert store.take(made, 2, crafted.record(2), None, request="aa") == first
     assert len(store.list()) == 1
+
+
+def before_the_manifest(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
+    """Freeze who takes a savepoint once, right before its manifest, and let somebody else act."""
+    acts = [meanwhile]
+
+    def reach(step: str) -> None:
+        if step == "before-savepoint-manifest" and acts:
+            acts.pop()()
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+
+
+def test_a_request_is_served_beside_a_frozen_process_that_serves_it_and_both_are_whole(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[Savepoint] = []
+    record = crafted.record(2)
+    before_the_manifest(monkeypatch, lambda: others.append(store.take(made, 2, record, None, request="aa")))
+    taken = store.take(made, 2, record, None, request="aa")
+    assert [store.verify(savepoint.id) for savepoint in (taken, *others)] == [[], []]
+    assert len(store.list()) == 2
+    assert store.take(made, 2, record, None, request="aa") in store.list()
+
+
+def test_a_request_whose_process_died_on_another_machine_is_served_at_once(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die() -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as there:
+        there.setattr(process_identity, "this_machine", lambda: "another")
+        before_the_manifest(there, die)
+        with pytest.raises(InterruptedError):
+            store.take(made, 2, crafted.record(2), None, request="aa")
+    assert (store.list(), store.leftovers()) == ([], [])
+    taken = store.take(made, 2, crafted.record(2), None, request="aa")
+    assert (store.list(), store.verify(taken.id)) == ([taken], [])
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_what_was_deleted_while_its_process_was_frozen_is_no_savepoint(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch, *, done: bool
+) -> None:
+    older = store.take(made, 1, crafted.record(1), None)
+
+    def delete() -> None:
+        (name,) = set(os.listdir(store.directory)) - {older.id}
+        os.utime(store.directory / name, (0, 0))
+        with monkeypatch.context() as there:
+            there.setattr(process_identity, "this_machine", lambda: "another")
+            if not done:
+                there.setattr(type(store._store), "remove", lambda kept, place: None)
+            assert store.remove_leftovers() == [name]
+
+    before_the_manifest(monkeypatch, delete)
+    with pytest.raises(ExactlyOnceError, match=r"savepoint 3-.* in .* was deleted .* Ask again"):
+        store.take(made, 2, crafted.record(2), None, request="aa")
+    assert store.list() == [older]
+    store.clean_up(SavepointRetention(count=1, days=0))
+    assert os.listdir(store.directory) == [older.id]
+
+
+def test_what_gets_its_manifest_before_it_is_marked_as_a_leftover_stays(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = store.take(made, 2, crafted.record(2), None)
+    manifest, aside = store.directory / taken.id / "manifest.json", store.directory / taken.id / "aside"
+    manifest.rename(aside)
+    os.utime(store.directory / taken.id, (0, 0))
+    assert store.leftovers() == [taken.id]
+    before_it_is_written(monkeypatch, "deleting.json", lambda: aside.rename(manifest))
+    assert store.remove_leftovers() == []
+    assert (store.list(), store.verify(taken.id)) == ([taken], [])
 
 
 def test_it_outlives_the_checkpoint_and_may_be_moved_and_renamed(

@@ -86,7 +86,6 @@ class DriverLocator:
                 continue
             if not drivers.may_be_starting(self._home, intent, held) and not self._may_live_on_cluster(intent):
                 return self._ended_unseen(intent)
-            self._pass_stop_on(intent)
             self.wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it")
 
     def has_ended(self, intent: Intent) -> bool:
@@ -160,11 +159,6 @@ class DriverLocator:
         unknown = state is ClusterState.UNKNOWN and is_submitted and self._supervision.is_ours(intent)
         return cluster if state is ClusterState.ACTIVE or unknown else None
 
-    def _pass_stop_on(self, intent: Intent) -> None:
-        """Ask a driver of ours to stop that may come up when nobody waits for it any more."""
-        if (reason := self._stop.reason) is not None and self._supervision.is_ours(intent):
-            stopping.Asking(self._home, intent.token, reason=reason, owner=self._supervision.owner).go_on()
-
     def _may_live_on_cluster(self, intent: Intent) -> bool:
         """Whether a driver without a sign of life is being submitted, or its cluster doesn't say that it has ended."""
         cluster = self._cluster_of(intent)
@@ -190,7 +184,7 @@ class DriverLocator:
                 f"{intent.owner} runs this pipeline until it is stopped, so it has no end to wait for; "
                 "wait for a commit with CommitGateSensor, or stop that driver first: if_running='replace' does"
             )
-        if ours and requests.killed_by(self._home, intent.token) is not None:
+        if ours and self._stop.reason is None and requests.killed_by(self._home, intent.token) is not None:
             if isinstance(driver, ClusterDriver):  # who wanted it stopped could only ask it; we reach its manager
                 allowed = self._supervision.stop_timeout_seconds
                 stopping.stop_and_wait(self._home, driver, reason="its task was killed", timeout_seconds=allowed)

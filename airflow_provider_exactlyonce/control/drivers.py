@@ -152,7 +152,7 @@ def has_happened(home: Home, wait: WaitCondition) -> bool:
     if wait.commits is not None and status is not None and status.state is DriverState.RUNNING:
         replays = status.replay is not None and status.replay.pending
         return not replays and status.commits_of_run >= wait.commits
-    return not is_there(home, wait.token)
+    return not is_unheard(home, wait.token) and not is_there(home, wait.token)
 
 
 def _starts_and_deaths(home: Home) -> tuple[Intent | None, tuple[Restart, ...]]:
@@ -198,6 +198,11 @@ def describe(home: Home, token: str | None) -> str:
         intent = intents.read(home.intent)
         if intent is None or intent.token != token:
             return f"the driver with start token {token}"
+        if intent.is_on_cluster:
+            return (
+                f"the driver that was submitted to {intent.host} and has not reported yet (start token {token}, "
+                f"output of its submission {intent.log})"
+            )
         return f"the driver that is being started (pid {intent.pid or 'unknown'} on {intent.host}, output {intent.log})"
     heard = datetime.fromtimestamp(held.heartbeat, UTC).isoformat(timespec="seconds")
     ago = max(0.0, time.time() - held.heartbeat)

@@ -19,7 +19,9 @@ from typing import Final
 
 from airflow_provider_exactlyonce.control import drivers, json_store, processes, requests
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control.drivers import Death, RunningDriver
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import DriverProcess, RemoteDriver
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, is_no_answer
@@ -183,8 +185,12 @@ class StopRequest:
         token = self._target().token
         if token is None:
             return True
-        # In this order: one that is started between the two looks is announced in the first, or there in the second.
-        if drivers.is_announced(self._home, token) or drivers.is_there(self._home, token):
+        # In this order: one that is started or comes up between two looks is in an earlier one, or there in the last.
+        if (
+            drivers.is_announced(self._home, token)
+            or drivers.is_unheard(self._home, token)
+            or drivers.is_there(self._home, token)
+        ):
             self._ask(token)
             return False
         dead = drivers.awaiting_restart(self._home)
@@ -202,7 +208,10 @@ class StopRequest:
         return self._record(replace(target, token=intent.token))
 
     def _decide(self) -> _DriverToStop:
-        there = drivers.find_or_awaited(self._home)
+        there: RunningDriver | Death | Intent | None = drivers.find_or_awaited(self._home)
+        if there is None:  # one that its cluster makes wait counts as neither when it was asked already
+            intent = intents.read(self._home.intent)
+            there = intent if intent is not None and drivers.is_unheard(self._home, intent.token) else None
         if there is None:
             return self._record(_DriverToStop(token=None))
         return self._record(_DriverToStop(token=there.token, series=there.series))

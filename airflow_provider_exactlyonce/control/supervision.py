@@ -60,6 +60,10 @@ class Supervision:
         # A driver that another task started for what was available *then* does not cover what is available now.
         return intent.until == self.until and (intent.owner == self.owner or self.until == untils.FOREVER)
 
+    def takes_over(self, intent: Intent) -> bool:
+        """Whether a driver is ours, and is not to be left alone or replaced because another task has started it."""
+        return self.is_ours(intent) and (intent.owner == self.owner or self.if_running is IfRunning.ADOPT)
+
 
 @dataclass
 class StopSignal:

@@ -74,6 +74,7 @@ class Supervisor:
         self._left: Final = left
         self.state = SupervisorState.RETURNING
         self._attached: DriverAttachment | None = None
+        self._started: str | None = None  # start token of our driver, from before its start until it is attached
         self._watch: DriverWatch  # of what is attached, or was last
         self._died = 0.0  # when what was watched ended
         self._dead: Intent | None = None  # our driver that died last; the next one is its successor
@@ -127,15 +128,32 @@ class Supervisor:
             return SupervisorEvent.NO_ANSWER
 
     def stop(self, reason: str) -> None:
-        """Stop the driver and wait for its end. May be called from a signal handler, and again while it runs.
+        """Stop the driver, and wait for its end if it is watched.
 
-        A driver whose end is not the end of our work belongs to somebody else and goes on.
+        May be called from a signal handler, and again while it runs. A driver whose end is not the end of our work
+        belongs to somebody else and goes on.
         """
         if self._stop.reason is not None:
             return
         self._stop.reason = reason
         if self._attached is not None:
             self._end(self._attached)
+        elif (token := self._unwatched()) is not None:
+            stopping.detach(token, self.supervision.stop_timeout_seconds)
+            stopping.Asking(self.home, token, reason=reason, owner=self.supervision.owner).go_on()
+
+    def _unwatched(self) -> str | None:
+        """Return the start token of a driver of ours that was just started, or is still looked for."""
+        if self._started is not None:  # also while the home does not answer
+            return self._started
+        try:
+            intent = intents.read(self.home.intent)
+        except (OSError, OutcomeUnknownError) as error:
+            if not is_no_answer(error):
+                raise
+            _log.warning("nobody knows whether there is a driver to stop: %s", error)
+            return None
+        return intent.token if intent is not None and self.supervision.takes_over(intent) else None
 
     def _end(self, attached: DriverAttachment) -> None:
         if not attached.ours:
@@ -196,6 +214,7 @@ class Supervisor:
         )
         self.log = log
         ready = standby.driver if standby else None
+        self._started = token
         try:
             driver = launching.start(self.home, launch, intent, announced=self._heed_stop, standby=ready)
         except BaseException:
@@ -224,7 +243,7 @@ class Supervisor:
         if attached.ours:
             self.restarts, self.series = attached.intent.restarts, attached.intent.series
         self._watch = DriverWatch(self.home, self.supervision, attached, self._stop, self.stop, self._keep_standby)
-        self._attached = attached
+        self._attached, self._started = attached, None
         if self._stop.reason is not None:  # asked while we were starting it
             self._end(attached)
         return SupervisorEvent.FOUND_OURS if attached.ours else SupervisorEvent.FOUND_ANOTHERS

@@ -33,6 +33,7 @@ _POD_ENDED: Final = frozenset({"Succeeded", "Failed"})
 _POD_VERBS: Final = ("list", "delete")
 _SECRET: Final = "spark.kubernetes.driver.secretKeyRef."
 _UPLOAD: Final = "spark.kubernetes.file.upload.path"
+_NAMESPACE: Final = "spark.kubernetes.namespace"
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class KubernetesCluster(Cluster):
 
     def __init__(self, master: str, namespace: str) -> None:
         super().__init__(master)
-        self._namespace: Final = namespace
+        self.namespace: Final = namespace
 
     def check_access(self) -> None:
         """Ask whether we may list and delete pods: a driver that can't be looked up would be waited for, for ever."""
@@ -131,14 +132,14 @@ class KubernetesCluster(Cluster):
             return
         if refused:
             raise RefusedError(
-                f"Kubernetes lets this task not {' and '.join(refused)} pods in the namespace {self._namespace}, so "
+                f"Kubernetes lets this task not {' and '.join(refused)} pods in the namespace {self.namespace}, so "
                 "its driver could not be looked up or ended: give its user the Role of `exactlyonce help kubernetes`"
             )
 
     def _may(self, verb: str) -> bool:
         from kubernetes import client
 
-        pods = client.V1ResourceAttributes(namespace=self._namespace, resource="pods", verb=verb)
+        pods = client.V1ResourceAttributes(namespace=self.namespace, resource="pods", verb=verb)
         review = client.V1SelfSubjectAccessReview(spec=client.V1SelfSubjectAccessReviewSpec(resource_attributes=pods))
         authorization = client.AuthorizationV1Api(self._client().api_client)
         answer = authorization.create_self_subject_access_review(review, _request_timeout=_TIMEOUT_SECONDS)
@@ -178,7 +179,7 @@ class KubernetesCluster(Cluster):
                 reasons.append((ended.reason, ended.message or f"exit code {ended.exit_code}"))
         said = dict.fromkeys(": ".join(filter(None, reason)) for reason in reasons if any(reason))
         why = " ".join("; ".join(said).split())[:_DIAGNOSTICS_CHARACTERS]
-        output = f", kubectl -n {self._namespace} logs {name}"
+        output = f", kubectl -n {self.namespace} logs {name}"
         return f"pod {name} is {phase}{f' ({why})' if why else ''}{output}"
 
     def kill(self, token: str) -> None:
@@ -186,7 +187,7 @@ class KubernetesCluster(Cluster):
         try:
             client = self._client()
             for pod in self._find(client, token):
-                client.delete_namespaced_pod(pod.metadata.name, self._namespace)
+                client.delete_namespaced_pod(pod.metadata.name, self.namespace)
         except Exception as error:
             _log.warning("driver %s could not be killed on Kubernetes: %s", token, error)
 
@@ -197,7 +198,7 @@ class KubernetesCluster(Cluster):
 
     def _find(self, client: Any, token: str) -> list[Any]:
         selector = f"{LABEL}={token}"
-        pods = client.list_namespaced_pod(self._namespace, label_selector=selector, _request_timeout=_TIMEOUT_SECONDS)
+        pods = client.list_namespaced_pod(self.namespace, label_selector=selector, _request_timeout=_TIMEOUT_SECONDS)
         return list(pods.items)
 
 
@@ -265,14 +266,15 @@ def settings_for(cluster: Cluster, conf: Mapping[str, str], environment: Mapping
         raise SettingRefusedError(_ATTEMPTS, attempts, "1", why)
     python = conf.get("spark.executorEnv.PYTHONPATH")
     variables = {**environment, **({"PYTHONPATH": python} if python else {})}
-    if isinstance(cluster, YarnCluster):
-        prefix = "spark.yarn.appMasterEnv."
-        tags = ",".join(filter(None, [conf.get("spark.yarn.tags"), TOKEN_PLACEHOLDER]))
-        identity = {"spark.yarn.tags": tags, "spark.yarn.submit.waitAppCompletion": "false", _ATTEMPTS: "1"}
-    else:
+    if isinstance(cluster, KubernetesCluster):
         prefix = "spark.kubernetes.driverEnv."
         identity = {
+            _NAMESPACE: cluster.namespace,  # where the driver is looked up; spark-defaults.conf may have another
             f"spark.kubernetes.driver.label.{LABEL}": TOKEN_PLACEHOLDER,
             "spark.kubernetes.submission.waitAppCompletion": "false",
         }
+    else:
+        prefix = "spark.yarn.appMasterEnv."
+        tags = ",".join(filter(None, [conf.get("spark.yarn.tags"), TOKEN_PLACEHOLDER]))
+        identity = {"spark.yarn.tags": tags, "spark.yarn.submit.waitAppCompletion": "false", _ATTEMPTS: "1"}
     return {**{f"{prefix}{name}": value for name, value in variables.items()}, **identity}

@@ -57,7 +57,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         TOKEN_VARIABLE,
     )
 
-    cluster = spark_submit.cluster_of(settings.conn_id)
+    cluster = spark_submit.cluster_of(settings.conn_id, settings.conf)
     secrets = {KAFKA_VARIABLE: kafka.driver_config(settings.kafka_conn_id)}
     if settings.source_conn_ids:
         secrets[SOURCES_VARIABLE] = kafka.sources_config(settings.source_conn_ids)

@@ -64,7 +64,7 @@ def build_command(
     from airflow_provider_exactlyonce.devkit.jars import cache_directory
     from airflow_provider_exactlyonce.streaming.settings import program_of, submit_settings
 
-    connected = _hook(submitted.conn_id)
+    connected = _hook(submitted.conn_id, submitted.conf)
     cluster = clusters.cluster_of(connected)
     conf = submit_settings({name: _text(value) for name, value in submitted.conf.items()})
     jars = submitted.jars
@@ -91,17 +91,18 @@ def build_command(
     return [_executable(program), *rest], hook._mask_cmd([program, *rest])
 
 
-def cluster_of(conn_id: str) -> Cluster | None:
+def cluster_of(conn_id: str, conf: Mapping[str, Any]) -> Cluster | None:
     """Return the manager that runs a connection's drivers, None when they run where the task does.
 
     :param conn_id: connection of type ``spark``
+    :param conf: with which they are started: its namespace goes before the connection's
     :raises RefusedError: when a driver of this connection could not be found again
     :raises AirflowNotFoundException: when there is no such connection
     """
-    return clusters.cluster_of(_hook(conn_id))
+    return clusters.cluster_of(_hook(conn_id, conf))
 
 
-def _hook(conn_id: str) -> SparkSubmitHook:
+def _hook(conn_id: str, conf: Mapping[str, Any]) -> SparkSubmitHook:
     from airflow.providers.apache.spark.hooks import spark_submit
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
@@ -113,7 +114,7 @@ def _hook(conn_id: str) -> SparkSubmitHook:
             f"connection {conn_id} submits to Kubernetes: install apache-airflow-providers-cncf-kubernetes, "
             "through which its drivers are looked up"
         )
-    return SparkSubmitHook(conn_id=conn_id)
+    return SparkSubmitHook(conn_id=conn_id, conf=dict(conf))
 
 
 def python_environment() -> dict[str, str]:

@@ -299,7 +299,7 @@ class _TaskSupervision:
             counts = untils.target_of(driver_until) is not None
         except ValueError as error:
             raise RefusedError(str(error)) from error
-        cluster = spark_submit.cluster_of(task.conn_id)
+        cluster = spark_submit.cluster_of(task.conn_id, task.driver_settings(task.application).conf)
         if task.standby is not None and cluster is not None:
             raise RefusedError(
                 f"standby='warm' needs a driver that runs where the task does, and connection {task.conn_id} has "

@@ -93,7 +93,7 @@ def connections(kubernetes: ApiServer, worker: object, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def cluster(connections: object) -> Cluster:
-    cluster = spark_submit.cluster_of("spark_default")
+    cluster = spark_submit.cluster_of("spark_default", {})
     assert cluster is not None
     return cluster
 

@@ -550,6 +550,81 @@ def test_a_stop_ends_the_driver_at_its_batch_boundary(home: Home) -> None:
     assert len(notes(home, "started")) == 1
 
 
+class Interrupt(BaseException):
+    """What Airflow raises in the main thread, wherever that is, when a task's execution time-out has passed."""
+
+
+def test_a_driver_that_was_started_when_its_supervisor_was_interrupted_is_stopped(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, supervised = intents.write, supervisor(home, "take-lease commit until-stop", stop_timeout_seconds=0.1)
+
+    def interrupted(path: Path, intent: Intent) -> None:
+        if intent.pid:  # the process is there, and nobody watches it yet
+            raise Interrupt
+        write(path, intent)
+
+    monkeypatch.setattr(intents, "write", interrupted)
+    with pytest.raises(Interrupt):
+        list(supervised.run())
+    intent = intents.read(home.intent)
+    assert intent is not None
+    assert processes.members(intent.token)
+    supervised.stop("the task's execution time-out has passed")
+    assert requests.killed_by(home, intent.token) == "shop/stream/run1/-1"
+    wait_for(lambda: not processes.members(intent.token))
+
+
+@pytest.mark.parametrize(
+    ("owner", "until", "if_running", "is_stopped"),
+    [
+        ("shop/stream/run1/-1", "available", IfRunning.FAIL, True),
+        ("shop/stream/run2/-1", "available", IfRunning.ADOPT, False),
+        ("shop/stream/run2/-1", "forever", IfRunning.ADOPT, True),
+        ("shop/stream/run2/-1", "forever", IfRunning.FAIL, False),
+    ],
+)
+def test_a_driver_that_would_be_taken_over_is_stopped_when_its_supervisor_is_interrupted(
+    home: Home, monkeypatch: pytest.MonkeyPatch, owner: str, until: str, if_running: IfRunning, is_stopped: bool
+) -> None:
+    intents.write(
+        home.intent,
+        Intent(token="t", owner="shop/stream/run1/-1", until=until, series="t", restarts=0, log="", host="elsewhere"),
+    )
+    forced: list[str] = []
+    monkeypatch.setattr(stopping, "detach", lambda token, _: forced.append(token))
+
+    def interrupt() -> None:
+        raise Interrupt
+
+    asked = Supervision(
+        owner=owner, until=until, strategy=AT_ONCE, if_running=if_running, on_poll=interrupt, stop_timeout_seconds=0.1
+    )
+    supervised = Supervisor(home, launch(home, "exit=1"), asked)
+    with pytest.raises(Interrupt):
+        list(supervised.run())
+    supervised.stop("the task's execution time-out has passed")
+    assert (requests.stop_requested(home, "t") is not None) == is_stopped
+    assert forced == (["t"] if is_stopped else [])
+
+
+def test_a_stop_while_a_living_driver_is_looked_for_waits_for_its_end(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up until-stop", until_note="up")
+    supervised, observe = supervisor(home, "exit=1"), lease.observe
+
+    def stopped(path: Path) -> tuple[lease.Lease | None, lease.Life]:
+        seen = observe(path)
+        supervised.stop("the task was killed")
+        return seen
+
+    monkeypatch.setattr(lease, "observe", stopped)
+    with pytest.raises(StopRequestedError, match="the driver was stopped at commit 1: the task was killed"):
+        list(supervised.run())
+    assert all(cmdline(int(str(note["pid"]))) == "" for note in notes(home, "started"))
+
+
 def test_a_second_stop_changes_nothing(home: Home) -> None:
     supervised = supervisor(home, "take-lease commit until-stop")
 

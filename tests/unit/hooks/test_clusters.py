@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.hooks import spark_submit
+from airflow_provider_exactlyonce.hooks.clusters import KubernetesCluster
 from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.hooks.launch import build_launch
 from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
@@ -141,7 +142,7 @@ def test_yarn_gets_the_identity_the_environment_and_the_packages(connect: Callab
     assert conf["spark.yarn.appMasterEnv.PYTHONPATH"] == conf["spark.executorEnv.PYTHONPATH"]
     assert len(conf["spark.archives"].split(",")) == 2
     assert "spark.pyspark.driver.python" not in conf, "it would be a path of this host"
-    cluster = spark_submit.cluster_of("spark_default")
+    cluster = spark_submit.cluster_of("spark_default", {})
     assert cluster is not None
     assert cluster.name == "yarn"
 
@@ -379,6 +380,26 @@ def test_kubernetes_gets_a_label_and_the_drivers_environment(connect: Callable[.
     assert len(conf["spark.archives"].split(",")) == 2
 
 
+@pytest.mark.usefixtures("provider")
+@pytest.mark.parametrize(
+    ("connected", "conf", "namespace"),
+    [
+        ({"namespace": "streams"}, {}, "streams"),
+        ({"namespace": "streams"}, {"spark.kubernetes.namespace": "shop"}, "shop"),
+        ({}, {"spark.kubernetes.namespace": "shop"}, "shop"),
+        ({}, {}, "default"),  # whatever spark-defaults.conf says
+    ],
+)
+def test_a_driver_is_looked_up_in_the_namespace_to_which_it_is_submitted(
+    connect: Callable[..., None], tmp_path: Path, connected: dict[str, str], conf: dict[str, str], namespace: str
+) -> None:
+    connect("k8s://https://cluster:6443", **connected)
+    assert settings_of(launch(tmp_path, jars=None, conf=conf))["spark.kubernetes.namespace"] == namespace
+    cluster = spark_submit.cluster_of("spark_default", conf)
+    assert isinstance(cluster, KubernetesCluster)
+    assert cluster.namespace == namespace
+
+
 def test_what_could_not_be_supervised_is_refused_by_name(connect: Callable[..., None], tmp_path: Path) -> None:
     connect("yarn")
     with pytest.raises(RefusedError, match=r"spark_default .*set yarn_resourcemanager_webapp_address"):
@@ -394,7 +415,7 @@ def test_what_could_not_be_supervised_is_refused_by_name(connect: Callable[..., 
 def test_kubernetes_without_airflows_provider_for_it_is_refused_by_name(connect: Callable[..., None]) -> None:
     connect("k8s://https://cluster:6443")
     with pytest.raises(RefusedError, match="install apache-airflow-providers-cncf-kubernetes"):
-        spark_submit.cluster_of("spark_default")
+        spark_submit.cluster_of("spark_default", {})
 
 
 def test_the_hook_still_has_the_private_names_that_are_used() -> None:
@@ -408,7 +429,7 @@ def test_the_hook_still_has_the_private_names_that_are_used() -> None:
 
 def yarn(server: Server, connect: Callable[..., None]) -> Cluster:
     connect("yarn", yarn_resourcemanager_webapp_address=server.address)
-    cluster = spark_submit.cluster_of("spark_default")
+    cluster = spark_submit.cluster_of("spark_default", {})
     assert cluster is not None
     return cluster
 
@@ -474,7 +495,7 @@ def test_a_yarn_that_is_started_again_does_not_know_yet_what_there_is(
 
 def test_a_yarn_that_can_not_be_reached_says_nothing(connect: Callable[..., None]) -> None:
     connect("yarn", yarn_resourcemanager_webapp_address="http://127.0.0.1:9")
-    cluster = spark_submit.cluster_of("spark_default")
+    cluster = spark_submit.cluster_of("spark_default", {})
     assert cluster is not None
     assert cluster.state(TOKEN) is ClusterState.UNKNOWN
     cluster.kill(TOKEN)
@@ -507,7 +528,7 @@ def kubernetes(server: Server, connect: Callable[..., None], provider: ModuleTyp
     configuration.retries = 0
     provider.__dict__["get_kube_client"] = lambda: client.CoreV1Api(client.ApiClient(configuration))
     connect(f"k8s://{server.address}", namespace="streams")
-    cluster = spark_submit.cluster_of("spark_default")
+    cluster = spark_submit.cluster_of("spark_default", {})
     assert cluster is not None
     return cluster
 

@@ -40,4 +40,4 @@ def test_a_connection_of_another_type_is_named(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RefusedError, match="connection given of type kafka has no host: a schema registry"):
         connections.schema_registry("given")
     with pytest.raises(RefusedError, match="connection given is of type kafka: conn_id takes one of type spark"):
-        spark_submit.cluster_of("given")
+        spark_submit.cluster_of("given", {})

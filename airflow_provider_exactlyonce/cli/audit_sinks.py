@@ -37,7 +37,8 @@ def add_to(program: Command) -> None:
 
 def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, list[str]]:
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-    from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
+    from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import LedgerEntries
+    from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 
     sinks = [share.sink for share in job.routes.others]
     if not sinks:
@@ -47,12 +48,11 @@ def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, l
         if tail is None or tail.claim is None:
             raise never_started(job.name)
         context = SinkContext(pipeline=job.name, home=Home(tail.claim.home_path).path)
-        commits = list(reader.commits())
-    findings: dict[str, list[str]] = {}
-    for sink in sinks:
-        with closing(sink.open(context)) as committer:
-            entries = (SinkEntry.of(commit, sink.name) for commit in commits if sink.name in commit.others)
-            findings[sink.name] = list(committer.audit(entries))
+        findings: dict[str, list[str]] = {}
+        for sink in sinks:
+            entries = LedgerEntries(reader, sink.name)
+            with closing(sink.open(context)) as committer:
+                findings[sink.name] = list(committer.audit(entries))
     return findings
 
 

@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, RefusedError
-from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger.home import never_started
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, l
 def _audit(given: argparse.Namespace) -> None:
     from airflow_provider_exactlyonce.streaming.job import loader
 
-    config = kafka_config.from_environment(given.bootstrap_servers)
+    config = reach.reached(given.bootstrap_servers)
     job = loader.load(given.job, given.pipeline)
     given.pipeline = job.name
     findings = _findings(job, config)

@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, RefusedError
-from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger.home import never_started
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def add_to(program: Command) -> None:
 
 def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, list[str]]:
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-    from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
+    from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import LedgerEntries
+    from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 
     sinks = [share.sink for share in job.routes.others]
     if not sinks:
@@ -47,19 +48,18 @@ def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, l
         if tail is None or tail.claim is None:
             raise never_started(job.name)
         context = SinkContext(pipeline=job.name, home=Home(tail.claim.home_path).path)
-        commits = list(reader.commits())
-    findings: dict[str, list[str]] = {}
-    for sink in sinks:
-        with closing(sink.open(context)) as committer:
-            entries = (SinkEntry.of(commit, sink.name) for commit in commits if sink.name in commit.others)
-            findings[sink.name] = list(committer.audit(entries))
+        findings: dict[str, list[str]] = {}
+        for sink in sinks:
+            entries = LedgerEntries(reader, sink.name)
+            with closing(sink.open(context)) as committer:
+                findings[sink.name] = list(committer.audit(entries))
     return findings
 
 
 def _audit(given: argparse.Namespace) -> None:
     from airflow_provider_exactlyonce.streaming.job import loader
 
-    config = kafka_config.from_environment(given.bootstrap_servers)
+    config = reach.reached(given.bootstrap_servers)
     job = loader.load(given.job, given.pipeline)
     given.pipeline = job.name
     findings = _findings(job, config)

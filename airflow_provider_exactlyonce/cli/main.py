@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -33,6 +34,7 @@ from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import tell
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, UnknownPipelineError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import listing
 
 #: In the order in which ``exactlyonce --help`` has them.
@@ -68,6 +70,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error)
     except OSError as error:  # a full disk, a right that is missing
         return _failed(ExactlyOnceError(f"the system says: {error}. The command may be tried again"))
+    except Exception as error:
+        from confluent_kafka import KafkaException
+
+        if not isinstance(error, KafkaException):
+            raise
+        return _failed(_kafka_trouble(given, error.args[0].str()))
+
+
+def _kafka_trouble(given: argparse.Namespace, said: str) -> ExactlyOnceError:
+    config = kafka_config.from_environment(given.bootstrap_servers)
+    return reach.trouble(config) or ExactlyOnceError(
+        f"Kafka at {config['bootstrap.servers']} says: {said}. The command may be tried again"
+    )
 
 
 def _failed(error: ExactlyOnceError, hint: str = "") -> int:

@@ -6,9 +6,10 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,10 @@ from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
 from airflow_provider_exactlyonce.ledger import topic
-from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
+from airflow_provider_exactlyonce.ledger.records import OtherSink, backfill_pipeline
+from airflow_provider_exactlyonce.streaming.job import loader
+from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from tests.conftest import MakeTopic
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 
@@ -146,3 +150,49 @@ def test_the_doctor_tells_which_pipelines_there_are_too(
     [finding] = json.loads(capsys.readouterr().out)["findings"]
     assert finding["name"] == "ledger-missing"
     assert f"Is it {crafted.pipeline}" in finding["do"]
+
+
+class BusySink:
+    """A sink to which the pipeline commits before and after the audit reads what it has; it has forgotten commit 1."""
+
+    name = "lake"
+
+    def __init__(self, pipeline: CraftedPipeline) -> None:
+        self.pipeline = pipeline
+        self.entries: dict[int, SinkEntry] = {}
+
+    def commit(self, oldest: int = 1) -> None:
+        record = self.pipeline.commit(
+            {}, others={self.name: OtherSink(rows=0, digest=0)}, before=replace(self.pipeline.place, oldest=oldest)
+        )
+        self.entries[record.commit] = SinkEntry.of(record, self.name)
+
+    def open(self, context: SinkContext) -> BusySink:
+        return self
+
+    def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
+        for _ in range(2):
+            self.commit(oldest=2)
+        del self.entries[1]
+        has = dict(self.entries)
+        for _ in range(2):
+            self.commit(oldest=2)
+        self.pipeline.settle()
+        return compare(has, commits, "it")
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def test_the_sinks_of_a_pipeline_that_runs_agree_with_its_ledger(
+    crafted: CraftedPipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = BusySink(crafted)
+    job = SimpleNamespace(name=crafted.pipeline, routes=SimpleNamespace(others=[SimpleNamespace(sink=sink)]))
+    monkeypatch.setattr(loader, "load", lambda file, name: job)
+    crafted.claim()
+    for _ in range(2):
+        sink.commit()
+    crafted.settle()
+    assert cli.main(["audit-sinks", "job.py"]) == 0, capsys.readouterr().err
+    assert "sink lake: agrees with the ledger" in capsys.readouterr().out

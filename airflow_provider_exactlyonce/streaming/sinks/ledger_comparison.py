@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.ledger.home import never_started
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import LedgerPointer
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+
+
+class LedgerEntries(Iterable[SinkEntry]):
+    """What the ledger of a pipeline, which may run, has for a sink; made before the sink is looked at.
+
+    The ledger is read when this is iterated. A driver commits to a sink before it does to the ledger, and the ledger
+    forgets a commit before the sink does. So of what a sink was read to have before, only the commit under way can be
+    missing here, and nothing is here that the sink had forgotten.
+
+    :param reader: of the pipeline's ledger
+    :param sink: the sink's name
+    """
+
+    def __init__(self, reader: LedgerReader, sink: str) -> None:
+        self._reader: Final = reader
+        self._sink: Final = sink
+        #: The newest commit before the sink is looked at; it may not have been seen to have later ones.
+        self.newest: Final = self._place().commit
+
+    @override
+    def __iter__(self) -> Iterator[SinkEntry]:
+        for commit in self._reader.commits(self._place().oldest):
+            if self._sink in commit.others:
+                yield SinkEntry.of(commit, self._sink)
+
+    def _place(self) -> LedgerPointer:
+        tail = self._reader.tail()
+        if tail is None:
+            raise never_started(self._reader.pipeline)
+        return tail.place
 
 
 def compare(
@@ -18,16 +55,17 @@ def compare(
     """Yield what contradicts the pipeline's ledger.
 
     :param entries: the sink's, by their commits
-    :param commits: what the pipeline's ledger has for the sink, in order
+    :param commits: what the pipeline's ledger has for the sink, in order; of a pipeline that may run as
+        :class:`LedgerEntries`
     :param place: what has the sink's entries, for messages
     :param oldest: the first commit of which the sink can tell; those before it may be missing
     :param check: returns what else is wrong with a commit that both have
     """
-    judged = 0
+    judged, newest = 0, max([commits.newest, *entries]) if isinstance(commits, LedgerEntries) else math.inf
     for expected in commits:
         judged, entry = expected.commit, entries.get(expected.commit)
         if entry is None:
-            if expected.commit >= oldest:
+            if oldest <= expected.commit <= newest:
                 yield f"commit {expected.commit}: {place} has no entry of it"
         elif not entry.is_same_output(expected):
             yield f"commit {expected.commit}: {place} has {entry}, the pipeline's ledger {expected}"

@@ -238,6 +238,9 @@ class SinkCommitter(ABC):
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
         """Compare the sink with the commits that the pipeline's ledger has for it, in order.
 
+        The pipeline may run. The ledger is read when the commits are iterated, so what the sink has is read before, see
+        :func:`~airflow_provider_exactlyonce.streaming.sinks.ledger_comparison.compare`.
+
         :returns: what contradicts them, naming commit and place; nothing when all is well
         """
 

@@ -78,7 +78,7 @@ def test_it_is_told_in_one_sentence_and_no_jvm_was_started(
 
 def test_a_cluster_that_can_not_be_reached_is_told_with_the_reason_by_commands() -> None:
     nobody = "127.0.0.1:9"
-    for command in (["status", "shop"], ["list"], ["transactions", "list"]):
+    for command in (["status", "shop"], ["list"], ["transactions", "list"], ["audit-sinks", "job.py"]):
         done = subprocess.run(
             [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *command, "--bootstrap-servers", nobody],
             capture_output=True,

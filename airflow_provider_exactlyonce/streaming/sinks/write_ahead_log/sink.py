@@ -191,6 +191,7 @@ class WriteAheadLogCommitter(StagedCommitter):
 
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
+        expected = list(commits)  # before the log is read, which has each commit first
         note, target = read_note(self._storage, self._folder_of_log), self._settings.target
         records: list[LogRecord] = []
         for position in self._log.positions():
@@ -201,21 +202,30 @@ class WriteAheadLogCommitter(StagedCommitter):
             except RefusedError as error:
                 yield str(error)
                 return
-        for before, record in pairwise(records):
-            if record.position != before.position + 1:
-                yield f"{self._log.place(record.position)}: the record before it is missing"
         records_by_commit = {
             record.entry.commit: record for record in records if record.kind == COMMIT and record.entry
         }
-        # What was delivered leaves the log by its age.
-        oldest = records[0].entry.commit if records and records[0].position > 1 and records[0].entry else 0
-        for expected in commits:
-            if expected.commit in records_by_commit:
-                yield from self._differences(records_by_commit[expected.commit], expected)
-                if expected.commit == note.commit and target.can_be_asked and not is_delivered(target, expected):
-                    yield f"commit {expected.commit}: it was delivered, and the target does not have it"
-            elif expected.commit > oldest:
-                yield f"commit {expected.commit}: the log has no record of it"
+        differences = {
+            entry.commit: list(self._differences(records_by_commit[entry.commit], entry))
+            for entry in expected
+            if entry.commit in records_by_commit
+        }
+        # What was delivered leaves the log by its age, from its front and also meanwhile: nothing of it is judged.
+        front = min(self._log.positions(), default=0)
+        left = [record for record in records if record.position >= front]
+        for before, record in pairwise(left):
+            if record.position != before.position + 1:
+                yield f"{self._log.place(record.position)}: the record before it is missing"
+        first = next(iter(left or records[-1:]), None)
+        oldest = first.entry.commit if first and first.position > 1 and first.entry else 0
+        for entry in expected:
+            if entry.commit not in differences:
+                if entry.commit > oldest:
+                    yield f"commit {entry.commit}: the log has no record of it"
+            elif records_by_commit[entry.commit].position >= front:
+                yield from differences[entry.commit]
+                if entry.commit == note.commit and target.can_be_asked and not is_delivered(target, entry):
+                    yield f"commit {entry.commit}: it was delivered, and the target does not have it"
 
     @override
     def close(self) -> None:
@@ -225,9 +235,13 @@ class WriteAheadLogCommitter(StagedCommitter):
         place, changed = self._log.place(record.position), list(self._log.changed(record))
         if record.entry is None or not record.entry.is_same_output(expected):
             yield f"commit {expected.commit}: {place} has {record.entry}, the ledger {expected}"
+        try:
+            rows = expected.rows if changed else sum(batch.num_rows for batch in self._log.rows(record))
+        except FileNotFoundError:
+            changed = [place]
         for name in changed:
             yield f"commit {expected.commit}: {name} is missing, or its rows are not those that were committed"
-        if not changed and (rows := sum(batch.num_rows for batch in self._log.rows(record))) != expected.rows:
+        if not changed and rows != expected.rows:
             yield f"commit {expected.commit}: {place} has {rows} rows, and the ledger says {expected.rows}"
 
 

@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCo
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import delivery
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import Target
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.sink import WriteAheadLogSink
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import LocalStorage
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from dags.jobs.payments_archive import HttpTarget
 from tests import faulty_targets
@@ -470,6 +471,44 @@ def test_the_audit_names_a_record_that_is_missing_or_torn(
     assert findings == [f"{second}: the record before it is missing", "commit 1: the log has no record of it"]
     second.write_bytes(second.read_bytes()[:20])
     assert f"{second} is no record of a sink's log" in next(iter(committer.audit(entries)))
+
+
+@pytest.mark.parametrize("leaving", [1, 2, 3])
+@pytest.mark.parametrize("is_lost", [False, True], ids=["", "another is lost"])
+def test_what_leaves_the_log_while_it_is_audited_is_no_finding(
+    leaving: int, is_lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever look of the audit at the log they leave before."""
+    sink = asked_sink(tmp_path)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        for number in range(1, 6):
+            commit(committer, number)
+        expected = []
+        entries = [entry_of(number, 1) for number in range(1, 6)]
+        if is_lost:
+            *_, lost, last = records_of(sink)
+            lost.unlink()
+            expected = [f"{last}: the record before it is missing", "commit 4: the log has no record of it"]
+        whole = shutil.copytree(sink.path, tmp_path / "whole")
+        looks = leave_before = 0
+
+        def counted(look: Callable[[LocalStorage, str], Any]) -> Callable[[LocalStorage, str], Any]:
+            def look_at(storage: LocalStorage, name: str) -> Any:
+                nonlocal looks
+                looks += 1
+                if looks == leave_before:
+                    for record in records_of(sink)[:leaving]:
+                        record.unlink()
+                return look(storage, name)
+
+            return look_at
+
+        for look in (LocalStorage.names, LocalStorage.open):
+            monkeypatch.setattr(LocalStorage, look.__name__, counted(look))
+        while looks >= leave_before:
+            looks, leave_before = 0, leave_before + 1
+            shutil.copytree(whole, sink.path, dirs_exist_ok=True)
+            assert list(committer.audit(entries)) == expected, f"they have left before look {leave_before}"
 
 
 def test_a_commit_beside_a_record_of_the_same_run_says_what_it_is(tmp_path: Path) -> None:

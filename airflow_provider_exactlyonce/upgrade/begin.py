@@ -10,8 +10,9 @@ from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import releases, upgrade_plan
+from airflow_provider_exactlyonce.control import drivers, releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.stopping import StopRequest
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 
@@ -102,6 +103,7 @@ def begin_rollback(
             old=version,
             savepoint=savepoint,
             unpin=_pinned_by(home, earlier),
+            was_stopped=_was_stopped(home, earlier),
         )
         upgrade_plan.write(home, plan, before=earlier)
         return plan
@@ -146,6 +148,15 @@ def _target(
         known = ", ".join(sorted({candidate.version for candidate in savepoints.list()})) or "none"
         raise RefusedError(f"there is no savepoint of version {version} in {savepoints.directory}; of these: {known}")
     return version, of_version[-1]
+
+
+def _was_stopped(home: Home, earlier: Plan | None) -> bool:
+    """Return whether nothing runs; or ran before the plan under way, once that has stopped or started what runs."""
+    if earlier is None or not earlier.holds_starts:
+        return drivers.find_or_awaited(home) is None
+    if earlier.step is UpgradeStep.STOP:  # the stop itself knows
+        return StopRequest(home, earlier.id, reason=earlier.sentence).target() is None
+    return earlier.was_stopped
 
 
 def _pinned_by(home: Home, earlier: Plan | None) -> tuple[str, ...]:

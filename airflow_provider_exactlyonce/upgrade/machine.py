@@ -324,7 +324,6 @@ class Upgrade:
         reason = f"a rollback to version {plan.old}"
         request = f"{plan.id}b"  # the stop of the old version has the plan's own
         outcome = self._stop_driver(plan, request=request, reason=reason)
-        was_stopped = plan.was_stopped
         if isinstance(outcome, WaitCondition):
             if time.time() - plan.entered <= plan.options.stop_timeout:
                 return replace(outcome, seconds=plan.options.stop_timeout)
@@ -332,9 +331,7 @@ class Upgrade:
                 stopping.ask_and_enforce(self._home, outcome.token, reason=reason, timeout_seconds=0)
                 if drivers.is_there(self._home, outcome.token):
                     raise self._not_stopped(plan, outcome.token)
-        elif plan.application is None:  # a rollback by hand; what an upgrade has found is known
-            was_stopped = outcome.token is None
-        return moved(plan, Event.STOPPED, was_stopped=was_stopped)
+        return moved(plan, Event.STOPPED)
 
     def _restore(self, plan: Plan) -> Plan:
         """Make a lineage of the savepoint, which replays what was committed since without writing it."""

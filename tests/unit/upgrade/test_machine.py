@@ -11,17 +11,18 @@ import pytest
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import json_store, releases, upgrade_plan
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control import releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
 from airflow_provider_exactlyonce.storage.local import LocalStore
-from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
+from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
-from airflow_provider_exactlyonce.upgrade.machine import Upgrade
+from airflow_provider_exactlyonce.upgrade.machine import Upgrade, _settled
+from airflow_provider_exactlyonce.upgrade.transitions import moved
 
 RANDOM = ("Rand is not deterministic",)
 
@@ -125,3 +126,68 @@ def test_a_process_that_has_lost_its_hold_neither_changes_the_version_in_use_nor
         frozen.advance()
     assert releases.read(home) == Release(version="old", since=1)
     assert intents.read(home.intent) is None
+
+
+def under_way(home: Home, step: UpgradeStep, **fields: object) -> Plan:
+    """Write the plan of an upgrade whose host was lost at a step."""
+    plan = Plan(id="a1", pipeline="p", step=step, options=Options(), application="new.py", old="old", savepoint="7-ab")
+    plan = replace(plan, **fields)  # type: ignore[arg-type]
+    upgrade_plan.write(home, plan, before=upgrade_plan.read(home))
+    return plan
+
+
+def rollback(home: Home, request: str = "b2", savepoint: str = "7-ab") -> Upgrade:
+    """Begin a rollback by hand."""
+    plan = begin_rollback(
+        home, "p", Options(), request=request, check=lambda _: None, version="old", savepoint=savepoint
+    )
+    return Upgrade(home, plan, UpgradeEnvironment(config=config, launch=launch))
+
+
+def settles(rolling_back: Upgrade) -> UpgradeStep:
+    """Stop what runs; what follows needs a cluster. Returns where the plan leads when the old version has caught up."""
+    with pytest.raises(TouchedError):
+        rolling_back.advance()
+    plan = rolling_back._read()
+    assert plan.step is UpgradeStep.RESTORE
+    return moved(replace(plan, step=UpgradeStep.WATCH_OLD), _settled(plan)).step
+
+
+def stop_asked(home: Home, request: str, token: str | None) -> None:
+    """Leave what a stop has noted: the driver that it has stopped, None where none ran."""
+    json_store.write(home.commands / f"stop-{request}.json", {"token": token, "series": None})
+
+
+STEPS = [step for step in UpgradeStep if Plan(id="", pipeline="", step=step, options=Options()).holds_starts]
+
+
+@pytest.mark.parametrize(
+    ("was_stopped", "end"), [(False, UpgradeStep.ROLLED_BACK), (True, UpgradeStep.REST)], ids=["ran", "was stopped"]
+)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_rollback_of_an_upgrade_that_was_lost_after_its_stop_ends_as_the_pipeline_was_before(
+    home: Home, step: UpgradeStep, end: UpgradeStep, *, was_stopped: bool
+) -> None:
+    stop_asked(home, "a1", None if was_stopped else "t")
+    under_way(home, step, was_stopped=was_stopped and step is not UpgradeStep.STOP)
+    first = rollback(home)
+    assert settles(rollback(home, "c3", savepoint="3-cd")) is end, "another rollback has replaced the first"
+    with pytest.raises(AlreadyRunningError, match="was replaced"):
+        first.advance()
+
+
+@pytest.mark.parametrize("step", [UpgradeStep.CHECK, UpgradeStep.COMPARE])
+def test_a_rollback_of_an_upgrade_that_was_lost_before_its_stop_goes_by_what_runs(
+    home: Home, step: UpgradeStep
+) -> None:
+    under_way(home, step)
+    assert settles(rollback(home)) is UpgradeStep.REST
+
+
+def test_a_pipeline_that_was_stopped_before_an_upgrade_is_stopped_when_the_new_version_is_rolled_back(
+    home: Home,
+) -> None:
+    under_way(home, UpgradeStep.WATCH, was_stopped=True, token="t")
+    rolling_back = rollback(home)
+    stop_asked(home, "b2b", "t")
+    assert settles(rolling_back) is UpgradeStep.REST

@@ -293,6 +293,9 @@ class Upgrade:
         with self._sure():
             releases.write(self._home, release)
         try:
+            if not self._is_started(str(plan.token)):  # what it has to catch up with, on disk before it commits
+                lag = stability.lag_of(plan.pipeline, self._tools.config(), self._tools.find)
+                plan = self._write(replace(plan, lag_peak=lag))
             return moved(plan, Event.STARTED, log=self._start_driver(plan, self._kept(str(plan.new))))
         except RefusedError as error:
             return self._unstable(plan, f"its driver could not be started: {error}")
@@ -406,7 +409,7 @@ class Upgrade:
             machine=process_identity.this_machine(),
         )
         last_intent = intents.read(self._home.intent)
-        if drivers.is_there(self._home, token) or exit_classification.status_of(self._home, token) is not None:
+        if self._is_started(token):
             return last_intent.log if last_intent is not None and last_intent.token == token else ""
         arguments = ["--home", str(self._home), "--until", "forever", *self._tools.driver_arguments]
         launch = self._tools.launch(application, arguments)
@@ -414,6 +417,10 @@ class Upgrade:
             self._child = launching.start(self._home, launch, intent)
         self._tools.tell(f"started {launch.printable}, output in {log}")
         return str(log)
+
+    def _is_started(self, token: str) -> bool:
+        """Whether an earlier try has started the driver that the plan names."""
+        return drivers.is_there(self._home, token) or exit_classification.status_of(self._home, token) is not None
 
     def _reap(self) -> None:
         if self._child is not None:

@@ -10,15 +10,19 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
+from airflow_provider_exactlyonce.control import drivers, json_store, launching, releases, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import json_store, releases, upgrade_plan
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
+from airflow_provider_exactlyonce.control.requests import WaitCondition
+from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError
 from airflow_provider_exactlyonce.storage.local import LocalStore
+from airflow_provider_exactlyonce.upgrade import stability
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade, _settled
@@ -191,3 +195,72 @@ def test_a_pipeline_that_was_stopped_before_an_upgrade_is_stopped_when_the_new_v
     rolling_back = rollback(home)
     stop_asked(home, "b2b", "t")
     assert settles(rolling_back) is UpgradeStep.REST
+
+
+class NewVersion:
+    """A new version's driver, as what looks at it sees it."""
+
+    def __init__(self, home: Home) -> None:
+        self.home, self.lag, self.answers, self.dies_after_launch = home, 0, True, False
+        self.token: str | None = None
+
+    def start(self, _home: Home, _launch: Launch, intent: intents.Intent) -> None:
+        self.token = intent.token
+        if self.dies_after_launch:
+            raise KeyboardInterrupt
+        self.answers = False
+
+    def lag_of(self, *_: object) -> int:
+        if not self.answers:
+            raise ExactlyOnceError("how far p is can't be seen")
+        return self.lag
+
+    def has_committed(self, commits: int, lag: int) -> None:
+        status = Status(pipeline="p", token=str(self.token), state=DriverState.RUNNING, commits_of_run=commits)
+        statuses.write(self.home.status, status)
+        self.lag, self.answers = lag, True
+
+
+@pytest.fixture
+def new_version(home: Home, monkeypatch: pytest.MonkeyPatch) -> NewVersion:
+    new = NewVersion(home)
+    monkeypatch.setattr(launching, "start", new.start)
+    monkeypatch.setattr(drivers, "is_there", lambda _, token: token == new.token)
+    monkeypatch.setattr(stability, "lag_of", new.lag_of)
+    monkeypatch.setattr(stability, "_open_seconds", lambda *_: 0.0)
+    file = home.path.with_name("new.py")
+    file.write_text("new")
+    releases.keep(home, "new", file, file.read_bytes())
+    return new
+
+
+def going_on(home: Home) -> Upgrade:
+    plan = upgrade_plan.read(home) or under_way(home, UpgradeStep.START, new="new", token="t")
+    tools = UpgradeEnvironment(
+        config=dict, launch=lambda *_: Launch(command=("new.py",), printable="new.py", environment={})
+    )
+    return Upgrade(home, plan, tools)
+
+
+def test_a_version_on_a_busy_source_is_stable_though_the_first_look_at_it_got_no_answer(
+    home: Home, new_version: NewVersion
+) -> None:
+    new_version.lag = 200
+    with pytest.raises(ExactlyOnceError, match="can't be seen"):
+        going_on(home).advance()
+    new_version.has_committed(3, lag=200)
+    plan = going_on(home).advance()
+    assert isinstance(plan, Plan)
+    assert (plan.step, plan.reason) == (UpgradeStep.DONE, "stable after 3 commits, 200 source records to go")
+
+
+def test_what_waited_at_a_versions_start_is_not_what_waits_when_the_lost_start_is_gone_on_with(
+    home: Home, new_version: NewVersion
+) -> None:
+    new_version.lag, new_version.dies_after_launch = 200, True
+    with pytest.raises(KeyboardInterrupt):
+        going_on(home).advance()
+    new_version.has_committed(3, lag=10_000)
+    assert isinstance(going_on(home).advance(), WaitCondition), "the lag has grown"
+    new_version.has_committed(9, lag=200)
+    assert isinstance(going_on(home).advance(), Plan)

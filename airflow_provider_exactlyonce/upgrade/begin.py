@@ -52,6 +52,7 @@ def begin_upgrade(
             options=options,
             application=str(file.resolve()),
             job_hash=job_hash,
+            unpin=_left_pinned(earlier),
         )
         upgrade_plan.write(home, plan, before=earlier, dry_run=dry_run)
         return plan
@@ -163,9 +164,14 @@ def _pinned_by(home: Home, earlier: Plan | None) -> tuple[str, ...]:
     """Return the savepoints that an upgrade has pinned and nobody refers to once this rollback is done."""
     release = releases.read(home)
     pinned = [release.savepoint] if release is not None and release.pinned and release.savepoint else []
-    if earlier is not None and not earlier.is_over:
-        pinned += [*earlier.unpin, *([earlier.savepoint] if earlier.pinned and earlier.savepoint else [])]
-    return tuple(dict.fromkeys(pinned))
+    return tuple(dict.fromkeys([*pinned, *_left_pinned(earlier)]))
+
+
+def _left_pinned(earlier: Plan | None) -> tuple[str, ...]:
+    """Return the savepoints that a plan which has not ended well leaves to the next one to unpin."""
+    if earlier is None or earlier.step in (UpgradeStep.DONE, UpgradeStep.ROLLED_BACK):
+        return ()
+    return (*earlier.unpin, *([earlier.savepoint] if earlier.pinned and earlier.savepoint else []))
 
 
 def _check(options: Options) -> None:

@@ -162,6 +162,7 @@ class Upgrade:
             return _refused(plan, error)
         checked = replace(plan, old=old, new=answer["version"], savepoint=savepoint.id, check=answer)
         if answer["version"] == old:
+            self._unpin(plan.unpin)
             return moved(checked, Event.IN_USE, reason=f"version {old} is in use already")
         if answer["verdict"] == "incompatible":
             return _refused(checked, IncompatibleVersionError(_why_incompatible(answer)))
@@ -267,16 +268,17 @@ class Upgrade:
             return self._wait(plan, outcome, self._not_stopped(plan, outcome.token))
         savepoint = outcome.savepoint.id if outcome.savepoint is not None else str(plan.savepoint)
         savepoints, before = Savepoints(self._home.savepoints), releases.read(self._home)
-        if not plan.pinned and not savepoints.get(savepoint).pinned:
+        unpin = [before.savepoint] if before is not None and before.pinned and before.savepoint else []
+        unpin += plan.unpin
+        if not plan.pinned and (savepoint in unpin or not savepoints.get(savepoint).pinned):
             # Before it is: whoever comes after us must not take it for a person's.
             plan = self._write(replace(plan, pinned=True))
         savepoints.pin(savepoint)
-        unpin = [before.savepoint] if before is not None and before.pinned and before.savepoint else []
         return moved(
             plan,
             Event.STOPPED,
             savepoint=savepoint,
-            unpin=tuple(other for other in unpin if other != savepoint),
+            unpin=tuple(dict.fromkeys(other for other in unpin if other != savepoint)),
             was_stopped=outcome.token is None,
             token=str(uuid.uuid4()),
         )
@@ -427,9 +429,10 @@ class Upgrade:
             self._child.ended()
 
     def _unpin(self, savepoints: tuple[str, ...]) -> None:
-        store = Savepoints(self._home.savepoints)
+        store, release = Savepoints(self._home.savepoints), releases.read(self._home)
+        way_back = release.savepoint if release is not None else None  # of the version in use
         for listed in store.list():
-            if listed.pinned and listed.id in savepoints:
+            if listed.pinned and listed.id in savepoints and listed.id != way_back:
                 store.pin(listed.id, pinned=False)
 
 

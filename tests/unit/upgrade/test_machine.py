@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import drivers, json_store, launching, releases, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
@@ -22,11 +23,12 @@ from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError
 from airflow_provider_exactlyonce.storage.local import LocalStore
-from airflow_provider_exactlyonce.upgrade import stability
+from airflow_provider_exactlyonce.upgrade import machine, stability
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade, _settled
 from airflow_provider_exactlyonce.upgrade.transitions import moved
+from tests.unit.checkpoint import crafted
 
 RANDOM = ("Rand is not deterministic",)
 
@@ -264,3 +266,62 @@ def test_what_waited_at_a_versions_start_is_not_what_waits_when_the_lost_start_i
     assert isinstance(going_on(home).advance(), WaitCondition), "the lag has grown"
     new_version.has_committed(9, lag=200)
     assert isinstance(going_on(home).advance(), Plan)
+
+
+def pinned_savepoint(home: Home, commit: int) -> str:
+    savepoints = Savepoints(home.savepoints)
+    made = crafted.checkpoint(home.path.with_name(f"checkpoint-{commit}"))
+    return savepoints.pin(savepoints.take(made, 2, crafted.record(2, commit=commit), None, request=f"a{commit}").id).id
+
+
+def pinned(home: Home) -> list[str]:
+    return [savepoint.id for savepoint in Savepoints(home.savepoints).list() if savepoint.pinned]
+
+
+def begun_after(home: Home, end: UpgradeStep, **fields: object) -> Plan:
+    """Begin an upgrade after one that has ended so, and another one that was refused."""
+    under_way(home, end, pinned=True, **fields)
+    new = str(home.path.with_name("new.py"))
+    refused = begin_upgrade(home, "p", new, Options(savepoint=False), request="e5")
+    upgrade_plan.write(home, replace(refused, step=UpgradeStep.REFUSED), before=refused)
+    return begin_upgrade(home, "p", new, Options(savepoint=False), request="f6")
+
+
+@pytest.mark.parametrize("is_reused", [False, True], ids=["its own savepoint", "the same savepoint"])
+@pytest.mark.parametrize("end", [UpgradeStep.UNSTABLE, UpgradeStep.FAILED])
+def test_what_an_upgrade_that_ended_badly_has_pinned_is_unpinned_when_the_next_ends_well(
+    home: Home, new_version: NewVersion, end: UpgradeStep, *, is_reused: bool
+) -> None:
+    first, second = pinned_savepoint(home, 10), pinned_savepoint(home, 20)
+    plan = begun_after(home, end, savepoint=second, unpin=(first,))
+    third = second if is_reused else pinned_savepoint(home, 30)
+    if not is_reused:
+        Savepoints(home.savepoints).pin(third, pinned=False)
+    at_stop = replace(plan, step=UpgradeStep.STOP, old="old", new="new", savepoint=third)
+    upgrade_plan.write(home, at_stop, before=plan)
+    stop_asked(home, "f6", "t")
+    with pytest.raises(ExactlyOnceError, match="can't be seen"):
+        going_on(home).advance()
+    new_version.has_committed(3, lag=0)
+    done = going_on(home).advance()
+    assert isinstance(done, Plan)
+    assert (done.step, pinned(home)) == (UpgradeStep.DONE, [third])
+    release = releases.read(home)
+    assert release is not None
+    assert (release.savepoint, release.pinned) == (third, True), "the next upgrade unpins it"
+
+
+def test_an_upgrade_to_the_version_in_use_unpins_all_but_the_way_back(
+    home: Home, new_version: NewVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pinned_savepoint(home, 10), pinned_savepoint(home, 20)
+    releases.write(home, Release(version="new", since=1, previous="old", savepoint=second, pinned=True))
+    plan = begun_after(home, UpgradeStep.UNSTABLE, savepoint=second, unpin=(first,))
+    going = going_on(home)
+    monkeypatch.setattr(going, "_savepoint_to_check", lambda *_: Savepoints(home.savepoints).get(second))
+    monkeypatch.setattr(going, "_check_sources", lambda *_: None)
+    answer: dict[str, object] = {"version": "new", "job_hash": plan.job_hash, "sources": {}, "verdict": "compatible"}
+    monkeypatch.setattr(machine, "check_version", lambda *_: answer)
+    done = going.advance()
+    assert isinstance(done, Plan)
+    assert (done.step, pinned(home)) == (UpgradeStep.DONE, [second])

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.audit import topics
-from airflow_provider_exactlyonce.audit.batch_producers import LogWriters, writer_of
 from airflow_provider_exactlyonce.audit.findings import Findings, Report
 from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
 from airflow_provider_exactlyonce.audit.sink_check import JudgedRecords, SinkCheck, Totals
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka.batch_producers import LogWriters, writer_of
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.home import never_started

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.audit.batch_producers import LogWriters, writer_of
 from airflow_provider_exactlyonce.audit.findings import Findings
 from airflow_provider_exactlyonce.audit.partition_check import PartitionCheck, RangeFound, Stray
 from airflow_provider_exactlyonce.audit.topics import SinkTopic
+from airflow_provider_exactlyonce.kafka.batch_producers import LogWriters, writer_of
 from airflow_provider_exactlyonce.kafka.digest import record_digest
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
@@ -109,9 +109,9 @@ class SinkCheck:
         for number, message in enumerate(self.reader.read(spans), start=1):
             place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
             check = checks[place]
-            if self.judged.backfill_ids and self._is_of(self.judged.backfill_ids, place, offset):
+            if self.judged.backfill_ids and self.writers.is_of(self.judged.backfill_ids, place, offset):
                 check.skip(offset)
-            elif self.judged.allow_foreign and not self._is_of(self.judged.producer_ids, place, offset):
+            elif self.judged.allow_foreign and not self.writers.is_of(self.judged.producer_ids, place, offset):
                 self.totals.foreign_rows += 1
                 check.skip(offset)
             else:
@@ -195,10 +195,6 @@ class SinkCheck:
         self._remembered[found_range.expected.rows, found_range.expected.digest] = found_range.commit, place
         if len(self._remembered) > _REMEMBERED_RANGES:
             self._remembered.popitem(last=False)
-
-    def _is_of(self, producer_ids: frozenset[int], place: Place, offset: int) -> bool:
-        batch = self.writers.batch_at(place, offset)
-        return batch is not None and batch.is_transactional and batch.producer_id in producer_ids
 
 
 def _digest(message: Message) -> int:

@@ -105,7 +105,7 @@ class Plan(Rewritten):
     :param savepoint: what a rollback goes back to
     :param pinned: whether this plan has pinned it
     :param unpin: savepoints of earlier upgrades that are pinned until this one has ended well
-    :param was_stopped: nothing ran when the plan was begun, so nothing does in the end
+    :param was_stopped: nothing ran when the plan, or the one that it replaced, was begun, so nothing does in the end
     :param token: start token of the driver that this plan starts
     :param log: that driver's output
     :param entered: when the step was begun, seconds since the epoch

@@ -10,8 +10,9 @@ from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import releases, upgrade_plan
+from airflow_provider_exactlyonce.control import drivers, releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.stopping import StopRequest
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 
@@ -51,6 +52,7 @@ def begin_upgrade(
             options=options,
             application=str(file.resolve()),
             job_hash=job_hash,
+            unpin=_left_pinned(earlier),
         )
         upgrade_plan.write(home, plan, before=earlier, dry_run=dry_run)
         return plan
@@ -102,6 +104,7 @@ def begin_rollback(
             old=version,
             savepoint=savepoint,
             unpin=_pinned_by(home, earlier),
+            was_stopped=_was_stopped(home, earlier),
         )
         upgrade_plan.write(home, plan, before=earlier)
         return plan
@@ -148,13 +151,27 @@ def _target(
     return version, of_version[-1]
 
 
+def _was_stopped(home: Home, earlier: Plan | None) -> bool:
+    """Return whether nothing runs; or ran before the plan under way, once that has stopped or started what runs."""
+    if earlier is None or not earlier.holds_starts:
+        return drivers.find_or_awaited(home) is None
+    if earlier.step is UpgradeStep.STOP:  # the stop itself knows
+        return StopRequest(home, earlier.id, reason=earlier.sentence).target() is None
+    return earlier.was_stopped
+
+
 def _pinned_by(home: Home, earlier: Plan | None) -> tuple[str, ...]:
     """Return the savepoints that an upgrade has pinned and nobody refers to once this rollback is done."""
     release = releases.read(home)
     pinned = [release.savepoint] if release is not None and release.pinned and release.savepoint else []
-    if earlier is not None and not earlier.is_over:
-        pinned += [*earlier.unpin, *([earlier.savepoint] if earlier.pinned and earlier.savepoint else [])]
-    return tuple(dict.fromkeys(pinned))
+    return tuple(dict.fromkeys([*pinned, *_left_pinned(earlier)]))
+
+
+def _left_pinned(earlier: Plan | None) -> tuple[str, ...]:
+    """Return the savepoints that a plan which has not ended well leaves to the next one to unpin."""
+    if earlier is None or earlier.step in (UpgradeStep.DONE, UpgradeStep.ROLLED_BACK):
+        return ()
+    return (*earlier.unpin, *([earlier.savepoint] if earlier.pinned and earlier.savepoint else []))
 
 
 def _check(options: Options) -> None:

@@ -9,8 +9,10 @@ from contextlib import closing
 from typing import Any
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.batch_producers import LogWriters
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import SinkRange
@@ -20,26 +22,30 @@ from airflow_provider_exactlyonce.upgrade.comparison import Row, decode
 def read(
     config: Mapping[str, Any], pipeline: str, first: int, last: int, *, leave_out: Collection[str] = ()
 ) -> list[Row]:
-    """Return the rows of the commits ``first`` to ``last``.
+    """Return the rows of the commits ``first`` to ``last``, and none that others have written between them.
 
     :param config: client configuration in librdkafka's names
     :param leave_out: topics that are not read
     :raises RefusedError: when some are not readable any more
     """
     ranges: dict[Place, list[SinkRange]] = defaultdict(list)
+    producer_ids = set()
     with closing(RecordedCommits(LedgerReader(config, pipeline), first, last)) as commits:
         for number in range(first, last + 1):
-            for place, written in by_place(commits.get(number).sink).items():
+            record = commits.get(number)
+            producer_ids.add(record.producer_id)
+            for place, written in by_place(record.sink).items():
                 if place[0] not in leave_out:
                     ranges[place].append(written)
     rows, spans = [], {place: (of[0].first, of[-1].last + 1) for place, of in ranges.items()}
-    with RangeReader(config, "delivered") as reader:
+    with RangeReader(config, "delivered") as reader, WireClient(dict(config)) as client:
+        writers = LogWriters(client)
         for message in reader.read(spans):
-            topic, partition = str(message.topic()), int(message.partition() or 0)
-            if _contains(ranges[topic, partition], int(message.offset() or 0)):
+            place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+            if _contains(ranges[place], offset) and writers.is_of(producer_ids, place, offset):
                 key: Any = message.key()
                 value: Any = message.value()
-                rows.append(decode(topic, key, value))
+                rows.append(decode(place[0], key, value))
     expected = sum(written.rows for of in ranges.values() for written in of)
     if len(rows) < expected:
         raise RefusedError(

@@ -162,6 +162,7 @@ class Upgrade:
             return _refused(plan, error)
         checked = replace(plan, old=old, new=answer["version"], savepoint=savepoint.id, check=answer)
         if answer["version"] == old:
+            self._unpin(plan.unpin)
             return moved(checked, Event.IN_USE, reason=f"version {old} is in use already")
         if answer["verdict"] == "incompatible":
             return _refused(checked, IncompatibleVersionError(_why_incompatible(answer)))
@@ -267,16 +268,17 @@ class Upgrade:
             return self._wait(plan, outcome, self._not_stopped(plan, outcome.token))
         savepoint = outcome.savepoint.id if outcome.savepoint is not None else str(plan.savepoint)
         savepoints, before = Savepoints(self._home.savepoints), releases.read(self._home)
-        if not plan.pinned and not savepoints.get(savepoint).pinned:
+        unpin = [before.savepoint] if before is not None and before.pinned and before.savepoint else []
+        unpin += plan.unpin
+        if not plan.pinned and (savepoint in unpin or not savepoints.get(savepoint).pinned):
             # Before it is: whoever comes after us must not take it for a person's.
             plan = self._write(replace(plan, pinned=True))
         savepoints.pin(savepoint)
-        unpin = [before.savepoint] if before is not None and before.pinned and before.savepoint else []
         return moved(
             plan,
             Event.STOPPED,
             savepoint=savepoint,
-            unpin=tuple(other for other in unpin if other != savepoint),
+            unpin=tuple(dict.fromkeys(other for other in unpin if other != savepoint)),
             was_stopped=outcome.token is None,
             token=str(uuid.uuid4()),
         )
@@ -293,6 +295,9 @@ class Upgrade:
         with self._sure():
             releases.write(self._home, release)
         try:
+            if not self._is_started(str(plan.token)):  # what it has to catch up with, on disk before it commits
+                lag = stability.lag_of(plan.pipeline, self._tools.config(), self._tools.find)
+                plan = self._write(replace(plan, lag_peak=lag))
             return moved(plan, Event.STARTED, log=self._start_driver(plan, self._kept(str(plan.new))))
         except RefusedError as error:
             return self._unstable(plan, f"its driver could not be started: {error}")
@@ -324,7 +329,6 @@ class Upgrade:
         reason = f"a rollback to version {plan.old}"
         request = f"{plan.id}b"  # the stop of the old version has the plan's own
         outcome = self._stop_driver(plan, request=request, reason=reason)
-        was_stopped = plan.was_stopped
         if isinstance(outcome, WaitCondition):
             if time.time() - plan.entered <= plan.options.stop_timeout:
                 return replace(outcome, seconds=plan.options.stop_timeout)
@@ -332,9 +336,7 @@ class Upgrade:
                 stopping.ask_and_enforce(self._home, outcome.token, reason=reason, timeout_seconds=0)
                 if drivers.is_there(self._home, outcome.token):
                     raise self._not_stopped(plan, outcome.token)
-        elif plan.application is None:  # a rollback by hand; what an upgrade has found is known
-            was_stopped = outcome.token is None
-        return moved(plan, Event.STOPPED, was_stopped=was_stopped)
+        return moved(plan, Event.STOPPED)
 
     def _restore(self, plan: Plan) -> Plan:
         """Make a lineage of the savepoint, which replays what was committed since without writing it."""
@@ -409,7 +411,7 @@ class Upgrade:
             machine=process_identity.this_machine(),
         )
         last_intent = intents.read(self._home.intent)
-        if drivers.is_there(self._home, token) or exit_classification.status_of(self._home, token) is not None:
+        if self._is_started(token):
             return last_intent.log if last_intent is not None and last_intent.token == token else ""
         arguments = ["--home", str(self._home), "--until", "forever", *self._tools.driver_arguments]
         launch = self._tools.launch(application, arguments)
@@ -418,14 +420,19 @@ class Upgrade:
         self._tools.tell(f"started {launch.printable}, output in {log}")
         return str(log)
 
+    def _is_started(self, token: str) -> bool:
+        """Whether an earlier try has started the driver that the plan names."""
+        return drivers.is_there(self._home, token) or exit_classification.status_of(self._home, token) is not None
+
     def _reap(self) -> None:
         if self._child is not None:
             self._child.ended()
 
     def _unpin(self, savepoints: tuple[str, ...]) -> None:
-        store = Savepoints(self._home.savepoints)
+        store, release = Savepoints(self._home.savepoints), releases.read(self._home)
+        way_back = release.savepoint if release is not None else None  # of the version in use
         for listed in store.list():
-            if listed.pinned and listed.id in savepoints:
+            if listed.pinned and listed.id in savepoints and listed.id != way_back:
                 store.pin(listed.id, pinned=False)
 
 

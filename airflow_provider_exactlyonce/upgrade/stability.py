@@ -51,7 +51,7 @@ def look(home: Home, plan: Plan, config: Mapping[str, Any], find: FindConnection
     status = exit_classification.status_of(home, token)
     if not drivers.is_there(home, token):
         return StabilityReport(commits=0, lag=0, unstable=f"its driver ended: {how_it_ended(home, plan)}")
-    lag = _lag(plan.pipeline, config, find)
+    lag = lag_of(plan.pipeline, config, find)
     commits = status.commits_of_run if status is not None else 0
     is_running = status is not None and status.state is DriverState.RUNNING
     seen = partial(StabilityReport, commits=commits, lag=lag)
@@ -77,8 +77,13 @@ def how_it_ended(home: Home, plan: Plan) -> str:
     return f"{cause}\n{tail}" if (tail := exit_classification.log_tail(log)) else cause
 
 
-def _lag(pipeline: str, config: Mapping[str, Any], find: FindConnection | None) -> int:
-    """Return how many source records, and versions of tables, that can be read the last commit has not."""
+def lag_of(pipeline: str, config: Mapping[str, Any], find: FindConnection | None = None) -> int:
+    """Return how many source records, and versions of tables, that can be read the last commit has not.
+
+    :param config: client configuration in librdkafka's names
+    :param find: gives the configuration of a connection that a source names
+    :raises ExactlyOnceError: when a cluster does not answer
+    """
     from confluent_kafka import KafkaException
 
     try:

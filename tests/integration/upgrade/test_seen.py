@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.upgrade import delivered, stability
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
@@ -139,6 +140,36 @@ def test_what_was_delivered_is_read_without_aborted_attempts_and_foreign_rows(wa
     expected = [value for batch in (0, 1) for of in rows_of(batch).values() for _, value in of if value]
     assert sorted(row.content["value"].encode() for row in rows) == sorted(expected)
     assert delivered.read(watched.config, watched.pipeline, 1, 2, leave_out={watched.sink}) == []
+
+
+@pytest.fixture
+def interleaved(watched: Watched) -> Watched:
+    """Give a pipeline whose commit has in its range what a backfill has written into the sink itself meanwhile."""
+    watched.session.begin()
+    written = watched.append(rows_of(0))
+    backfill = Producer({**watched.config, "transactional.id": f"backfill-{watched.pipeline}"})
+    backfill.init_transactions(10)
+    backfill.begin_transaction()
+    for key, value in rows_of(9)[0]:
+        backfill.produce(watched.sink, key=key, value=value, partition=0, headers={BACKFILL_HEADER: b"again"})
+    backfill.commit_transaction(10)
+    written[0] = replace(written[0], last=written[0].last + 5)
+    watched.end(watched.record(written, source={watched.source: {0: (0, 10)}}))
+    return watched
+
+
+def test_what_a_backfill_has_written_between_a_commits_rows_is_not_delivered_by_it(interleaved: Watched) -> None:
+    rows = delivered.read(interleaved.config, interleaved.pipeline, 1, 1)
+    own = [value.decode() for of in rows_of(0).values() for _, value in of if value]
+    assert sorted(row.content["value"] for row in rows) == sorted(own)
+
+
+def test_what_a_backfill_has_written_does_not_stand_for_rows_that_are_gone(interleaved: Watched) -> None:
+    admin = AdminClient(dict(interleaved.config))
+    for future in admin.delete_records([TopicPartition(interleaved.sink, 0, 2)]).values():
+        future.result(10)
+    with pytest.raises(RefusedError, match="have delivered 10 rows, and 8 are readable"):
+        delivered.read(interleaved.config, interleaved.pipeline, 1, 1)
 
 
 def test_rows_that_retention_has_removed_are_not_called_a_difference(watched: Watched) -> None:

@@ -118,6 +118,18 @@ def test_a_rollback_in_the_midst_of_an_upgrade_goes_to_where_that_has_begun(
     assert (back.old, back.savepoint, back.unpin) == ("old", "9-cd", ("9-cd",))
 
 
+@pytest.mark.parametrize("end", [UpgradeStep.UNSTABLE, UpgradeStep.FAILED, UpgradeStep.DONE])
+def test_a_rollback_unpins_what_an_upgrade_that_ended_badly_could_not(
+    home: Home, tmp_path: Path, job: str, end: UpgradeStep
+) -> None:
+    keep(home, tmp_path, "old")
+    releases.write(home, Release(version="new", since=1, previous="old", savepoint="9-cd", pinned=True))
+    plan = begin(home, job)
+    ended = replace(plan, step=end, old="old", savepoint="9-cd", pinned=True, unpin=("7-ab",))
+    upgrade_plan.write(home, ended, before=plan)
+    assert roll_back(home).unpin == (("9-cd",) if end is UpgradeStep.DONE else ("9-cd", "7-ab"))
+
+
 def test_a_rollback_that_has_no_way_back_touches_nothing(home: Home, tmp_path: Path) -> None:
     keep(home, tmp_path, "old")
     releases.write(home, Release(version="new", since=1, previous="old", savepoint="7-ab", pinned=True))

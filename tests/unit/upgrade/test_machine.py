@@ -10,18 +10,25 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import drivers, json_store, launching, releases, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control import releases, upgrade_plan
+from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
+from airflow_provider_exactlyonce.control.requests import WaitCondition
+from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError
 from airflow_provider_exactlyonce.storage.local import LocalStore
-from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
+from airflow_provider_exactlyonce.upgrade import machine, stability
+from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
-from airflow_provider_exactlyonce.upgrade.machine import Upgrade
+from airflow_provider_exactlyonce.upgrade.machine import Upgrade, _settled
+from airflow_provider_exactlyonce.upgrade.transitions import moved
+from tests.unit.checkpoint import crafted
 
 RANDOM = ("Rand is not deterministic",)
 
@@ -125,3 +132,196 @@ def test_a_process_that_has_lost_its_hold_neither_changes_the_version_in_use_nor
         frozen.advance()
     assert releases.read(home) == Release(version="old", since=1)
     assert intents.read(home.intent) is None
+
+
+def under_way(home: Home, step: UpgradeStep, **fields: object) -> Plan:
+    """Write the plan of an upgrade whose host was lost at a step."""
+    plan = Plan(id="a1", pipeline="p", step=step, options=Options(), application="new.py", old="old", savepoint="7-ab")
+    plan = replace(plan, **fields)  # type: ignore[arg-type]
+    upgrade_plan.write(home, plan, before=upgrade_plan.read(home))
+    return plan
+
+
+def rollback(home: Home, request: str = "b2", savepoint: str = "7-ab") -> Upgrade:
+    """Begin a rollback by hand."""
+    plan = begin_rollback(
+        home, "p", Options(), request=request, check=lambda _: None, version="old", savepoint=savepoint
+    )
+    return Upgrade(home, plan, UpgradeEnvironment(config=config, launch=launch))
+
+
+def settles(rolling_back: Upgrade) -> UpgradeStep:
+    """Stop what runs; what follows needs a cluster. Returns where the plan leads when the old version has caught up."""
+    with pytest.raises(TouchedError):
+        rolling_back.advance()
+    plan = rolling_back._read()
+    assert plan.step is UpgradeStep.RESTORE
+    return moved(replace(plan, step=UpgradeStep.WATCH_OLD), _settled(plan)).step
+
+
+def stop_asked(home: Home, request: str, token: str | None) -> None:
+    """Leave what a stop has noted: the driver that it has stopped, None where none ran."""
+    json_store.write(home.commands / f"stop-{request}.json", {"token": token, "series": None})
+
+
+STEPS = [step for step in UpgradeStep if Plan(id="", pipeline="", step=step, options=Options()).holds_starts]
+
+
+@pytest.mark.parametrize(
+    ("was_stopped", "end"), [(False, UpgradeStep.ROLLED_BACK), (True, UpgradeStep.REST)], ids=["ran", "was stopped"]
+)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_rollback_of_an_upgrade_that_was_lost_after_its_stop_ends_as_the_pipeline_was_before(
+    home: Home, step: UpgradeStep, end: UpgradeStep, *, was_stopped: bool
+) -> None:
+    stop_asked(home, "a1", None if was_stopped else "t")
+    under_way(home, step, was_stopped=was_stopped and step is not UpgradeStep.STOP)
+    first = rollback(home)
+    assert settles(rollback(home, "c3", savepoint="3-cd")) is end, "another rollback has replaced the first"
+    with pytest.raises(AlreadyRunningError, match="was replaced"):
+        first.advance()
+
+
+@pytest.mark.parametrize("step", [UpgradeStep.CHECK, UpgradeStep.COMPARE])
+def test_a_rollback_of_an_upgrade_that_was_lost_before_its_stop_goes_by_what_runs(
+    home: Home, step: UpgradeStep
+) -> None:
+    under_way(home, step)
+    assert settles(rollback(home)) is UpgradeStep.REST
+
+
+def test_a_pipeline_that_was_stopped_before_an_upgrade_is_stopped_when_the_new_version_is_rolled_back(
+    home: Home,
+) -> None:
+    under_way(home, UpgradeStep.WATCH, was_stopped=True, token="t")
+    rolling_back = rollback(home)
+    stop_asked(home, "b2b", "t")
+    assert settles(rolling_back) is UpgradeStep.REST
+
+
+class NewVersion:
+    """A new version's driver, as what looks at it sees it."""
+
+    def __init__(self, home: Home) -> None:
+        self.home, self.lag, self.answers, self.dies_after_launch = home, 0, True, False
+        self.token: str | None = None
+
+    def start(self, _home: Home, _launch: Launch, intent: intents.Intent) -> None:
+        self.token = intent.token
+        if self.dies_after_launch:
+            raise KeyboardInterrupt
+        self.answers = False
+
+    def lag_of(self, *_: object) -> int:
+        if not self.answers:
+            raise ExactlyOnceError("how far p is can't be seen")
+        return self.lag
+
+    def has_committed(self, commits: int, lag: int) -> None:
+        status = Status(pipeline="p", token=str(self.token), state=DriverState.RUNNING, commits_of_run=commits)
+        statuses.write(self.home.status, status)
+        self.lag, self.answers = lag, True
+
+
+@pytest.fixture
+def new_version(home: Home, monkeypatch: pytest.MonkeyPatch) -> NewVersion:
+    new = NewVersion(home)
+    monkeypatch.setattr(launching, "start", new.start)
+    monkeypatch.setattr(drivers, "is_there", lambda _, token: token == new.token)
+    monkeypatch.setattr(stability, "lag_of", new.lag_of)
+    monkeypatch.setattr(stability, "_open_seconds", lambda *_: 0.0)
+    file = home.path.with_name("new.py")
+    file.write_text("new")
+    releases.keep(home, "new", file, file.read_bytes())
+    return new
+
+
+def going_on(home: Home) -> Upgrade:
+    plan = upgrade_plan.read(home) or under_way(home, UpgradeStep.START, new="new", token="t")
+    tools = UpgradeEnvironment(
+        config=dict, launch=lambda *_: Launch(command=("new.py",), printable="new.py", environment={})
+    )
+    return Upgrade(home, plan, tools)
+
+
+def test_a_version_on_a_busy_source_is_stable_though_the_first_look_at_it_got_no_answer(
+    home: Home, new_version: NewVersion
+) -> None:
+    new_version.lag = 200
+    with pytest.raises(ExactlyOnceError, match="can't be seen"):
+        going_on(home).advance()
+    new_version.has_committed(3, lag=200)
+    plan = going_on(home).advance()
+    assert isinstance(plan, Plan)
+    assert (plan.step, plan.reason) == (UpgradeStep.DONE, "stable after 3 commits, 200 source records to go")
+
+
+def test_what_waited_at_a_versions_start_is_not_what_waits_when_the_lost_start_is_gone_on_with(
+    home: Home, new_version: NewVersion
+) -> None:
+    new_version.lag, new_version.dies_after_launch = 200, True
+    with pytest.raises(KeyboardInterrupt):
+        going_on(home).advance()
+    new_version.has_committed(3, lag=10_000)
+    assert isinstance(going_on(home).advance(), WaitCondition), "the lag has grown"
+    new_version.has_committed(9, lag=200)
+    assert isinstance(going_on(home).advance(), Plan)
+
+
+def pinned_savepoint(home: Home, commit: int) -> str:
+    savepoints = Savepoints(home.savepoints)
+    made = crafted.checkpoint(home.path.with_name(f"checkpoint-{commit}"))
+    return savepoints.pin(savepoints.take(made, 2, crafted.record(2, commit=commit), None, request=f"a{commit}").id).id
+
+
+def pinned(home: Home) -> list[str]:
+    return [savepoint.id for savepoint in Savepoints(home.savepoints).list() if savepoint.pinned]
+
+
+def begun_after(home: Home, end: UpgradeStep, **fields: object) -> Plan:
+    """Begin an upgrade after one that has ended so, and another one that was refused."""
+    under_way(home, end, pinned=True, **fields)
+    new = str(home.path.with_name("new.py"))
+    refused = begin_upgrade(home, "p", new, Options(savepoint=False), request="e5")
+    upgrade_plan.write(home, replace(refused, step=UpgradeStep.REFUSED), before=refused)
+    return begin_upgrade(home, "p", new, Options(savepoint=False), request="f6")
+
+
+@pytest.mark.parametrize("is_reused", [False, True], ids=["its own savepoint", "the same savepoint"])
+@pytest.mark.parametrize("end", [UpgradeStep.UNSTABLE, UpgradeStep.FAILED])
+def test_what_an_upgrade_that_ended_badly_has_pinned_is_unpinned_when_the_next_ends_well(
+    home: Home, new_version: NewVersion, end: UpgradeStep, *, is_reused: bool
+) -> None:
+    first, second = pinned_savepoint(home, 10), pinned_savepoint(home, 20)
+    plan = begun_after(home, end, savepoint=second, unpin=(first,))
+    third = second if is_reused else pinned_savepoint(home, 30)
+    if not is_reused:
+        Savepoints(home.savepoints).pin(third, pinned=False)
+    at_stop = replace(plan, step=UpgradeStep.STOP, old="old", new="new", savepoint=third)
+    upgrade_plan.write(home, at_stop, before=plan)
+    stop_asked(home, "f6", "t")
+    with pytest.raises(ExactlyOnceError, match="can't be seen"):
+        going_on(home).advance()
+    new_version.has_committed(3, lag=0)
+    done = going_on(home).advance()
+    assert isinstance(done, Plan)
+    assert (done.step, pinned(home)) == (UpgradeStep.DONE, [third])
+    release = releases.read(home)
+    assert release is not None
+    assert (release.savepoint, release.pinned) == (third, True), "the next upgrade unpins it"
+
+
+def test_an_upgrade_to_the_version_in_use_unpins_all_but_the_way_back(
+    home: Home, new_version: NewVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pinned_savepoint(home, 10), pinned_savepoint(home, 20)
+    releases.write(home, Release(version="new", since=1, previous="old", savepoint=second, pinned=True))
+    plan = begun_after(home, UpgradeStep.UNSTABLE, savepoint=second, unpin=(first,))
+    going = going_on(home)
+    monkeypatch.setattr(going, "_savepoint_to_check", lambda *_: Savepoints(home.savepoints).get(second))
+    monkeypatch.setattr(going, "_check_sources", lambda *_: None)
+    answer: dict[str, object] = {"version": "new", "job_hash": plan.job_hash, "sources": {}, "verdict": "compatible"}
+    monkeypatch.setattr(machine, "check_version", lambda *_: answer)
+    done = going.advance()
+    assert isinstance(done, Plan)
+    assert (done.step, pinned(home)) == (UpgradeStep.DONE, [second])

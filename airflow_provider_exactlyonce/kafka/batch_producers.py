@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place
@@ -32,6 +33,11 @@ class LogWriters:
             headers.pop(0)
         self._fetched[place] = headers
         return headers[0] if headers and headers[0].first <= offset else None
+
+    def is_of(self, producer_ids: Collection[int], place: Place, offset: int) -> bool:
+        """Whether a record is of a transaction of one of these producers."""
+        batch = self.batch_at(place, offset)
+        return batch is not None and batch.is_transactional and batch.producer_id in producer_ids
 
 
 def writer_of(batch: BatchHeader | None) -> str:

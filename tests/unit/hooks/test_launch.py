@@ -6,7 +6,7 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,6 +24,11 @@ from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.storage import s3_environment
 from tests.unit.hooks.conftest import PASSWORD
 
+WITH_OPTIONS: Final[dict[str, Any]] = {
+    "conf": {"spark.exactlyonce.packages": "installed"},
+    "env_vars": {"SPARK_SUBMIT_OPTS": "-Dmine=1"},
+}
+
 
 @pytest.fixture
 def archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
@@ -31,40 +36,7 @@ def archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     file = tmp_path / "classes.jsa"
     file.touch()
     monkeypatch.setattr(class_archive, "find", lambda: file)
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": {"bootstrap.servers": "broker:9092"}})
-    )
     return file
-
-
-def launched_by(home: Path, monkeypatch: pytest.MonkeyPatch, deploy_mode: str) -> Launch:
-    extra = {"deploy-mode": deploy_mode, "yarn_resourcemanager_webapp_address": "http://resourcemanager:8088"}
-    connection = {"conn_type": "spark", "host": "yarn", "extra": extra}
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
-    settings = DriverSettings(
-        application="hdfs:///shop.py",
-        name="shop",
-        jars="hdfs:///a.jar",
-        conf={"spark.exactlyonce.packages": "installed"},
-        env_vars={"SPARK_SUBMIT_OPTS": "-Dmine=1"},
-    )
-    return build_launch(Home(home), settings, until="forever")
-
-
-def test_a_driver_here_starts_from_the_archive_and_keeps_its_own_options(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = launched_by(tmp_path, monkeypatch, "client").environment["SPARK_SUBMIT_OPTS"].split()
-    assert f"-XX:SharedArchiveFile={archive}" in options
-    assert options[-1] == "-Dmine=1"
-
-
-def test_a_driver_that_a_cluster_runs_is_not_told_of_an_archive_of_this_host(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched = launched_by(tmp_path, monkeypatch, "cluster")
-    assert "SPARK_SUBMIT_OPTS" not in launched.environment
-    assert str(archive) not in " ".join(launched.command)
 
 
 def launch(home: Path | str, **settings: Any) -> Launch:
@@ -76,6 +48,24 @@ def settings_of(launched: Launch) -> dict[str, str]:
     arguments = list(launched.command)
     pairs = [arguments[at + 1] for at, argument in enumerate(arguments) if argument == "--conf"]
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def test_a_driver_here_starts_from_the_archive_and_keeps_its_own_options(
+    connect: Callable[..., None], archive: Path, tmp_path: Path
+) -> None:
+    connect("yarn", **{"deploy-mode": "client"})
+    options = launch(tmp_path, **WITH_OPTIONS).environment["SPARK_SUBMIT_OPTS"].split()
+    assert f"-XX:SharedArchiveFile={archive}" in options
+    assert options[-1] == "-Dmine=1"
+
+
+def test_a_driver_that_a_cluster_runs_is_not_told_of_an_archive_of_this_host(
+    connect: Callable[..., None], archive: Path, tmp_path: Path
+) -> None:
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
+    launched = launch(tmp_path, **WITH_OPTIONS)
+    assert "SPARK_SUBMIT_OPTS" not in launched.environment
+    assert str(archive) not in " ".join(launched.command)
 
 
 def test_yarn_gets_the_identity_the_environment_and_the_packages(connect: Callable[..., None], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final
 
 from pyspark import cloudpickle
 
-from airflow_provider_exactlyonce.testing import sink_conformance
+from airflow_provider_exactlyonce.testing import sink_crashes
 from demo.processes import adopt_orphans
 
 ROOT: Final = Path(__file__).parents[1]
@@ -65,7 +65,7 @@ def serve(modules: tuple[str, ...]) -> None:
         if not between:
             # The child of a process that ends goes to the nearest that adopts: the test's.
             work, folder = cloudpickle.loads(request)
-            os.write(writer, _LENGTH.pack(sink_conformance._forked(work, folder)))
+            os.write(writer, _LENGTH.pack(sink_crashes.forked(work, folder)))
             os._exit(0)
         os.waitpid(between, 0)
         (child,) = _LENGTH.unpack(os.read(reader, _LENGTH.size))

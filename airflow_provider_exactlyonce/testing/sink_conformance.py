@@ -14,26 +14,16 @@ from __future__ import annotations
 import os
 import pickle
 import random
-import signal
-import sys
-import threading
-import time
-import traceback
 import unittest
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from airflow_provider_exactlyonce.exceptions import (
-    BatchFailedError,
-    CommitUnknownError,
-    ExactlyOnceError,
-    FencedError,
-    RefusedError,
-)
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, FencedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     IDEMPOTENT,
     IDEMPOTENT_UNFENCED,
@@ -55,22 +45,13 @@ from airflow_provider_exactlyonce.testing.fault_injection import (
     doubts,
     single_faults,
 )
+from airflow_provider_exactlyonce.testing.sink_crashes import DECIDING, NOT_COMMITTED, STEPS, calls_of, die, frozen
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
 _ROWS: Final = 40  # of a commit
-_CHILD_SECONDS: Final = 60.0
-_HELD_SECONDS: Final = 0.3  # how long a claim may wait for a frozen commit before that goes on
-_REFUSED: Final = 3  # exit codes of a child, besides 0
-_FAILED: Final = 4
-#: What a commit raises that has not taken place, or does not know: a claim follows, and tells.
-_NOT_COMMITTED: Final = (FencedError, BatchFailedError, CommitUnknownError)
-#: The steps of a life, in order.
-_STEPS: Final = ("open", "claim", "begin", "write", "finish", "pre_commit", "commit", "settled")
-#: Those in which something is decided.
-_DECIDING: Final = ("claim", "commit", "settled")
 
 
 class SinkConformance:
@@ -322,22 +303,23 @@ class SinkConformance:
     # Crashes
 
     def test_a_batch_is_there_once_whichever_step_its_process_dies_after(self, tmp_path: Path) -> None:
-        for step in _STEPS:
+        for step in STEPS:
             folder, sink = self._new_sink(tmp_path, f"after-{step}")
-            self._die(sink, folder, step, None)
+            die(partial(self._life, sink, folder), folder, step, None)
             self._recovered(sink, folder, f"killed after {step}")
 
     def test_a_batch_is_there_once_wherever_within_a_step_its_process_dies(self, tmp_path: Path) -> None:
-        for step in _DECIDING:
+        for step in DECIDING:
             for call in self._calls(tmp_path, step):
                 folder, sink = self._new_sink(tmp_path, f"in-{step}-{call}")
-                self._die(sink, folder, step, call)
+                die(partial(self._life, sink, folder), folder, step, call)
                 self._recovered(sink, folder, f"killed at call {call} of {step}")
 
     def test_a_process_that_is_frozen_in_its_commit_never_adds_to_what_the_next_claim_saw(self, tmp_path: Path) -> None:
         for call in self._calls(tmp_path, "commit"):
             folder, sink = self._new_sink(tmp_path, f"frozen-{call}")
-            entry, ended = self._frozen(sink, folder, call)
+            life, claim = partial(self._life, sink, folder), partial(self._claim, sink, folder, 2)
+            entry, ended = frozen(life, folder, call, claim)
             where = f"frozen at call {call} of commit"
             if entry is None and ended == 0:
                 raise AssertionError(f"the process that was {where} committed what the next claim had not seen")
@@ -483,6 +465,11 @@ class SinkConformance:
         except AssertionError as error:
             raise AssertionError(f"{where}: {error}") from error
 
+    def _calls(self, tmp_path: Path, step: str) -> list[int]:
+        """Return the calls within a step at which a process is killed."""
+        folder, sink = self._new_sink(tmp_path, f"count-{step}")
+        return calls_of(partial(self._life, sink, folder), folder, step, self.kills)
+
     def _life(self, sink: Sink, folder: Path) -> Iterator[str]:
         """Go through run 1 and its commit 1; yields each step when it is done."""
         committer = self._opened(sink, folder)
@@ -505,70 +492,6 @@ class SinkConformance:
         yield "commit"
         committer.settled(1)
         yield "settled"
-
-    def _live(self, sink: Sink, folder: Path, step: str, at: Callable[[], Any]) -> None:
-        """Live up to a step, with the profiler on within it."""
-        life = self._life(sink, folder)
-        for before in _STEPS[: _STEPS.index(step)]:
-            _same(next(life), before, "the step")
-        at()
-        try:
-            next(life)
-        finally:
-            sys.setprofile(None)
-
-    def _die(self, sink: Sink, folder: Path, step: str, call: int | None) -> None:
-        """Be killed at a call within a step, or after it."""
-
-        def live() -> None:
-            self._live(sink, folder, step, lambda: _at_call(call, signal.SIGKILL) if call else None)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        status = _wait(_forked(live, folder))
-        if not os.WIFSIGNALED(status):
-            raise AssertionError(f"the process failed before {step}: {_child_output(folder)}")
-
-    def _calls(self, tmp_path: Path, step: str) -> list[int]:
-        """Return some of the calls that a step makes, spread over it: the first, the last, and between."""
-        folder, sink = self._new_sink(tmp_path, f"count-{step}")
-        counted = folder / "calls"
-        made = [0]
-
-        def live() -> None:
-            def count(*_: object) -> None:
-                made[0] += 1
-
-            self._live(sink, folder, step, lambda: sys.setprofile(count))
-            counted.write_text(str(made[0]))
-
-        status = _wait(_forked(live, folder))
-        if status != 0:
-            raise AssertionError(f"{step} failed without a crash: {_child_output(folder)}")
-        calls = int(counted.read_text())
-        some = min(self.kills, calls)
-        return sorted({1 + round(number * (calls - 1) / max(1, some - 1)) for number in range(some)})
-
-    def _frozen(self, sink: Sink, folder: Path, call: int) -> tuple[SinkEntry | None, int]:
-        """Freeze a commit at a call, claim, let it go on; returns what the claim saw and how the commit ended.
-
-        A claim may wait for a commit under way, so the process is thawed when the claim does not come back soon.
-        """
-        child = _forked(lambda: self._live(sink, folder, "commit", lambda: _at_call(call, signal.SIGSTOP)), folder)
-        status = _wait(child, os.WUNTRACED)
-        claimed: list[SinkEntry | ExactlyOnceError | None] = []
-        thread = threading.Thread(target=lambda: claimed.append(self._claim(sink, folder, 2)))
-        thread.start()
-        thread.join(_HELD_SECONDS)
-        if os.WIFSTOPPED(status):  # now and then a commit makes fewer calls, and has ended
-            os.kill(child, signal.SIGCONT)
-            status = _wait(child)
-        thread.join(_CHILD_SECONDS)
-        if not claimed or isinstance(claimed[0], ExactlyOnceError):
-            raise AssertionError(f"the claim beside a commit that is frozen at call {call} gave {claimed}")
-        ended = os.waitstatus_to_exitcode(status)
-        if ended not in (0, _REFUSED):
-            raise AssertionError(f"the commit that was frozen at call {call} failed: {_child_output(folder)}")
-        return claimed[0], ended
 
 
 def _attempt(run: int, commit: int) -> SinkAttempt:
@@ -621,54 +544,6 @@ def _refused(commit: Callable[[], object]) -> None:
     """Check that a commit fails; who claims next is told why, if this one can't tell."""
     try:
         commit()
-    except _NOT_COMMITTED:
+    except NOT_COMMITTED:
         return
     raise AssertionError("a superseded run commits")
-
-
-def _at_call(call: int, number: signal.Signals) -> None:
-    """Send this process a signal at a call from now on: of a function in Python or C, or its return."""
-    made = 0
-
-    def profile(*_: object) -> None:
-        nonlocal made
-        made += 1
-        if made == call:
-            os.kill(os.getpid(), number)
-
-    sys.setprofile(profile)
-
-
-def _forked(work: Callable[[], object], folder: Path) -> int:
-    """Do the work in a forked process; returns its id."""
-    child = os.fork()
-    if child:
-        return child
-    code = _FAILED
-    try:
-        work()
-        code = 0
-    except BaseException as error:
-        (folder / "child.txt").write_text(traceback.format_exc())
-        code = _REFUSED if isinstance(error, _NOT_COMMITTED) else _FAILED
-    finally:
-        os._exit(code)
-
-
-def _wait(child: int, options: int = 0) -> int:
-    """Wait for a child's end, or stop; kills it when it takes too long."""
-    until = time.monotonic() + _CHILD_SECONDS
-    while True:
-        ended, status = os.waitpid(child, options | os.WNOHANG)
-        if ended:
-            return status
-        if time.monotonic() > until:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise AssertionError(f"the process did not end within {_CHILD_SECONDS:g} s")
-        time.sleep(0.002)
-
-
-def _child_output(folder: Path) -> str:
-    file = folder / "child.txt"
-    return file.read_text() if file.exists() else "it said nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing.process
 import os
 import subprocess
@@ -20,6 +21,8 @@ from tests.virtual_time import loops_that_sleep_by, standing_time
 # How long an example takes says something of the machine only.
 settings.register_profile("unit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unit")
+# When it is first imported, as the first DAG does, it starts a process that looks at Python's file.
+importlib.import_module("croniter")
 
 RULE = (
     "a unit test starts no process and never sleeps: give it a clock (tests/clocks.py), or move it to tests/integration"

@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from tests.integration.control.alarms import alarm
 from tests.integration.control.contract_driver import let_go
-from tests.integration.control.test_supervisor import SCRIPT, cmdline, notes, wait_for
+from tests.integration.control.supervising import SCRIPT, cmdline, notes, wait_for
 from tests.waiting import HANG_SECONDS
 
 #: Submits as spark-submit does: leaves a process behind that is the manager's, on this host by chance, and ends.

@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.control import restarts
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
-from tests.integration.control.test_supervisor import supervisor
+from tests.integration.control.supervising import supervisor
 from tests.unit.control.test_pipeline_state import said
 from tests.waiting import eventually
 

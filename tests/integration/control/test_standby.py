@@ -25,9 +25,7 @@ from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, DriverFailedError, StopRequestedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
-from tests.integration.control.test_supervisor import SCRIPT, home, launch, notes, wait_for
-
-__all__ = ["home"]
+from tests.integration.control.supervising import SCRIPT, launch, notes, wait_for
 
 RUNS = "take-lease commit until-stop"
 DIES = "take-lease commit go die"

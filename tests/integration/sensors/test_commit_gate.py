@@ -7,7 +7,6 @@ import importlib
 import json
 import re
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -32,21 +31,6 @@ from tests.waiting import HANG_SECONDS, eventually, eventually_in_loop
 
 NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 CONNECTION = "kafka_of_the_gate"
-
-
-@pytest.fixture
-def pipeline(kafka_config: dict[str, str], make_topic: Callable[..., str]) -> HandWrittenPipeline:
-    made = HandWrittenPipeline(kafka_config, source=make_topic(partitions=2), sink=make_topic(partitions=3))
-    made.claim()
-    return made
-
-
-@pytest.fixture
-def foreign(kafka_config: dict[str, str]) -> Producer:
-    """Give another application's transactional producer."""
-    producer = Producer({**kafka_config, "transactional.id": f"foreign-{uuid.uuid4()}"})
-    producer.init_transactions(30)
-    return producer
 
 
 def test_a_pipeline_without_a_ledger_keeps_the_gate_closed(kafka_config: dict[str, str]) -> None:

@@ -1,8 +1,10 @@
-"""Watching a driver: what is done when its work is over and its process is not."""
+"""Watching a driver: what is done when its work is over and its process is not, and what is unhealthy."""
 
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.control.stopping import EXIT_GRACE_SECONDS
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 
 #: How long a cluster's manager takes to end what it was told to kill.
@@ -67,3 +70,12 @@ def test_a_driver_that_hangs_after_its_work_is_killed_once_and_has_time_to_end(
     assert [seen.state for seen in watch.until_its_end()] == [DriverState.FINISHED]
     assert len(driver.killed) == 1
     assert driver.killed[0] - 1000.0 >= EXIT_GRACE_SECONDS
+
+
+def test_a_pipeline_without_new_records_or_that_has_finished_is_healthy() -> None:
+    rules = HealthRules(no_commit_within=timedelta(seconds=60))
+    intent = Intent(token="t", owner="o", until="available", series="t", restarts=0, log="", written=900.0)
+    quiet = Status(pipeline="shop", token="t", state=DriverState.RUNNING, commit=1, lag=0, progressed=1000.0)
+    assert driver_watch.stuck(intent, quiet, rules, 1060.0) is None
+    assert driver_watch.stuck(intent, quiet, rules, 1061.0) is not None
+    assert driver_watch.stuck(intent, replace(quiet, state=DriverState.FINISHED), rules, 1061.0) is None

@@ -1,35 +1,24 @@
-"""Cluster mode at the command line and at the status call: servers that answer as YARN's and Kubernetes' do."""
+"""Calls of a cluster's manager: servers that answer as YARN's and Kubernetes' do."""
 
 from __future__ import annotations
 
 import json
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from airflow.providers.apache.spark.hooks import spark_submit as spark_submit_module
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
-from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
-from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.launching import Launch
-from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterState
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks import spark_submit
-from airflow_provider_exactlyonce.hooks.clusters import KubernetesCluster
-from airflow_provider_exactlyonce.hooks.home import home_at
-from airflow_provider_exactlyonce.hooks.launch import build_launch
-from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
-from airflow_provider_exactlyonce.kafka import config as kafka_config
-from airflow_provider_exactlyonce.storage import s3_environment
 
-TOKEN, PASSWORD = "6f1d1e0e-7a57-4d29-9a0c-2f4c6a3c1b11", "kafka-password-4711"
+TOKEN = "6f1d1e0e-7a57-4d29-9a0c-2f4c6a3c1b11"
 
 
 class Server:
@@ -88,330 +77,6 @@ def server() -> Iterator[Server]:
     thread.join()
 
 
-@pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Give a function that sets the connection of type spark."""
-    kafka = {"bootstrap.servers": "broker:9092", "sasl.password": PASSWORD}
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": kafka}))
-
-    def set_to(host: str, **extra: str) -> None:
-        connection = {"conn_type": "spark", "host": host, "extra": {"deploy-mode": "cluster", **extra}}
-        monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
-
-    return set_to
-
-
-def launch(home: Path | str, **settings: Any) -> Launch:
-    given = {"application": "hdfs:///jobs/shop.py", "name": "shop.stream", "jars": "hdfs:///a.jar", **settings}
-    return build_launch(home_at(str(home)), DriverSettings(**given), until="forever", goal=None)
-
-
-def settings_of(launched: Launch) -> dict[str, str]:
-    arguments = list(launched.command)
-    pairs = [arguments[at + 1] for at, argument in enumerate(arguments) if argument == "--conf"]
-    return dict(pair.split("=", 1) for pair in pairs)
-
-
-@pytest.fixture
-def provider(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Stand in for Airflow's Kubernetes provider, which costs each import of the Spark provider's hook seconds.
-
-    Only its few lines that make a client of the official package are replaced; a test says what they return.
-    """
-    client = ModuleType("airflow.providers.cncf.kubernetes.kube_client")
-
-    monkeypatch.setattr(spark_submit_module, "kube_client", client, raising=False)
-    return client
-
-
-# -- the command line -----------------------------------------------------------------------------------------------
-
-
-def test_yarn_gets_the_identity_the_environment_and_the_packages(connect: Callable[..., None], tmp_path: Path) -> None:
-    connect("yarn", queue="streams", yarn_resourcemanager_webapp_address="rm:8088")
-    launched = launch(tmp_path, env_vars={"REGION": "eu"}, conf={"spark.yarn.tags": "team-a"})
-    arguments, conf = list(launched.command), settings_of(launched)
-    assert arguments[1:3] == ["--master", "yarn"]
-    assert arguments[arguments.index("--deploy-mode") + 1] == "cluster"
-    assert arguments[arguments.index("--queue") + 1] == "streams"
-    assert conf["spark.yarn.tags"] == f"team-a,{TOKEN_PLACEHOLDER}"
-    assert conf["spark.yarn.submit.waitAppCompletion"] == "false"
-    assert conf["spark.yarn.maxAppAttempts"] == "1"
-    assert conf["spark.yarn.appMasterEnv.EXACTLYONCE_TOKEN"] == TOKEN_PLACEHOLDER
-    assert conf["spark.yarn.appMasterEnv.REGION"] == "eu"
-    assert conf["spark.yarn.appMasterEnv.PYTHONPATH"] == conf["spark.executorEnv.PYTHONPATH"]
-    assert len(conf["spark.archives"].split(",")) == 2
-    assert "spark.pyspark.driver.python" not in conf, "it would be a path of this host"
-    cluster = spark_submit.cluster_of("spark_default", {})
-    assert cluster is not None
-    assert cluster.name == "yarn"
-
-
-def test_a_driver_on_yarn_whose_home_is_on_hdfs_gets_its_passwords_as_files(
-    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    launched = launch("hdfs://namenode:8020/homes/shop", conf={"spark.files": "mine.csv"})
-    conf = settings_of(launched)
-    mine, kafka = conf["spark.files"].split(",")
-    file = Path(urlsplit(kafka).path)
-    assert mine == "mine.csv"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert PASSWORD in file.read_text()
-    assert conf["spark.yarn.appMasterEnv.EXACTLYONCE_KAFKA"] == f"@{file.name}"
-    assert PASSWORD not in " ".join(launched.command)
-
-
-def test_a_driver_on_yarn_whose_home_is_on_s3_gets_the_key_to_it_as_a_file(
-    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
-    extra = {"endpoint_url": "http://store:9000", "region_name": "eu-west-1"}
-    store = {"conn_type": "aws", "login": "the key", "password": PASSWORD, "extra": extra}
-    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(store))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    launched = launch("s3://store@bucket/homes/shop")
-    conf = settings_of(launched)
-    file = next(Path(urlsplit(url).path) for url in conf["spark.files"].split(",") if url.endswith("/s3.json"))
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert conf["spark.yarn.appMasterEnv.EXACTLYONCE_S3"] == "@s3.json"
-    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL"):
-        monkeypatch.setenv(name, "another's")  # which the driver's process has, and is taken back after the test
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "another's")
-    monkeypatch.setenv(s3_environment.VARIABLE, f"@{file}")
-    s3_environment.take_up()
-    assert s3_environment.options_of_environment()["endpoint_url"] == "http://store:9000"
-    assert s3_environment.hadoop_settings()["fs.s3a.endpoint.region"] == "eu-west-1"
-    assert s3_environment.hadoop_keys() == {
-        "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
-        "fs.s3a.access.key": "the key",
-        "fs.s3a.secret.key": PASSWORD,
-    }
-
-
-def test_a_profile_of_the_workers_host_is_no_key_for_a_driver_in_a_cluster(
-    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
-    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps({"conn_type": "aws", "extra": {"profile_name": "data"}}))
-    location = "s3://store@bucket/homes/shop"
-    home = Home(location, Home("s3://bucket/homes/shop").path)  # what opens it has no such profile here
-    with pytest.raises(RefusedError, match="names the profile data, which is in a file of this host"):
-        build_launch(home, DriverSettings(application="hdfs:///shop.py", name="shop"), until="forever", goal=None)
-
-
-SECRETS = "spark.kubernetes.driver.secretKeyRef."
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Give a home in a bucket, by a connection that has the key to it."""
-    store = {"conn_type": "aws", "login": "the key", "password": PASSWORD, "extra": {"region_name": "eu-west-1"}}
-    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(store))
-    return "s3://store@bucket/homes/shop"
-
-
-@pytest.mark.usefixtures("provider")
-def test_a_driver_in_a_pod_whose_home_is_not_mounted_takes_what_is_secret_from_a_secret(
-    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: str
-) -> None:
-    connect("k8s://https://api:6443", namespace="streams")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    named = {f"{SECRETS}EXACTLYONCE_{name}": f"shop:{name.lower()}" for name in ("KAFKA", "S3")}
-    launched = launch(store, conf=named)
-    conf = settings_of(launched)
-    assert conf.items() >= named.items()
-    assert [name for name in conf if name.startswith("spark.kubernetes.driverEnv.")] == [
-        "spark.kubernetes.driverEnv.EXACTLYONCE_TOKEN"
-    ]
-    assert "spark.files" not in conf
-    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
-    assert not [file for file in tmp_path.rglob("*") if file.is_file()], "nothing secret is written"
-
-
-@pytest.mark.parametrize("given", [[], ["KAFKA"], ["S3"]])
-@pytest.mark.usefixtures("provider")
-def test_a_secret_that_a_pod_would_lack_is_named(connect: Callable[..., None], store: str, given: list[str]) -> None:
-    connect("k8s://https://api:6443")
-    with pytest.raises(RefusedError, match="is not mounted, so a driver in a pod takes") as refused:
-        launch(store, conf={f"{SECRETS}EXACTLYONCE_{name}": "shop:key" for name in given})
-    for name in ("KAFKA", "S3"):
-        assert (f"{SECRETS}EXACTLYONCE_{name}" in str(refused.value)) == (name not in given)
-    assert PASSWORD not in str(refused.value)
-
-
-@pytest.mark.usefixtures("provider")
-def test_a_bucket_without_a_key_and_hdfs_need_no_key_in_a_pod(
-    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect("k8s://https://api:6443")
-    monkeypatch.setenv("AIRFLOW_CONN_ROLE", json.dumps({"conn_type": "aws", "extra": {"region_name": "eu-west-1"}}))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # there is no address of a machine's role to ask
-    kafka = {f"{SECRETS}EXACTLYONCE_KAFKA": "shop:kafka"}
-    for home in ("s3://role@bucket/homes/shop", "hdfs://namenode:8020/homes/shop"):
-        conf = settings_of(launch(home, conf=kafka))
-        region = conf.get("spark.kubernetes.driverEnv.AWS_REGION")
-        assert region == ("eu-west-1" if home.startswith("s3") else None), "the pod's own role has the key"
-
-
-@pytest.mark.usefixtures("provider")
-def test_a_secret_is_not_written_into_a_mounted_home_either(connect: Callable[..., None], tmp_path: Path) -> None:
-    connect("k8s://https://api:6443")
-    launched = launch(tmp_path, conf={f"{SECRETS}EXACTLYONCE_KAFKA": "shop:kafka"})
-    assert "spark.kubernetes.driverEnv.EXACTLYONCE_KAFKA" not in settings_of(launched)
-    assert not list(tmp_path.rglob("kafka.json"))
-
-
-def test_the_kafka_configuration_goes_by_a_file_of_the_home_that_only_its_owner_can_read(
-    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
-    launched = launch(tmp_path / "home")
-    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
-    named = settings_of(launched)["spark.yarn.appMasterEnv.EXACTLYONCE_KAFKA"]
-    file = Path(named.removeprefix("@"))
-    assert file.is_relative_to(tmp_path / "home")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    monkeypatch.setenv("EXACTLYONCE_KAFKA", named)
-    assert kafka_config.from_environment(None) == {"bootstrap.servers": "broker:9092", "sasl.password": PASSWORD}
-    file.unlink()
-    with pytest.raises(RefusedError, match=r"names the file .*kafka\.json, which can't be read here"):
-        kafka_config.from_environment(None)
-
-
-def test_connections_to_postgresql_go_the_same_way_in_libpqs_words(
-    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
-    given = {"conn_type": "postgres", "host": "db", "schema": "shop", "login": "me", "password": PASSWORD, "port": 5433}
-    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", json.dumps({**given, "extra": {"sslmode": "require"}}))
-    launched = launch(tmp_path / "home", postgres_conn_ids=["shop_db"])
-    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
-    file = Path(settings_of(launched)["spark.yarn.appMasterEnv.EXACTLYONCE_POSTGRES"].removeprefix("@"))
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    parameters = {"host": "db", "dbname": "shop", "user": "me", "password": PASSWORD, "port": "5433"}
-    assert json.loads(file.read_text()) == {"shop_db": {**parameters, "sslmode": "require"}}
-
-
-def test_connections_to_the_clusters_of_sources_go_the_same_way(
-    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
-    config = {"bootstrap.servers": "orders:9092", "sasl.password": PASSWORD}
-    monkeypatch.setenv("AIRFLOW_CONN_ORDERS", json.dumps({"conn_type": "kafka", "extra": config}))
-    launched = launch(tmp_path / "home", source_conn_ids=["orders"])
-    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
-    file = Path(settings_of(launched)["spark.yarn.appMasterEnv.EXACTLYONCE_SOURCES"].removeprefix("@"))
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert json.loads(file.read_text()) == {"orders": config}
-
-
-def test_connections_to_object_stores_go_the_same_way_in_delta_rs_words(
-    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
-    extra = {"region_name": "eu-west-1", "endpoint_url": "http://minio:9000", "aws_session_token": None}
-    aws = {"conn_type": "aws", "login": "key", "password": PASSWORD, "extra": extra}
-    monkeypatch.setenv("AIRFLOW_CONN_AWS_LAKE", json.dumps(aws))
-    azure = {"azure_storage_account_key": PASSWORD, "azure_storage_use_emulator": True}
-    monkeypatch.setenv("AIRFLOW_CONN_AZURE", json.dumps({"conn_type": "generic", "extra": azure}))
-    launched = launch(tmp_path / "home", store_conn_ids=["aws_lake", "azure"])
-    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
-    file = Path(settings_of(launched)["spark.yarn.appMasterEnv.EXACTLYONCE_STORES"].removeprefix("@"))
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    options = {"aws_access_key_id": "key", "aws_secret_access_key": PASSWORD, "aws_region": "eu-west-1"}
-    assert json.loads(file.read_text()) == {
-        "aws_lake": {**options, "aws_endpoint_url": "http://minio:9000", "aws_allow_http": "true"},
-        "azure": {"azure_storage_account_key": PASSWORD, "azure_storage_use_emulator": "true"},
-    }
-
-
-def test_a_role_that_would_have_to_be_assumed_is_refused_by_name(
-    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
-    aws = {"conn_type": "aws", "password": PASSWORD, "extra": {"role_arn": "arn:aws:iam::1:role/x"}}
-    monkeypatch.setenv("AIRFLOW_CONN_AWS_LAKE", json.dumps(aws))
-    with pytest.raises(RefusedError, match="connection aws_lake has role_arn='arn:aws:iam::1:role/x'") as refused:
-        launch(tmp_path / "home", store_conn_ids=["aws_lake"])
-    assert PASSWORD not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "url"),
-    [
-        ({"host": "registry", "port": 8081}, "http://registry:8081"),
-        ({"host": "registry", "schema": "https"}, "https://registry"),
-        ({"host": "https://registry/apis/ccompat/v7", "port": 8443}, "https://registry:8443/apis/ccompat/v7"),
-    ],
-)
-def test_the_schema_registrys_connection_goes_the_same_way_in_its_clients_words(
-    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], url: str
-) -> None:
-    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
-    user = {"conn_type": "http", "login": "me", "password": PASSWORD, "extra": {"ssl.ca.location": "/ca.pem"}}
-    monkeypatch.setenv("AIRFLOW_CONN_REGISTRY", json.dumps({**given, **user}))
-    launched = launch(tmp_path / "home", schema_registry_conn_id="registry")
-    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
-    file = Path(settings_of(launched)["spark.yarn.appMasterEnv.EXACTLYONCE_SCHEMA_REGISTRY"].removeprefix("@"))
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert json.loads(file.read_text()) == {
-        "url": url,
-        "basic.auth.user.info": f"me:{PASSWORD}",
-        "ssl.ca.location": "/ca.pem",
-    }
-
-
-@pytest.mark.usefixtures("provider")
-def test_kubernetes_gets_a_label_and_the_drivers_environment(connect: Callable[..., None], tmp_path: Path) -> None:
-    connect("k8s://https://cluster:6443", namespace="streams")
-    launched = launch(tmp_path, jars=None)
-    conf = settings_of(launched)
-    assert conf["spark.kubernetes.namespace"] == "streams"
-    assert conf["spark.kubernetes.driver.label.exactlyonce-token"] == TOKEN_PLACEHOLDER
-    assert conf["spark.kubernetes.driverEnv.EXACTLYONCE_TOKEN"] == TOKEN_PLACEHOLDER
-    assert conf["spark.kubernetes.driverEnv.EXACTLYONCE_KAFKA"].startswith("@")
-    assert conf["spark.kubernetes.submission.waitAppCompletion"] == "false"
-    assert "spark.archives" not in conf, "the image has them"
-    assert "--jars" not in launched.command, "and these"
-    conf = settings_of(launch(tmp_path, conf={"spark.kubernetes.file.upload.path": "s3a://bucket/uploads"}))
-    assert len(conf["spark.archives"].split(",")) == 2
-
-
-@pytest.mark.usefixtures("provider")
-@pytest.mark.parametrize(
-    ("connected", "conf", "namespace"),
-    [
-        ({"namespace": "streams"}, {}, "streams"),
-        ({"namespace": "streams"}, {"spark.kubernetes.namespace": "shop"}, "shop"),
-        ({}, {"spark.kubernetes.namespace": "shop"}, "shop"),
-        ({}, {}, "default"),  # whatever spark-defaults.conf says
-    ],
-)
-def test_a_driver_is_looked_up_in_the_namespace_to_which_it_is_submitted(
-    connect: Callable[..., None], tmp_path: Path, connected: dict[str, str], conf: dict[str, str], namespace: str
-) -> None:
-    connect("k8s://https://cluster:6443", **connected)
-    assert settings_of(launch(tmp_path, jars=None, conf=conf))["spark.kubernetes.namespace"] == namespace
-    cluster = spark_submit.cluster_of("spark_default", conf)
-    assert isinstance(cluster, KubernetesCluster)
-    assert cluster.namespace == namespace
-
-
-def test_what_could_not_be_supervised_is_refused_by_name(connect: Callable[..., None], tmp_path: Path) -> None:
-    connect("yarn")
-    with pytest.raises(RefusedError, match=r"spark_default .*set yarn_resourcemanager_webapp_address"):
-        launch(tmp_path)
-    connect("spark://master:7077")
-    with pytest.raises(RefusedError, match=r"spark://master:7077, where Spark runs no Python .*deploy-mode to client"):
-        launch(tmp_path)
-    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
-    with pytest.raises(SettingRefusedError, match=r"spark\.yarn\.maxAppAttempts is '4'; it must be '1'"):
-        launch(tmp_path, conf={"spark.yarn.maxAppAttempts": 4})
-
-
 def test_kubernetes_without_airflows_provider_for_it_is_refused_by_name(connect: Callable[..., None]) -> None:
     connect("k8s://https://cluster:6443")
     with pytest.raises(RefusedError, match="install apache-airflow-providers-cncf-kubernetes"):
@@ -422,9 +87,6 @@ def test_the_hook_still_has_the_private_names_that_are_used() -> None:
     """When this fails, look at the Spark provider's release notes and change hooks/clusters.py, nothing else."""
     for name in ("_get_yarn_rm_base_url", "_resolved_yarn_rm_auth", "_kill_yarn_application"):
         assert hasattr(SparkSubmitHook, name)
-
-
-# -- the status call ------------------------------------------------------------------------------------------------
 
 
 def yarn(server: Server, connect: Callable[..., None]) -> Cluster:

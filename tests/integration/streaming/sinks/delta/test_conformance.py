@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StructType, VariantType
 
 from airflow_provider_exactlyonce.streaming import DeltaSink
-from airflow_provider_exactlyonce.testing import sink_conformance
+from airflow_provider_exactlyonce.testing import sink_crashes
 from tests import faulty_targets
 from tests.clean_forks import Forks, clean_forks
 from tests.integration.streaming.sinks.over_others import Compactions, OverOthers, TableConformance
@@ -52,7 +52,7 @@ class TestDeltaSink(TableConformance):
 
     @pytest.fixture(autouse=True)
     def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch, forks: Forks) -> None:
-        monkeypatch.setattr(sink_conformance, "_forked", forks)
+        monkeypatch.setattr(sink_crashes, "forked", forks)
         faulty_targets.delta(monkeypatch)
 
     def make_sink(self, folder: Path) -> DeltaSink:

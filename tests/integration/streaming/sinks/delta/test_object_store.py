@@ -15,7 +15,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
-from airflow_provider_exactlyonce.testing import sink_conformance
+from airflow_provider_exactlyonce.testing import sink_crashes
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import object_stores
 from tests.clean_forks import Forks, clean_forks
@@ -54,7 +54,7 @@ class TestDeltaOnS3(SinkConformance):
     @pytest.fixture(autouse=True)
     def store(self, options: dict[str, str], forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
         type(self).options = options
-        monkeypatch.setattr(sink_conformance, "_forked", forks)
+        monkeypatch.setattr(sink_crashes, "forked", forks)
 
     def make_sink(self, folder: Path) -> DeltaSink:
         return DeltaSink(name="lake", path=f"s3://bucket{folder}/table", conn_id="emulated", **self.mode)

@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyspark.sql.types import LongType, StructType, VariantType
 
 from airflow_provider_exactlyonce.streaming import IcebergSink
-from airflow_provider_exactlyonce.testing import sink_conformance
+from airflow_provider_exactlyonce.testing import sink_crashes
 from tests import faulty_targets
 from tests.clean_forks import Forks, clean_forks
 from tests.integration.streaming.sinks.iceberg.lake import catalog_in
@@ -81,7 +81,7 @@ class TestIcebergSink(TableConformance):
 
     @pytest.fixture(autouse=True)
     def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch, forks: Forks) -> None:
-        monkeypatch.setattr(sink_conformance, "_forked", forks)
+        monkeypatch.setattr(sink_crashes, "forked", forks)
         faulty_targets.iceberg(monkeypatch)
 
     def make_sink(self, folder: Path) -> IcebergSink:

@@ -12,7 +12,7 @@ from pyiceberg.table.snapshots import Operation
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming import IcebergSink
-from airflow_provider_exactlyonce.testing import sink_conformance
+from airflow_provider_exactlyonce.testing import sink_crashes
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import object_stores
 from tests.clean_forks import Forks, clean_forks
@@ -92,7 +92,7 @@ class TestIcebergInARestCatalog(SinkConformance):
     @pytest.fixture(autouse=True)
     def store(self, properties: dict[str, str], forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
         type(self).properties = properties
-        monkeypatch.setattr(sink_conformance, "_forked", forks)
+        monkeypatch.setattr(sink_crashes, "forked", forks)
 
     def make_sink(self, folder: Path) -> IcebergSink:
         table = f"lake.{name_of(folder)}"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable
-
 import pytest
 from confluent_kafka import Producer
 
@@ -14,21 +11,6 @@ from tests.integration.hand_written import HandWrittenPipeline, send
 from tests.waiting import eventually
 
 MANY = 1_200
-
-
-@pytest.fixture
-def pipeline(kafka_config: dict[str, str], make_topic: Callable[..., str]) -> HandWrittenPipeline:
-    made = HandWrittenPipeline(kafka_config, source=make_topic(partitions=2), sink=make_topic(partitions=3))
-    made.claim()
-    return made
-
-
-@pytest.fixture
-def foreign(kafka_config: dict[str, str]) -> Producer:
-    """Give another application's transactional producer."""
-    producer = Producer({**kafka_config, "transactional.id": f"foreign-{uuid.uuid4()}"})
-    producer.init_transactions(30)
-    return producer
 
 
 @pytest.mark.parametrize("ends", ["abort", "commit"])

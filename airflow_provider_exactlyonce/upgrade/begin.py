@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import drivers, releases, upgrade_plan
+from airflow_provider_exactlyonce.control import drivers, releases, requests, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.stopping import StopRequest
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
@@ -152,12 +152,28 @@ def _target(
 
 
 def _was_stopped(home: Home, earlier: Plan | None) -> bool:
-    """Return whether nothing runs; or ran before the plan under way, once that has stopped or started what runs."""
-    if earlier is None or not earlier.holds_starts:
-        return drivers.find_or_awaited(home) is None
-    if earlier.step is UpgradeStep.STOP:  # the stop itself knows
-        return StopRequest(home, earlier.id, reason=earlier.sentence).target() is None
-    return earlier.was_stopped
+    """Return whether nothing runs; or ran before the earlier plan, where nothing runs now because of that plan."""
+    if earlier is not None and earlier.step is UpgradeStep.STOP:  # the stop itself knows
+        return _stopped_by(home, earlier) is None
+    if earlier is not None and (earlier.holds_starts or _has_left_nothing_running(home, earlier)):
+        return earlier.was_stopped
+    return drivers.find_or_awaited(home) is None
+
+
+def _has_left_nothing_running(home: Home, earlier: Plan) -> bool:
+    """Whether a plan that did not end well has stopped the last driver, or that was its own and nobody stopped it."""
+    if earlier.step not in (UpgradeStep.UNSTABLE, UpgradeStep.FAILED) or drivers.find_or_awaited(home) is not None:
+        return False
+    newest = status.read(home.status)
+    if newest is None or newest.token != earlier.token:
+        return earlier.application is not None and newest is not None and newest.token == _stopped_by(home, earlier)
+    # After a failure nothing of the plan runs that a person could stop: that stop was the plan's own.
+    return earlier.step is UpgradeStep.FAILED or requests.stop_requested(home, newest.token) is None
+
+
+def _stopped_by(home: Home, plan: Plan) -> str | None:
+    """Return the start token of the driver that an upgrade has stopped, None when none ran."""
+    return StopRequest(home, plan.id, reason=plan.sentence).target()
 
 
 def _pinned_by(home: Home, earlier: Plan | None) -> tuple[str, ...]:

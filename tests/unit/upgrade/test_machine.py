@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import drivers, json_store, launching, releases, upgrade_plan
+from airflow_provider_exactlyonce.control import drivers, json_store, launching, releases, requests, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
@@ -197,6 +197,28 @@ def test_a_pipeline_that_was_stopped_before_an_upgrade_is_stopped_when_the_new_v
     rolling_back = rollback(home)
     stop_asked(home, "b2b", "t")
     assert settles(rolling_back) is UpgradeStep.REST
+
+
+@pytest.mark.parametrize(
+    ("step", "newest", "is_asked", "end"),
+    [
+        pytest.param(UpgradeStep.UNSTABLE, "new", False, UpgradeStep.ROLLED_BACK, id="its driver has died"),
+        pytest.param(UpgradeStep.UNSTABLE, "new", True, UpgradeStep.REST, id="a person has stopped its driver"),
+        pytest.param(UpgradeStep.UNSTABLE, "old", False, UpgradeStep.ROLLED_BACK, id="its driver never came up"),
+        pytest.param(UpgradeStep.UNSTABLE, "other", False, UpgradeStep.REST, id="another one has run since"),
+        pytest.param(UpgradeStep.FAILED, "new", True, UpgradeStep.ROLLED_BACK, id="its way back is blocked"),
+        pytest.param(UpgradeStep.DONE, "new", False, UpgradeStep.REST, id="it was done, and its driver has ended"),
+    ],
+)
+def test_a_rollback_after_an_upgrade_that_has_left_nothing_running_ends_as_the_pipeline_was_before(
+    home: Home, step: UpgradeStep, newest: str, *, is_asked: bool, end: UpgradeStep
+) -> None:
+    stop_asked(home, "a1", "old")
+    under_way(home, step, token="new")
+    statuses.write(home.status, Status(pipeline="p", token=newest, state=DriverState.FAILED))
+    if is_asked:
+        requests.request_stop(home, "new", reason="maintenance")
+    assert settles(rollback(home)) is end
 
 
 class NewVersion:

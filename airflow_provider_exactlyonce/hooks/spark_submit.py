@@ -14,15 +14,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.hooks import clusters, packages
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
     from airflow_provider_exactlyonce.control.clusters import Cluster
+
+_DEPLOY_MODE: Final = "spark.submit.deployMode"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,7 @@ def build_command(
         packages=submitted.packages,
         name=submitted.name,
         application_args=[*job, *arguments],
+        deploy_mode=_deploy_mode_of(connected),  # named always, or spark-defaults.conf could choose another one
     )
     program, *rest = hook._build_spark_submit_command(application)
     return [_executable(program), *rest], hook._mask_cmd([program, *rest])
@@ -96,6 +99,7 @@ def cluster_of(conn_id: str, conf: Mapping[str, Any]) -> Cluster | None:
 
     :param conn_id: connection of type ``spark``
     :param conf: with which they are started: its namespace goes before the connection's
+    :raises SettingRefusedError: when the settings want another deploy mode than the connection
     :raises RefusedError: when a driver of this connection could not be found again
     :raises AirflowNotFoundException: when there is no such connection
     """
@@ -114,7 +118,16 @@ def _hook(conn_id: str, conf: Mapping[str, Any]) -> SparkSubmitHook:
             f"connection {conn_id} submits to Kubernetes: install apache-airflow-providers-cncf-kubernetes, "
             "through which its drivers are looked up"
         )
-    return SparkSubmitHook(conn_id=conn_id, conf=dict(conf))
+    hook = SparkSubmitHook(conn_id=conn_id, conf=dict(conf))
+    asked, mode = conf.get(_DEPLOY_MODE), _deploy_mode_of(hook)
+    if asked not in (None, mode):
+        why = f"deploy-mode in the extra of connection {conn_id} says where a driver runs, and is looked for"
+        raise SettingRefusedError(_DEPLOY_MODE, asked, mode, why)
+    return hook
+
+
+def _deploy_mode_of(hook: SparkSubmitHook) -> str:
+    return hook._connection["deploy_mode"] or "client"
 
 
 def python_environment() -> dict[str, str]:

@@ -82,6 +82,14 @@ def test_client_mode_of_a_cluster_passes_what_the_connection_says() -> None:
     assert arguments[arguments.index("--queue") + 1] == "streams"
 
 
+def test_a_driver_runs_where_its_connection_says_and_is_looked_for_there() -> None:
+    for conn_id in ("spark_local", "spark_yarn"):
+        arguments = built(conn_id=conn_id, conf={"spark.submit.deployMode": "client"})
+        assert arguments[arguments.index("--deploy-mode") + 1] == "client", "whatever spark-defaults.conf says"
+        with pytest.raises(SettingRefusedError, match=rf"must be 'client': deploy-mode .* of connection {conn_id}"):
+            built(conn_id=conn_id, conf={"spark.submit.deployMode": "cluster"})
+
+
 def test_a_connection_that_is_not_there_is_an_error_not_yarn() -> None:
     with pytest.raises(AirflowNotFoundException, match="spark_nowhere"):
         built(conn_id="spark_nowhere")

@@ -86,6 +86,7 @@ class DriverLocator:
                 continue
             if not drivers.may_be_starting(self._home, intent, held) and not self._may_live_on_cluster(intent):
                 return self._ended_unseen(intent)
+            self._pass_stop_on(intent)
             self.wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it")
 
     def has_ended(self, intent: Intent) -> bool:
@@ -158,6 +159,11 @@ class DriverLocator:
         is_submitted = processes.leader(intent.token) is None and not drivers.may_be_starting(self._home, intent, held)
         unknown = state is ClusterState.UNKNOWN and is_submitted and self._supervision.is_ours(intent)
         return cluster if state is ClusterState.ACTIVE or unknown else None
+
+    def _pass_stop_on(self, intent: Intent) -> None:
+        """Ask a driver of ours to stop that may come up when nobody waits for it any more."""
+        if (reason := self._stop.reason) is not None and self._supervision.is_ours(intent):
+            stopping.Asking(self._home, intent.token, reason=reason, owner=self._supervision.owner).go_on()
 
     def _may_live_on_cluster(self, intent: Intent) -> bool:
         """Whether a driver without a sign of life is being submitted, or its cluster doesn't say that it has ended."""

@@ -152,7 +152,8 @@ def has_happened(home: Home, wait: WaitCondition) -> bool:
     if wait.commits is not None and status is not None and status.state is DriverState.RUNNING:
         replays = status.replay is not None and status.replay.pending
         return not replays and status.commits_of_run >= wait.commits
-    return not is_unheard(home, wait.token) and not is_there(home, wait.token)
+    # Twice: one that comes up between two looks is unheard in neither. While it is there, no other file is read.
+    return not (is_there(home, wait.token) or is_unheard(home, wait.token) or is_there(home, wait.token))
 
 
 def _starts_and_deaths(home: Home) -> tuple[Intent | None, tuple[Restart, ...]]:

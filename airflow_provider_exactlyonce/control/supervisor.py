@@ -75,6 +75,7 @@ class Supervisor:
         self.state = SupervisorState.RETURNING
         self._attached: DriverAttachment | None = None
         self._started: str | None = None  # start token of our driver, from before its start until it is attached
+        self._is_over = False  # also when an exception has ended the run in the midst of a step
         self._watch: DriverWatch  # of what is attached, or was last
         self._died = 0.0  # when what was watched ended
         self._dead: Intent | None = None  # our driver that died last; the next one is its successor
@@ -116,6 +117,7 @@ class Supervisor:
                 event = self._step(steps[self.state]) if self.state in steps else (yield from self._follow())
                 self.state = TRANSITIONS[self.state, event]
         finally:
+            self._is_over = True
             self._standbys.end()
 
     def _step(self, step: Callable[[], SupervisorEvent]) -> SupervisorEvent:
@@ -130,15 +132,15 @@ class Supervisor:
     def stop(self, reason: str) -> None:
         """Stop the driver, and wait for its end if it is watched.
 
-        May be called from a signal handler, and again while it runs. A driver whose end is not the end of our work
-        belongs to somebody else and goes on.
+        May be called from a signal handler, and again while it runs: a run that goes on stops what it finds or starts
+        by itself. A driver whose end is not the end of our work belongs to somebody else and goes on.
         """
         if self._stop.reason is not None:
             return
         self._stop.reason = reason
         if self._attached is not None:
             self._end(self._attached)
-        elif (token := self._unwatched()) is not None:
+        elif self._is_over and (token := self._unwatched()) is not None:
             stopping.detach(token, self.supervision.stop_timeout_seconds)
             stopping.Asking(self.home, token, reason=reason, owner=self.supervision.owner).go_on()
 

@@ -90,7 +90,8 @@ def test_a_commit_that_was_refused_and_arrives_before_a_successors_claim_keeps_i
 
     def be_frozen(seconds: float) -> None:
         if threading.current_thread() is not ours:  # Spark's client has threads that sleep, too
-            return wait(seconds)
+            wait(seconds)
+            return
         monkeypatch.undo()
         late[0]()
         Live(lake.sink(), tmp_path, run=2)

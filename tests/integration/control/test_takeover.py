@@ -85,7 +85,8 @@ def test_another_task_waits_for_a_living_driver_and_then_starts_its_own(home: Ho
     assert len(notes(home, "started")) == 2
 
 
-def test_a_driver_that_no_task_started_is_left_alone(home: Home) -> None:
+def driver_of_a_person(home: Home) -> processes.ChildDriver:
+    """Start a driver that no task has started; it runs until it is stopped."""
     home.control.mkdir(parents=True)
     process = processes.start(
         launch(home, "take-lease note=up until-stop").command,
@@ -95,6 +96,11 @@ def test_a_driver_that_no_task_started_is_left_alone(home: Home) -> None:
         log=home.control / "log",
     )
     wait_for(lambda: notes(home, "up"))
+    return process
+
+
+def test_a_driver_that_no_task_started_is_left_alone(home: Home) -> None:
+    process = driver_of_a_person(home)
     with pytest.raises(AlreadyRunningError, match=rf"pid {process.process.pid} on .* no Airflow task has started"):
         list(supervisor(home, "exit=1").run())
     assert process.ended() is None
@@ -169,15 +175,7 @@ def test_another_tasks_driver_fails_the_task_when_that_is_wanted(home: Home) -> 
 
 
 def test_a_persons_driver_is_replaced_when_that_is_wanted(home: Home) -> None:
-    home.control.mkdir(parents=True)
-    process = processes.start(
-        launch(home, "take-lease note=up until-stop").command,
-        token="of-a-person",
-        environment={},
-        directory=home.control,
-        log=home.control / "log",
-    )
-    wait_for(lambda: notes(home, "up"))
+    process = driver_of_a_person(home)
     list(another(home, "exit=1", "take-lease end=finished", if_running=IfRunning.REPLACE).run())
     assert process.ended() == processes.Ended(exit_code=0)
 

@@ -6,9 +6,10 @@ import asyncio
 import json
 import logging
 import os
-import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks import object_storage
 from airflow_provider_exactlyonce.hooks.home import home_at
+from airflow_provider_exactlyonce.links.pipeline import STATUS_KEY
 from airflow_provider_exactlyonce.storage import conditional, s3
 from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
 from airflow_provider_exactlyonce.triggers.shared_poller import CheckResult, name_of
@@ -85,6 +87,23 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
 
 
+@contextmanager
+def breaking(break_it: Callable[[], None], store: Faults, home: Home) -> Iterator[None]:
+    """Break something while a task works, whose driver goes on afterwards: else the task would wait for ever."""
+
+    def work() -> None:
+        try:
+            break_it()
+        finally:
+            store.is_down = False
+            let_go(home)
+
+    with ThreadPoolExecutor(1) as pool:
+        broken = pool.submit(work)
+        yield
+        broken.result()
+
+
 def test_a_driver_is_supervised_over_its_restarts_and_the_key_is_in_its_environment_only(
     checkpoint: str, tmp_path: Path, request: pytest.FixtureRequest, said: Callable[[], str]
 ) -> None:
@@ -124,13 +143,12 @@ def test_the_next_try_on_a_host_that_shares_no_directory_takes_the_driver_over_a
 ) -> None:
     calls: Calls = request.getfixturevalue("calls")
     leave(deferred(tmp_path, "take-lease commit go end=finished", checkpoint=checkpoint))
-    here = home_at(checkpoint)
+    here, ti, clock = home_at(checkpoint), TaskInstance(), AheadClock()
     elsewhere(monkeypatch, tmp_path)
-    clock = AheadClock()
     monkeypatch.setattr(leases, "time", clock)
 
     def break_it() -> None:
-        eventually(lambda: "taking over the living driver" in said(), said)
+        eventually(lambda: STATUS_KEY in ti.pushed, lambda: f"nobody watches the driver: {said()}")
         store.is_down = True
         eventually(lambda: f"{checkpoint} does not answer, and the driver is left as it is" in said(), said)
         clock.ahead += 300
@@ -138,12 +156,10 @@ def test_the_next_try_on_a_host_that_shares_no_directory_takes_the_driver_over_a
         eventually(lambda: len(store.seen) > 3, lambda: str(store.seen))
         store.is_down = False
         eventually(lambda: f"{checkpoint} answers again, after" in said(), said)
-        let_go(here)
 
-    breaking = threading.Thread(target=break_it)
-    breaking.start()
-    result = execute(operator(tmp_path, "exit=1", checkpoint=checkpoint))
-    breaking.join()
+    with breaking(break_it, store, here):
+        result = execute(operator(tmp_path, "exit=1", checkpoint=checkpoint), ti)
+    assert "taking over the living driver" in said()
     assert (result["run"], result["commit"]) == (1, 1)
     assert len(calls()) == 1, "one driver was started"
 
@@ -160,13 +176,10 @@ def test_a_driver_that_dies_while_the_store_is_down_is_followed_by_one_when_it_a
         let_go(home)
         eventually(lambda: said().count(f"{checkpoint} does not answer: ") >= 2, said)
         assert len(calls()) == 1, "nothing is started while nobody knows what became of the driver"
-        store.is_down = False
 
-    breaking = threading.Thread(target=break_it)
-    breaking.start()
     plans = ("take-lease commit go die", "take-lease commit end=finished")
-    result = execute(operator(tmp_path, *plans, checkpoint=checkpoint))
-    breaking.join()
+    with breaking(break_it, store, home):
+        result = execute(operator(tmp_path, *plans, checkpoint=checkpoint))
     assert (result["run"], result["commit"], result["restarts"]) == (2, 2, 1)
     assert len(calls()) == 2
 

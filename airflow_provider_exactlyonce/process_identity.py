@@ -11,6 +11,9 @@ import os
 import socket
 from pathlib import Path
 
+#: Flags of a process, from the kernel's include/linux/sched.h.
+_EXITING, _KERNEL_THREAD = 0x4, 0x200000
+
 
 def pids() -> list[int]:
     """Return the processes of this pid namespace, of which some may have ended by now."""
@@ -27,6 +30,18 @@ def parent(pid: int) -> int | None:
     """Return the pid of a process's parent, None when it has ended."""
     fields = _fields(pid)
     return int(fields[1]) if fields else None
+
+
+def may_have_environment(pid: int) -> bool:
+    """Whether a process whose environment was empty may have one: it changes its program, or has just done so.
+
+    The kernel's own processes never have one, and those that end have none any more.
+    """
+    fields = _fields(pid)
+    if not fields or fields[0] in ("Z", "X") or int(fields[6]) & (_KERNEL_THREAD | _EXITING):
+        return False
+    code, start, end = (int(fields[at]) for at in (23, 47, 48))  # of its memory; the kernel notes the code's last
+    return code == 0 or start != end
 
 
 def _fields(pid: int) -> list[str]:

@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.storage.opening import store_of
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
 
 _KILL_SECONDS: Final = 5.0
+_EXEC_SECONDS: Final = 0.001
 
 #: Children that were started here and may be left by their supervisor: kept to be reaped once they end.
 _children: Final[list[subprocess.Popen[bytes]]] = []
@@ -167,9 +168,19 @@ def start(
 def members(token: str) -> list[int]:
     """Return the processes of this host and user that carry a start token."""
     assignment = f"{TOKEN_VARIABLE}={token}".encode()
-    # A zombie's environment is empty, so the dead are not counted.
-    environments = {pid: _read(pid, "environ") or b"" for pid in process_identity.pids() if pid != os.getpid()}
-    return [pid for pid, environment in environments.items() if assignment in environment.split(b"\0")]
+    return [
+        pid for pid in process_identity.pids() if pid != os.getpid() and assignment in _environment(pid).split(b"\0")
+    ]
+
+
+def _environment(pid: int) -> bytes:
+    """Return a process's environment, empty when it has ended or is another user's.
+
+    While a process changes its program, as Spark's launchers do, the kernel has none for a moment: it is asked again.
+    """
+    while (environment := _read(pid, "environ")) == b"" and process_identity.may_have_environment(pid):
+        time.sleep(_EXEC_SECONDS)
+    return environment or b""
 
 
 def _read(pid: int, name: str) -> bytes | None:

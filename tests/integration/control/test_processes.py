@@ -35,3 +35,16 @@ def test_a_driver_that_is_left_behind_is_nothing_that_python_warns_of(tmp_path: 
     [left] = processes.members("left")
     processes.FoundDriver("left", left, 0).signal(signal.SIGKILL)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_that_changes_its_program_is_found_all_the_time(tmp_path: Path) -> None:
+    chain = tmp_path / "chain.sh"
+    chain.write_text('[ $1 -eq 0 ] && exec sleep 60; exec /bin/sh "$0" $(($1 - 1))')
+    driver = processes.start(
+        ["/bin/sh", str(chain), "2000"], token="changing", environment={}, directory=tmp_path, log=tmp_path / "log"
+    )
+    looks = [processes.members("changing")]
+    while psutil.Process(driver.process.pid).name() != "sleep":
+        looks.append(processes.members("changing"))
+    driver.signal(signal.SIGKILL)
+    assert [look for look in looks if look != [driver.process.pid]] == []

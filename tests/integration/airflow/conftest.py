@@ -81,6 +81,11 @@ class Airflow:
         with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=30)) as database:
             return database.execute(sql, values).fetchall()
 
+    def change(self, sql: str, *values: object) -> None:
+        """Change the metadata database, as time would."""
+        with closing(sqlite3.connect(self.database, timeout=30)) as database, database:
+            database.execute(sql, values)
+
     def processes(self) -> list[int]:
         """Return its processes, whatever sessions they have made for themselves."""
         wanted, pids = f"AIRFLOW_HOME={self.home}".encode(), []

@@ -76,7 +76,6 @@ class Parts:
             ),
             "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
-            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "12",
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
             "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
             "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
@@ -212,6 +211,16 @@ class Stream:
             account = f"{self.task()}\n{self.log()}\n{self.parts.output()}"
             raise AssertionError(f"{error}\n{account}") from error
         return instance
+
+    def wait_for_next_try(self) -> None:
+        """Wait for the second try of a task whose worker is gone: its last heartbeat is made one of long ago."""
+        age = "UPDATE task_instance SET last_heartbeat_at = '2000-01-01' WHERE run_id = ? AND try_number = 1"
+
+        def look() -> bool:
+            self.parts.airflow.change(age, self.run_id)
+            return bool(self.task()["try_number"] == 2)
+
+        eventually(look, self.parts.output, poll_seconds=1.0)
 
     def wait_until_over(self) -> None:
         """Wait for the run's end; Airflow may end a run whose last task is cleared at that moment without this task."""

@@ -148,6 +148,7 @@ def test_a_lost_worker_leaves_the_driver_to_the_next_try(parts: Parts, tmp_path:
     worker.send_signal(number)
     if number is signal.SIGKILL:
         task.send_signal(number)
+        stream.wait_for_next_try()
     eventually(lambda: stream.task()["try_number"] == 2 and stream.task()["state"] == "running", "the next try")
     ends_well(stream, token, tries=2)
 
@@ -161,6 +162,7 @@ def test_what_a_driver_did_while_no_worker_watched_is_the_next_tries_result(part
     assert worker is not None
     for process in (worker, task):
         process.kill()
+    stream.wait_for_next_try()
     done = stream.wait_for("success", "failed")
     assert (done["state"], done["try_number"]) == ("success", 2), stream.log()
     assert stream.result()["commit"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from functools import cache
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def newest_metadata(catalog: Path, table: str) -> str:
 
 def read_iceberg(metadata: str) -> list[dict[str, Any]]:
     """Return the rows of a table as its metadata has it."""
-    with _duckdb() as connection:
+    with _duckdb().cursor() as connection:
         table = connection.execute("SELECT * FROM iceberg_scan(?)", [metadata]).fetch_arrow_table()
     return table.to_pylist()  # type: ignore[no-any-return]
 
@@ -46,7 +47,9 @@ def newest_iceberg_entry(metadata: str) -> dict[str, Any] | None:
     return None if snapshot is None else json.loads(snapshot["summary"]["exactlyonce.entry"])
 
 
+@cache
 def _duckdb() -> duckdb.DuckDBPyConnection:
+    """Return DuckDB with its extensions, which take longer to load than most tables to read."""
     connection = duckdb.connect()
     for name in ("avro", "iceberg"):
         (extension,) = (file for file in files(f"duckdb-ext-{name}") or () if file.name.endswith(".duckdb_extension"))

@@ -28,6 +28,7 @@ TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
 
 _KILL_SECONDS: Final = 5.0
 _EXEC_SECONDS: Final = 0.001
+_EXEC_LOOKS: Final = 1000
 
 #: Children that were started here and may be left by their supervisor: kept to be reaped once they end.
 _children: Final[list[subprocess.Popen[bytes]]] = []
@@ -168,27 +169,27 @@ def start(
 def members(token: str) -> list[int]:
     """Return the processes of this host and user that carry a start token."""
     assignment = f"{TOKEN_VARIABLE}={token}".encode()
-    return [
-        pid for pid in process_identity.pids() if pid != os.getpid() and assignment in _environment(pid).split(b"\0")
-    ]
-
-
-def _environment(pid: int) -> bytes:
-    """Return a process's environment, empty when it has ended or is another user's.
-
-    While a process changes its program, as Spark's launchers do, the kernel has none for a moment: it is asked again.
-    """
-    while (environment := _read(pid, "environ")) == b"" and process_identity.may_have_environment(pid):
-        time.sleep(_EXEC_SECONDS)
-    return environment or b""
+    # A zombie's environment is empty, so the dead are not counted.
+    environments = {pid: _read(pid, "environ") or b"" for pid in process_identity.pids() if pid != os.getpid()}
+    return [pid for pid, environment in environments.items() if assignment in environment.split(b"\0")]
 
 
 def _read(pid: int, name: str) -> bytes | None:
-    """Return what the kernel tells of a process, None when it has ended or is another user's."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return None
+    """Return what the kernel tells of a process, None when it has ended or is another user's.
+
+    While a process changes its program, as Spark's launchers do, it has neither arguments nor environment for a moment:
+    then it is asked again, but not for ever, as some sandboxes tell less of a process than Linux does.
+    """
+    content = b""
+    for _ in range(_EXEC_LOOKS):
+        try:
+            content = Path(f"/proc/{pid}/{name}").read_bytes()
+        except OSError:
+            return None
+        if content or not process_identity.may_have_environment(pid):
+            break
+        time.sleep(_EXEC_SECONDS)
+    return content
 
 
 def leader(token: str) -> FoundDriver | None:

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import processes, stopping
 from tests.waiting import eventually
 
@@ -48,3 +50,11 @@ def test_a_process_that_changes_its_program_is_found_all_the_time(tmp_path: Path
         looks.append(processes.members("changing"))
     driver.signal(signal.SIGKILL)
     assert [look for look in looks if look != [driver.process.pid]] == []
+
+
+def test_a_process_that_never_tells_its_environment_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_identity, "may_have_environment", lambda _: True)
+    monkeypatch.setattr(processes, "_EXEC_LOOKS", 3)
+    with subprocess.Popen(["sleep", "60"], env={}) as silent:
+        assert processes.members("silent") == []
+        silent.kill()

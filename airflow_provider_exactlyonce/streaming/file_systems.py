@@ -107,8 +107,8 @@ def prepare(spark: SparkSession, place: Any) -> None:
     :raises SettingRefusedError: when the user's file manager is not exclusive there
     :raises RefusedError: when Spark lacks a jar
     """
-    submitted = spark.sparkContext.getConf()
-    manager = submitted.get(FILE_MANAGER)
+    given = spark.sparkContext._jsc.sc().conf()  # PySpark copies all of it whenever it is asked
+    manager = given.get(FILE_MANAGER, None)
     if is_local(place):
         # A session that others have made may lack the jar; what Spark brings is as right there, and slower.
         if manager in (None, DEFAULTS[FILE_MANAGER]) and _has_class(spark, LOCAL.file_manager):
@@ -132,10 +132,10 @@ def prepare(spark: SparkSession, place: Any) -> None:
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
     keys = {} if str(spark.sparkContext.master).startswith("local") else system.keys()
     for name, value in {**system.settings(), **keys}.items():
-        if not submitted.contains(f"{_HADOOP}{name}"):
+        if not given.contains(f"{_HADOOP}{name}"):
             hadoop.set(name, value)
 
 
 def _has_class(spark: SparkSession, name: str) -> bool:
-    jvm: Any = spark.sparkContext._jvm
-    return bool(jvm.org.apache.spark.util.Utils.classIsLoadable(name))
+    utilities = getattr(spark._jvm, "org.apache.spark.util.Utils")
+    return bool(utilities.classIsLoadable(name))

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import topics_of_mark
-from airflow_provider_exactlyonce.streaming.spark.jvm import analyzed, elements, simple_name, tree
+from airflow_provider_exactlyonce.streaming.spark.jvm import analyzed, elements, has_python_function, simple_name, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 _STREAMS: Final = ("StreamingRelation", "StreamingRelationV2")
-#: Names of nodes and expressions that run in Python workers.
+#: Names of nodes and generators that run in Python workers.
 _PYTHON: Final = re.compile("Python|PySpark|InPandas|InArrow")
 
 
@@ -86,11 +86,16 @@ def steps(plan: Any) -> Iterator[Any]:
 
 def runs_python(frame: DataFrame) -> bool:
     """Whether any step of a query runs in a Python worker, those of its sources among them."""
-    return any(
-        _PYTHON.search(simple_name(part))
-        for plan in tree(analyzed(frame))
-        for part in (plan, *(node for expression in elements(plan.expressions()) for node in tree(expression)))
-    )
+    plan = analyzed(frame)
+    names = (name for node in tree(plan) for name in _names(node))
+    return has_python_function(frame.sparkSession, plan) or any(map(_PYTHON.search, names))
+
+
+def _names(plan: Any) -> Iterator[str]:
+    name = simple_name(plan)
+    yield name
+    if name == "Generate":
+        yield simple_name(plan.generator())
 
 
 def text(node: Any) -> str:

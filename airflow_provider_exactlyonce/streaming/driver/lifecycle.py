@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce.streaming.job import mistakes
 from airflow_provider_exactlyonce.streaming.job.checkpoint_config import PausedBatches
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.spark import errors, spark_log
+from airflow_provider_exactlyonce.streaming.spark.jvm import submitted
 from airflow_provider_exactlyonce.streaming.spark.query_runner import (
     ProcessBatch,
     QueryCallbacks,
@@ -241,15 +242,15 @@ class DriverLifecycle:
             self._heartbeat.check_lease()
 
     def _apply_settings(self, spark: SparkSession) -> None:
-        submitted = spark.sparkContext.getConf()
+        given = submitted(spark)
         backend, config = self._pipeline.state_backend, self._pipeline.checkpoint
         lineage = self._options.home.current()
         if backend is not None and lineage is not None:
             checkpoint = Checkpoint(self._options.home.checkpoint(lineage.id))
             backend.check_lineage(lineage.id, checkpoint.conf())
         asked = {
-            **config.settings(lambda name: submitted.get(name, None)),
-            **(backend.settings(lambda name: submitted.get(name, None)) if backend is not None else {}),
+            **config.settings(lambda name: given.get(name, None)),
+            **(backend.settings(lambda name: given.get(name, None)) if backend is not None else {}),
         }
         for name, value in asked.items():
             spark.conf.set(name, value)

@@ -22,6 +22,14 @@ def is_stopped(spark: SparkSession) -> bool:
     return bool(spark.sparkContext._jsc.sc().isStopped())
 
 
+def submitted(spark: SparkSession) -> Any:
+    """Return the settings that a session's Spark was started with, as Java's ``SparkConf``.
+
+    PySpark copies them one by one, at three calls each, whenever it is asked.
+    """
+    return spark.sparkContext._jsc.sc().conf()
+
+
 def java_schema(frame: DataFrame) -> Any:
     """Return the columns of a frame as Java's ``StructType``."""
     return frame._jdf.schema()
@@ -30,6 +38,12 @@ def java_schema(frame: DataFrame) -> Any:
 def analyzed(frame: DataFrame) -> Any:
     """Return the plan that a frame was written as, analysed."""
     return frame._jdf.queryExecution().analyzed()
+
+
+def has_python_function(spark: SparkSession, plan: Any) -> bool:
+    """Tell whether an expression of a plan, or of one below it, runs in a Python worker."""
+    patterns = getattr(class_of(spark, "org.apache.spark.sql.catalyst.trees.TreePattern$"), "MODULE$")
+    return bool(plan.containsPattern(patterns.PYTHON_UDF()))
 
 
 def simple_name(node: Any) -> str:

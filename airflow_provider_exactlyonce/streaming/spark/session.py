@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.spark import worker_daemon
+from airflow_provider_exactlyonce.streaming.spark.jvm import submitted
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -100,13 +101,12 @@ def check_session(spark: SparkSession) -> None:
             f"pyspark is {pyspark.__version__} and the JVM's Spark is {spark.version}; install the pyspark of the "
             "cluster's version, and unset SPARK_HOME if it points to another one"
         )
-    conf = spark.sparkContext.getConf()
     failures = re.fullmatch(r"local\[[^,]+,\s*(\d+)\]", str(spark.sparkContext.master))
     if failures and failures[1] != "1":
         raise SettingRefusedError(
             "master", spark.sparkContext.master, "local[N]", "its second number allows a task to be run again"
         )
-    settings.check(lambda name: spark.conf.get(name, None) or conf.get(name))
+    settings.check(lambda name: spark.conf.get(name, None) or submitted(spark).get(name, None))
 
 
 def check_packages() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.streaming.spark.jvm import class_of
+from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, submitted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ _RECONNECTS: Final = (
 
 def quieten(spark: SparkSession) -> None:
     """Leave in Spark's log what nobody else tells."""
-    if spark.sparkContext.getConf().get(_ASKED, None) is not None:
+    if submitted(spark).contains(_ASKED):
         return
     spark.sparkContext.setLogLevel("WARN")
     level = class_of(spark, "org.apache.logging.log4j.Level")

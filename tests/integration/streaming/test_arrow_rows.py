@@ -85,6 +85,7 @@ def test_a_query_with_python_functions_keeps_the_limit_in_bytes(session: Any) ->
 
 
 def test_python_functions_are_seen_wherever_they_are_in_a_query(session: Any) -> None:
+    from pandas import Series
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.functions import pandas_udf
 
@@ -93,6 +94,18 @@ def test_python_functions_are_seen_wherever_they_are_in_a_query(session: Any) ->
     assert not logical_plans.runs_python(plain)
     double = F.udf(lambda number: 2 * number, "long")
     same = pandas_udf(lambda number: number, "long")  # type: ignore[call-overload]
+
+    def average(numbers: Any) -> Any:
+        return numbers.mean()
+
+    average.__annotations__ = {"numbers": Series, "return": float}  # what makes it an aggregation
+    mean = pandas_udf(average, "double")  # type: ignore[call-overload]
+
+    class Twice:
+        def eval(self, number: int) -> Any:
+            yield from ((number,), (number,))
+
+    twice: Any = F.udtf(Twice, returnType="number long")
 
     def passing(batches: Any) -> Any:
         yield from batches
@@ -107,5 +120,8 @@ def test_python_functions_are_seen_wherever_they_are_in_a_query(session: Any) ->
         numbers.mapInPandas(passing, "id long"),
         numbers.groupBy("id").applyInPandas(group, "id long"),
         plain.join(numbers.mapInArrow(passing, "id long"), F.col("key") == F.col("id")),
+        numbers.select(F.transform(F.array(double("id")), lambda number: number + 1)),
+        numbers.groupBy().agg(mean("id")),
+        numbers.crossJoin(twice(F.lit(1))),
     ):
         assert logical_plans.runs_python(frame), frame._jdf.queryExecution().toString()

@@ -122,7 +122,7 @@ class Story:
     def start(self) -> None:
         """Start the first version and wait for its first commit."""
         self.world.job = self.file("first")
-        self.world.start("--interval", "3 seconds", until="forever")  # under load each batch takes half a second of a core
+        self.world.start("--interval", "3 seconds", until="forever")  # under load a batch takes half a core
         eventually(lambda: self.world.commits() >= 1, "it commits")
 
     def plan(self) -> Plan:

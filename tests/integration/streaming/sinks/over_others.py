@@ -39,7 +39,7 @@ class OverOthers(TableConformance):
     """
 
     kills = 1
-    faults = 2
+    faults = 1
     OLD: ClassVar = -1.0
 
     def make_sink(self, folder: Path) -> Any:

@@ -45,7 +45,7 @@ def unreferenced(sink: DeltaSink) -> list[str]:
 
 class TestDeltaSink(TableConformance):
     kills = 3
-    faults = 6
+    faults = 2
     secrets = ("hunter2",)
     refused_columns = (StructType().add("id", LongType()).add("k", VariantType()), "'k'")
     mode: Mapping[str, Any] = {"partition_by": ["k"]}

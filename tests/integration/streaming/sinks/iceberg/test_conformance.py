@@ -74,7 +74,7 @@ def write_old(sink: IcebergSink, rows: Sequence[Mapping[str, Any]]) -> None:
 
 class TestIcebergSink(TableConformance):
     kills = 2
-    faults = 3
+    faults = 1
     secrets = ("hunter2",)
     refused_columns = (StructType().add("id", LongType()).add("k", VariantType()), "'k'")
     mode: Mapping[str, Any] = {"partition_by": ["k"]}

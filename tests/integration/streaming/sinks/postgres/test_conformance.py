@@ -20,6 +20,7 @@ from tests.postgres import PostgresServer
 
 class TestPostgresSink(SinkConformance):
     kills = 4
+    faults = 3
     refused_columns = (StructType().add("id", LongType()).add("w", DoubleType()), "w")
     keys: Mapping[str, Any] = {}
 

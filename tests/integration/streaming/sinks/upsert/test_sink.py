@@ -65,6 +65,7 @@ def test_lineage_is_told_the_table_without_a_secret(url: str, dataset: tuple[str
 
 class TestUpsertSink(SinkConformance):
     kills = 3
+    faults = 3
     refused_columns = (StructType().add("id", LongType()).add("w", DoubleType()), "w")
 
     @pytest.fixture(autouse=True)

@@ -70,6 +70,7 @@ class AppendingTarget(Target):
 
 class TestWriteAheadLog(SinkConformance):
     kills = 3
+    faults = 3
     refused_columns = (StructType().add("id", LongType()).add("k", VariantType()), "'k'")
 
     @pytest.fixture(autouse=True)

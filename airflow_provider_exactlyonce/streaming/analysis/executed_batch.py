@@ -15,12 +15,13 @@ Everything here is private to Spark 4.2. If its contract fails with another Spar
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import LateRows
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import is_count
 from airflow_provider_exactlyonce.streaming.registry.encoded_values import DECODING
 from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, simple_name, tree
 from airflow_provider_exactlyonce.tables.positions import is_table
@@ -35,6 +36,7 @@ _RETURNED: Final = "pythonNumRowsReceived"
 _KAFKA_STREAM: Final = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 _SCAN: Final = "MicroBatchScanExec"
 _MAP: Final = "MapInArrowExec"
+_COUNT: Final = "CollectMetricsExec"
 _AGGREGATE: Final = "AggregateExec"
 _JOIN: Final = "StreamingSymmetricHashJoinExec"
 #: What Spark puts between an operator with state and the plan that it was written over.
@@ -60,11 +62,13 @@ class BatchCounts:
         None where streams share a topic and read others, too: then it is not known which records are the same
     :param late: of every operator that has left out rows behind its watermark
     :param undecoded: records that the decoding of sources has left out, None where nothing is decoded in workers
+    :param fitting: records that were seen to fit their source's schema, where others are left out
     """
 
     records: int | None
     late: Sequence[LateRows] = ()
     undecoded: int | None = None
+    fitting: int = 0
 
     @property
     def late_rows(self) -> int:
@@ -89,37 +93,39 @@ class ExecutedBatch:
         self._operators: Final[list[_Operator]] = []
         self._scans: Final[list[_Scan]] = []
         self._decoded: Final[list[_Decoded]] = []
+        self._fitting: Final[list[_Fitting]] = []
         for node in tree(plan):
             metrics = node.metrics()
             if metrics.contains(_LATE):
                 if metrics.contains(_STATE):
                     self._operators.append(_Operator(spark, node))
                 self._operators[-1].count_by(metrics.apply(_LATE))  # of session windows, what restores state counts
-            elif simple_name(node) == _SCAN and _is_declared(node):
+                continue
+            name = simple_name(node)
+            if name == _SCAN and _is_declared(node):
                 self._scans.append(_Scan(node))
-            elif simple_name(node) == _MAP and str(node.func().name()) == DECODING:
+            elif name == _MAP and str(node.func().name()) == DECODING:
                 self._decoded.append(_Decoded(node))
+            elif name == _COUNT and is_count(node):
+                self._fitting.append(_Fitting(node))
 
     def counts(self) -> BatchCounts:
         """Return what the attempt has read and left out so far; an aggregation's late rows are counted in a job."""
         records, undecoded = self._records(), self._undecoded()
+        fitting = sum(_once((counted.topics, counted.seen()) for counted in self._fitting).values())
         dropped = [(operator, operator.dropped()) for operator in self._operators]
         late = [operator.late(rows) for operator, rows in dropped if rows]
         for scan in self._scans:
             scan.forget_further_reads()
-        return BatchCounts(records=records, late=late, undecoded=undecoded)
+        return BatchCounts(records=records, late=late, undecoded=undecoded, fitting=fitting)
 
     def _records(self) -> int | None:
-        read: dict[frozenset[str], int] = {}
-        for scan in self._scans:  # a stream that the job reads in two places is read twice
-            read[scan.topics] = max(read.get(scan.topics, 0), scan.read())
+        read = _once((scan.topics, scan.read()) for scan in self._scans)
         shared = len({topic for topics in read for topic in topics}) < sum(map(len, read))
         return None if shared else sum(read.values())
 
     def _undecoded(self) -> int | None:
-        left_out: dict[frozenset[str], int] = {}
-        for decoded in self._decoded:  # as with reading
-            left_out[decoded.topics] = max(left_out.get(decoded.topics, 0), decoded.left_out())
+        left_out = _once((decoded.topics, decoded.left_out()) for decoded in self._decoded)
         return sum(left_out.values()) if left_out else None
 
     def late_rows(self, late: LateRows) -> DataFrame:
@@ -164,7 +170,7 @@ class _Decoded:
     """Decodes what a part of a Kafka stream reads, in workers."""
 
     def __init__(self, node: Any) -> None:
-        self._scan: Final = next(_Scan(below) for below in tree(node) if simple_name(below) == _SCAN)
+        self._scan: Final = _scan_below(node)
         self.topics: Final = self._scan.topics
         self._metric: Final = node.metrics().apply(_RETURNED)
         self._before: Final = int(self._metric.value())
@@ -172,6 +178,34 @@ class _Decoded:
     def left_out(self) -> int:
         """Return how many records it has read since, and not given out."""
         return self._scan.read() - (int(self._metric.value()) - self._before)
+
+
+class _Fitting:
+    """Counts the records of a Kafka stream that fit its schema, where the others have been left out."""
+
+    def __init__(self, node: Any) -> None:
+        self.topics: Final = _scan_below(node).topics
+        self._node: Final = node
+        self._before: Final = self._count()
+
+    def seen(self) -> int:
+        """Return how many have come since; with a limit in the query fewer may have than there are."""
+        return self._count() - self._before
+
+    def _count(self) -> int:
+        return int(self._node.collectedMetrics().getLong(0))
+
+
+def _scan_below(node: Any) -> _Scan:
+    return next(_Scan(below) for below in tree(node) if simple_name(below) == _SCAN)
+
+
+def _once(numbers: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str], int]:
+    """Return the numbers of records by their topics; a stream that the job reads in two places has two."""
+    largest: dict[frozenset[str], int] = {}
+    for topics, number in numbers:
+        largest[topics] = max(largest.get(topics, 0), number)
+    return largest
 
 
 class _Operator:

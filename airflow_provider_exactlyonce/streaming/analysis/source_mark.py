@@ -18,6 +18,21 @@ def mark(records: DataFrame, topics: SourceTopics) -> DataFrame:
     return records.alias(f"{_MARK}{topics}")
 
 
+def counted(records: DataFrame, topics: SourceTopics) -> DataFrame:
+    """Return what a source reads and does not leave out, so that Spark counts it there.
+
+    No filter of the user's moves below such a count.
+    """
+    from pyspark.sql import functions as F
+
+    return records.observe(f"{_MARK}{topics}", F.count(F.lit(1)).alias("rows"))
+
+
+def is_count(node: Any) -> bool:
+    """Tell whether an executed node that collects metrics is that of :func:`counted`, and not one of the user's."""
+    return str(node.name()).startswith(_MARK)
+
+
 def topics_of_mark(plan: Any, name: str) -> str | None:
     """Return the topics, as one text, whose source a plan node marks the end of, None for any other node.
 

@@ -58,12 +58,13 @@ class AtLeastOnceWriter(BatchWriter):
     @override
     def write(self, frame: DataFrame) -> None:
         kept = frame.persist()  # what is counted is what is written, and the plan runs once
-        bad = self._attempt.bad_records()
+        bad: DataFrame | None = None
         try:
             self._check_named(kept)
             self._written = self._summed_up(kept)
             self._attempt.count(kept)
             self._attempt.judge_late_rows()  # before anything can be seen
+            bad = self._attempt.bad_records()
             if bad is not None:
                 left_out = self._summed_up(bad.persist()).bad
                 self._attempt.check_left_out(left_out)

@@ -130,9 +130,18 @@ class BatchAttempt:
             self.options.late.judge(self.counts.late)
 
     def bad_records(self) -> DataFrame | None:
-        """Return the batch's source records that do not fit their schema, None when there are none."""
+        """Return the batch's source records that do not fit their schema, None when there are none.
+
+        They are read again, unless what was counted shows that there are none.
+        """
         read_bad = self.options.bad_source_records
-        return None if read_bad is None else read_bad(self.batch.source)
+        return None if read_bad is None or self._all_fit() else read_bad(self.batch.source)
+
+    def _all_fit(self) -> bool:
+        """Tell whether a record was seen at each offset of the batch's ranges that fits its source's schema."""
+        if self.counts is None:
+            return False
+        return self.counts.fitting == self.counts.records == self.run.sources.records_at_most(self.batch.source)
 
     def check_left_out(self, written: int) -> None:
         """Compare the bad records that were written with those that were left out of the result.

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.ledger import source_clusters
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.state import ddl
-from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import counted, mark
 from airflow_provider_exactlyonce.streaming.job.source import NOWHERE, Begins, Source, columns_of
 from airflow_provider_exactlyonce.streaming.registry.registry_format import RegistryFormat
 
@@ -228,7 +228,8 @@ class KafkaSource(Source):
 
     @override
     def stream_of(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
-        return mark(self.fitted(records, leave_out_bad=leave_out_bad), self.topics)
+        fitted = self.fitted(records, leave_out_bad=leave_out_bad)
+        return mark(counted(fitted, self.topics) if leave_out_bad else fitted, self.topics)
 
     @override
     def stand_in(self, spark: SparkSession) -> DataFrame:

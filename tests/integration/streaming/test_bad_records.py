@@ -1,0 +1,137 @@
+"""Records that do not fit their schema: all of them go to their topic, and only what has some is read again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_exactlyonce.streaming import KafkaSource
+from airflow_provider_exactlyonce.streaming.analysis.executed_batch import BatchCounts, ExecutedBatch
+from tests.integration.streaming.harness import World, check_ledger, read_committed
+
+pytestmark = pytest.mark.timeout(600)
+
+BATCH = 10
+BAD = {3: b"no json", 4: b'{"id": "x", "k": "a"}', 7: None, 8: b'{"k": "a"}'}
+
+
+def produce(producer: Producer, topic: str, first: int, bad: Mapping[int, bytes | None]) -> None:
+    for number in range(BATCH):
+        order = {"id": first + number, "k": "ab"[number % 2], "ts": "2026-01-01T00:00:00Z", "a": [number]}
+        producer.produce(topic, bad.get(number, json.dumps(order).encode()), key=f"{first + number}", partition=0)
+    assert producer.flush(30) == 0
+
+
+QUERIES: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "nothing": lambda orders: orders,
+    "a filter": lambda orders: orders.where("id % 3 > 0"),
+    "a filter of a column alone": lambda orders: orders.select("k").where("k = 'a'"),
+    "no column": lambda orders: orders.select(F.lit(1).alias("one")),
+    "an aggregation": lambda orders: orders.groupBy("k").count(),
+    "twice": lambda orders: orders.where("id > 5").union(orders.where("id <= 5")),
+    "an array": lambda orders: orders.select(F.explode(F.array("id", "id"))).where("col > 5"),
+}
+SPARKS = "parsed by Spark"
+SCHEMAS = {
+    "decoded in blocks": "id BIGINT NOT NULL, k STRING NOT NULL",
+    SPARKS: "id BIGINT NOT NULL, k STRING NOT NULL, ts TIMESTAMP",
+    "nested": "id BIGINT NOT NULL, k STRING NOT NULL, a ARRAY<INT>",
+}
+
+
+@pytest.fixture(scope="module")
+def orders(kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> str:
+    """Give a topic with a batch of good records and one with bad ones."""
+    topic, producer = make_topic(partitions=1), Producer(dict(kafka_config))
+    produce(producer, topic, 0, {})
+    produce(producer, topic, BATCH, BAD)
+    return topic
+
+
+class Counting:
+    """Runs queries on a topic, and counts what they see."""
+
+    def __init__(self, spark: SparkSession, config: Mapping[str, str], folder: Path) -> None:
+        self.spark, self.config, self.folder = spark, config, folder
+
+    def run(
+        self, topic: str, schema: str, query: Callable[[DataFrame], DataFrame], mode: str = "update"
+    ) -> list[BatchCounts]:
+        source = KafkaSource(topic, schema=schema, max_offsets_per_trigger=BATCH)
+        counts = []
+
+        def process(batch: DataFrame, number: int) -> None:
+            executed = ExecutedBatch(self.spark, json.loads((self.folder / "metadata").read_text())["id"])
+            batch.collect()
+            counts.append(executed.counts())
+
+        writer = query(source.read(self.spark, self.config, leave_out_bad=True)).writeStream.outputMode(mode)
+        running = writer.option("checkpointLocation", str(self.folder)).foreachBatch(process)
+        running.trigger(availableNow=True).start().awaitTermination()
+        return counts
+
+
+@pytest.fixture
+def counting(spark: SparkSession, kafka_config: Mapping[str, str], tmp_path: Path) -> Counting:
+    return Counting(spark, kafka_config, tmp_path)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize(
+    "schema", [pytest.param(name, marks=[] if name == SPARKS else pytest.mark.slow) for name in SCHEMAS]
+)
+def test_what_fits_is_counted_before_the_users_function_has_a_say(
+    counting: Counting, orders: str, schema: str, query: str
+) -> None:
+    counts = counting.run(orders, SCHEMAS[schema], QUERIES[query])
+    assert [(of.records, of.fitting) for of in counts if of.records] == [(BATCH, BATCH), (BATCH, BATCH - len(BAD))]
+
+
+def test_of_what_a_limit_leaves_unread_nothing_is_known(counting: Counting, orders: str) -> None:
+    first, *_ = counting.run(orders, SCHEMAS[SPARKS], lambda orders: orders.limit(4), "append")
+    assert first.fitting < BATCH
+
+
+def test_bad_records_reach_their_topic_over_a_death_and_only_ranges_that_may_have_some_are_read_again(
+    world: World, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    world = replace(world, job="diverting.py", source=make_topic(partitions=1))
+    bad, notes = make_topic(partitions=1), tmp_path / "read-again"
+    environment = {"TEST_BAD_RECORDS": bad, "TEST_READ_AGAIN": str(notes)}
+    producer = Producer(dict(world.config))
+    for first, among in ((0, {}), (BATCH, BAD), (2 * BATCH, {})):
+        produce(producer, world.source, first, among)
+    killed = world.start(environment=environment, failpoints="after-pre-commit:batch=1")
+    assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
+    transactional = Producer({**world.config, "transactional.id": f"orders-{world.source}"})
+    transactional.init_transactions(30)
+    transactional.begin_transaction()
+    produce(transactional, world.source, 3 * BATCH, {})
+    transactional.commit_transaction(30)
+    driver = world.start(environment=environment)
+    assert driver.wait() == 0, driver.output()[-3000:]
+
+    commits = check_ledger(world)
+    written = [json.loads(record.value or b"")["id"] for record in read_committed(world.config, world.sink)]
+    numbers = [n for n in range(4 * BATCH) if n % 3 and n - BATCH not in BAD]
+    assert sorted(written) == numbers
+    assert [commit.bad_records for commit in commits][:3] == [0, len(BAD), 0]
+    diverted = read_committed(world.config, bad)
+    assert [record.value for record in diverted] == list(BAD.values())
+    origins = [dict(record.headers)["exactlyonce.origin"].decode() for record in diverted]
+    assert origins == [f"{world.source}-0 offset {BATCH + number}" for number in BAD]
+    read_again = [json.loads(line)["0"] for line in notes.read_text().splitlines()]
+    ranges = [[start, end] for commit in commits for start, end in commit.source[world.source].values()]
+    with_its_end = [
+        (start, end) for start, end in ranges if end == 4 * BATCH + 1
+    ]  # of the transaction, nobody's record
+    assert len(with_its_end) == 1
+    assert read_again == [[10, 20], [10, 20], *map(list, with_its_end)]

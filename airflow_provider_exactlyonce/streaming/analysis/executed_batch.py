@@ -15,6 +15,7 @@ Everything here is private to Spark 4.2. If its contract fails with another Spar
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -62,7 +63,8 @@ class BatchCounts:
         None where streams share a topic and read others, too: then it is not known which records are the same
     :param late: of every operator that has left out rows behind its watermark
     :param undecoded: records that the decoding of sources has left out, None where nothing is decoded in workers
-    :param fitting: records that were seen to fit their source's schema, where others are left out
+    :param fitting: records that were seen to fit the schema of each source that reads them, where others are left out;
+        0 where the query may leave some unread
     """
 
     records: int | None
@@ -94,6 +96,7 @@ class ExecutedBatch:
         self._scans: Final[list[_Scan]] = []
         self._decoded: Final[list[_Decoded]] = []
         self._fitting: Final[list[_Fitting]] = []
+        self._reads_all = True
         for node in tree(plan):
             metrics = node.metrics()
             if metrics.contains(_LATE):
@@ -105,14 +108,15 @@ class ExecutedBatch:
             if name == _SCAN and _is_declared(node):
                 self._scans.append(_Scan(node))
             elif name == _MAP and str(node.func().name()) == DECODING:
-                self._decoded.append(_Decoded(node))
+                self._decoded.extend(_Decoded(node, scan) for scan in _scans_below(node))
             elif name == _COUNT and is_count(node):
-                self._fitting.append(_Fitting(node))
+                self._fitting.extend(_Fitting(node, scan) for scan in _scans_below(node))
+            elif "Limit" in name:
+                self._reads_all = False
 
     def counts(self) -> BatchCounts:
         """Return what the attempt has read and left out so far; an aggregation's late rows are counted in a job."""
-        records, undecoded = self._records(), self._undecoded()
-        fitting = sum(_once((counted.topics, counted.seen()) for counted in self._fitting).values())
+        records, undecoded, fitting = self._records(), self._undecoded(), self._seen_to_fit()
         dropped = [(operator, operator.dropped()) for operator in self._operators]
         late = [operator.late(rows) for operator, rows in dropped if rows]
         for scan in self._scans:
@@ -127,6 +131,14 @@ class ExecutedBatch:
     def _undecoded(self) -> int | None:
         left_out = _once((decoded.topics, decoded.left_out()) for decoded in self._decoded)
         return sum(left_out.values()) if left_out else None
+
+    def _seen_to_fit(self) -> int:
+        seen: dict[frozenset[str], list[int]] = {}
+        for fitting in self._fitting:
+            seen.setdefault(fitting.topics, []).append(fitting.seen())
+        scans = Counter(scan.topics for scan in self._scans)
+        complete = [min(numbers) for topics, numbers in seen.items() if len(numbers) == scans[topics]]
+        return sum(complete) if self._reads_all else 0
 
     def late_rows(self, late: LateRows) -> DataFrame:
         """Return the rows that an operator has left out, as it would have taken them.
@@ -169,9 +181,9 @@ class _Scan:
 class _Decoded:
     """Decodes what a part of a Kafka stream reads, in workers."""
 
-    def __init__(self, node: Any) -> None:
-        self._scan: Final = _scan_below(node)
-        self.topics: Final = self._scan.topics
+    def __init__(self, node: Any, scan: _Scan) -> None:
+        self._scan: Final = scan
+        self.topics: Final = scan.topics
         self._metric: Final = node.metrics().apply(_RETURNED)
         self._before: Final = int(self._metric.value())
 
@@ -183,21 +195,22 @@ class _Decoded:
 class _Fitting:
     """Counts the records of a Kafka stream that fit its schema, where the others have been left out."""
 
-    def __init__(self, node: Any) -> None:
-        self.topics: Final = _scan_below(node).topics
+    def __init__(self, node: Any, scan: _Scan) -> None:
+        self.topics: Final = scan.topics
         self._node: Final = node
         self._before: Final = self._count()
 
     def seen(self) -> int:
-        """Return how many have come since; with a limit in the query fewer may have than there are."""
+        """Return how many have come since."""
         return self._count() - self._before
 
     def _count(self) -> int:
         return int(self._node.collectedMetrics().getLong(0))
 
 
-def _scan_below(node: Any) -> _Scan:
-    return next(_Scan(below) for below in tree(node) if simple_name(below) == _SCAN)
+def _scans_below(node: Any) -> list[_Scan]:
+    """Return the one scan of the source that a node belongs to, none where the batch has nothing of that source."""
+    return [_Scan(below) for below in tree(node) if simple_name(below) == _SCAN]
 
 
 def _once(numbers: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str], int]:

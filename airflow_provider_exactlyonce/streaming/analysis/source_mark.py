@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
@@ -21,11 +22,11 @@ def mark(records: DataFrame, topics: SourceTopics) -> DataFrame:
 def counted(records: DataFrame, topics: SourceTopics) -> DataFrame:
     """Return what a source reads and does not leave out, so that Spark counts it there.
 
-    No filter of the user's moves below such a count.
+    No filter of the user's moves below such a count. Two sources may read one topic, and Spark wants a name for each.
     """
     from pyspark.sql import functions as F
 
-    return records.observe(f"{_MARK}{topics}", F.count(F.lit(1)).alias("rows"))
+    return records.observe(f"{_MARK}{topics} {uuid.uuid4().hex}", F.count(F.lit(1)).alias("rows"))
 
 
 def is_count(node: Any) -> bool:

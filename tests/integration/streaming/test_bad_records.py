@@ -25,7 +25,7 @@ BAD = {3: b"no json", 4: b'{"id": "x", "k": "a"}', 7: None, 8: b'{"k": "a"}'}
 
 def produce(producer: Producer, topic: str, first: int, bad: Mapping[int, bytes | None]) -> None:
     for number in range(BATCH):
-        order = {"id": first + number, "k": "ab"[number % 2], "ts": "2026-01-01T00:00:00Z", "a": [number]}
+        order = {"id": first + number, "k": "ab"[number % 2], "ts": f"2026-01-01T00:{first:02d}:00Z", "a": [number]}
         producer.produce(topic, bad.get(number, json.dumps(order).encode()), key=f"{first + number}", partition=0)
     assert producer.flush(30) == 0
 
@@ -39,6 +39,12 @@ QUERIES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "twice": lambda orders: orders.where("id > 5").union(orders.where("id <= 5")),
     "an array": lambda orders: orders.select(F.explode(F.array("id", "id"))).where("col > 5"),
 }
+
+
+def minutes(orders: DataFrame) -> DataFrame:
+    return orders.withWatermark("ts", "1 second").groupBy(F.window("ts", "1 minute")).count()
+
+
 SPARKS = "parsed by Spark"
 SCHEMAS = {
     "decoded in blocks": "id BIGINT NOT NULL, k STRING NOT NULL",
@@ -62,10 +68,13 @@ class Counting:
     def __init__(self, spark: SparkSession, config: Mapping[str, str], folder: Path) -> None:
         self.spark, self.config, self.folder = spark, config, folder
 
+    def read(self, topic: str, schema: str | None) -> DataFrame:
+        source = KafkaSource(topic, schema=schema, max_offsets_per_trigger=BATCH)
+        return source.read(self.spark, self.config, leave_out_bad=True)
+
     def run(
         self, topic: str, schema: str, query: Callable[[DataFrame], DataFrame], mode: str = "update"
     ) -> list[BatchCounts]:
-        source = KafkaSource(topic, schema=schema, max_offsets_per_trigger=BATCH)
         counts = []
 
         def process(batch: DataFrame, number: int) -> None:
@@ -73,7 +82,7 @@ class Counting:
             batch.collect()
             counts.append(executed.counts())
 
-        writer = query(source.read(self.spark, self.config, leave_out_bad=True)).writeStream.outputMode(mode)
+        writer = query(self.read(topic, schema)).writeStream.outputMode(mode)
         running = writer.option("checkpointLocation", str(self.folder)).foreachBatch(process)
         running.trigger(availableNow=True).start().awaitTermination()
         return counts
@@ -96,8 +105,39 @@ def test_what_fits_is_counted_before_the_users_function_has_a_say(
 
 
 def test_of_what_a_limit_leaves_unread_nothing_is_known(counting: Counting, orders: str) -> None:
-    first, *_ = counting.run(orders, SCHEMAS[SPARKS], lambda orders: orders.limit(4), "append")
-    assert first.fitting < BATCH
+    for counts in counting.run(orders, SCHEMAS[SPARKS], lambda orders: orders.limit(4), "append"):
+        assert counts.fitting == 0
+
+
+def test_a_batch_without_data_is_a_batch_too(counting: Counting, orders: str) -> None:
+    counts = counting.run(orders, SCHEMAS[SPARKS], minutes)
+    assert [(of.records, of.fitting) for of in counts] == [(BATCH, BATCH), (BATCH, BATCH - len(BAD)), (0, 0)]
+
+
+def test_a_source_that_has_nothing_new_is_one_of_several(
+    counting: Counting, orders: str, make_topic: Callable[..., str]
+) -> None:
+    idle = counting.read(make_topic(partitions=1), SCHEMAS[SPARKS])
+    counts = counting.run(orders, SCHEMAS[SPARKS], lambda orders: orders.union(idle))
+    assert [(of.records, of.fitting) for of in counts] == [(BATCH, BATCH), (BATCH, BATCH - len(BAD))]
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting"),
+    [("id BIGINT NOT NULL", [10, 6]), ("k STRING", [10, 6]), ("more STRING NOT NULL", [0, 0])],
+)
+def test_of_two_sources_that_read_one_topic_both_have_to_fit(
+    counting: Counting, orders: str, schema: str, fitting: list[int]
+) -> None:
+    other = counting.read(orders, schema).select(F.lit("another").alias("k"))
+    counts = counting.run(orders, SCHEMAS[SPARKS], lambda orders: orders.select("k").union(other))
+    assert [of.fitting for of in counts] == fitting
+
+
+def test_everything_fits_a_source_without_a_schema(counting: Counting, orders: str) -> None:
+    raw = counting.read(orders, None).select(F.lit("raw").alias("k"))
+    counts = counting.run(orders, SCHEMAS[SPARKS], lambda orders: orders.select("k").union(raw))
+    assert [of.fitting for of in counts] == [BATCH, BATCH - len(BAD)]
 
 
 def test_bad_records_reach_their_topic_over_a_death_and_only_ranges_that_may_have_some_are_read_again(

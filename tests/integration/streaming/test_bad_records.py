@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructType, TimestampType
 
 from airflow_provider_exactlyonce.streaming import KafkaSource
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import BatchCounts, ExecutedBatch
+from airflow_provider_exactlyonce.streaming.registry.encoded_values import EncodedValues
 from tests.integration.streaming.harness import World, check_ledger, read_committed
 
 pytestmark = pytest.mark.timeout(600)
@@ -73,7 +78,7 @@ class Counting:
         return source.read(self.spark, self.config, leave_out_bad=True)
 
     def run(
-        self, topic: str, schema: str, query: Callable[[DataFrame], DataFrame], mode: str = "update"
+        self, topic: str, schema: str | None, query: Callable[[DataFrame], DataFrame], mode: str = "update"
     ) -> list[BatchCounts]:
         counts = []
 
@@ -112,6 +117,27 @@ def test_of_what_a_limit_leaves_unread_nothing_is_known(counting: Counting, orde
 def test_a_batch_without_data_is_a_batch_too(counting: Counting, orders: str) -> None:
     counts = counting.run(orders, SCHEMAS[SPARKS], minutes)
     assert [(of.records, of.fitting) for of in counts] == [(BATCH, BATCH), (BATCH, BATCH - len(BAD)), (0, 0)]
+
+
+def test_a_batch_without_data_of_what_workers_decode_is_a_batch_too(counting: Counting, orders: str) -> None:
+    schema = StructType().add("id", LongType()).add("ts", TimestampType())
+
+    class Decoder:
+        def open(self) -> Decoder:
+            return self
+
+        def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+            kinds = pa.struct([("id", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
+            ids = [re.search(rb'"id": (\d+)', value or b"") for value in values.to_pylist()]
+            minute = max(int(found[1]) for found in ids if found)
+            times = [{"id": number, "ts": minute * 60_000_000} for number in range(len(values))]
+            return pa.array(times, kinds), dict.fromkeys(range(1, len(values), 2), "odd")
+
+    def decoded(records: DataFrame) -> DataFrame:
+        return minutes(EncodedValues(cast(Any, Decoder()), schema).fitted(records, leave_out_bad=True))
+
+    counts = counting.run(orders, None, decoded)
+    assert [(of.records, of.undecoded) for of in counts] == [(BATCH, 5), (BATCH, 5), (0, None)]
 
 
 def test_a_source_that_has_nothing_new_is_one_of_several(

@@ -111,7 +111,7 @@ class ExecutedBatch:
                 self._decoded.extend(_Decoded(node, scan) for scan in _scans_below(node))
             elif name == _COUNT and is_count(node):
                 self._fitting.extend(_Fitting(node, scan) for scan in _scans_below(node))
-            elif "Limit" in name:
+            elif "Limit" in name:  # tasks may end before they have read everything
                 self._reads_all = False
 
     def counts(self) -> BatchCounts:
@@ -124,18 +124,16 @@ class ExecutedBatch:
         return BatchCounts(records=records, late=late, undecoded=undecoded, fitting=fitting)
 
     def _records(self) -> int | None:
-        read = _once((scan.topics, scan.read()) for scan in self._scans)
+        read = _by_topics((scan.topics, scan.read()) for scan in self._scans)
         shared = len({topic for topics in read for topic in topics}) < sum(map(len, read))
-        return None if shared else sum(read.values())
+        return None if shared else sum(map(max, read.values()))
 
     def _undecoded(self) -> int | None:
-        left_out = _once((decoded.topics, decoded.left_out()) for decoded in self._decoded)
-        return sum(left_out.values()) if left_out else None
+        left_out = _by_topics((decoded.topics, decoded.left_out()) for decoded in self._decoded)
+        return sum(max(0, *numbers) for numbers in left_out.values()) if left_out else None
 
     def _seen_to_fit(self) -> int:
-        seen: dict[frozenset[str], list[int]] = {}
-        for fitting in self._fitting:
-            seen.setdefault(fitting.topics, []).append(fitting.seen())
+        seen = _by_topics((fitting.topics, fitting.seen()) for fitting in self._fitting)
         scans = Counter(scan.topics for scan in self._scans)
         complete = [min(numbers) for topics, numbers in seen.items() if len(numbers) == scans[topics]]
         return sum(complete) if self._reads_all else 0
@@ -213,12 +211,12 @@ def _scans_below(node: Any) -> list[_Scan]:
     return [_Scan(below) for below in tree(node) if simple_name(below) == _SCAN]
 
 
-def _once(numbers: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str], int]:
+def _by_topics(numbers: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str], list[int]]:
     """Return the numbers of records by their topics; a stream that the job reads in two places has two."""
-    largest: dict[frozenset[str], int] = {}
+    found: dict[frozenset[str], list[int]] = {}
     for topics, number in numbers:
-        largest[topics] = max(largest.get(topics, 0), number)
-    return largest
+        found.setdefault(topics, []).append(number)
+    return found
 
 
 class _Operator:

@@ -106,7 +106,8 @@ def check_session(spark: SparkSession) -> None:
         raise SettingRefusedError(
             "master", spark.sparkContext.master, "local[N]", "its second number allows a task to be run again"
         )
-    settings.check(lambda name: spark.conf.get(name, None) or submitted(spark).get(name, None))
+    given = submitted(spark)
+    settings.check(lambda name: spark.conf.get(name, None) or given.get(name, None))
 
 
 def check_packages() -> None:

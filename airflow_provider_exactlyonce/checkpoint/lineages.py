@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
-from airflow_provider_exactlyonce.storage.opening import hadoop_url, is_local, store_of
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, is_link, store_of
 from airflow_provider_exactlyonce.storage.trees import bytes_of, directories_of
 
 _UNFINISHED: Final = ".unfinished-"
@@ -49,7 +49,7 @@ def make(
     for path, text in (texts or {}).items():
         store.replace(checkpoint / path, text.encode())
     # What shares its bytes with a savepoint was flushed with it.
-    store.flush([place for place in copied if not (is_local(place) and place.stat().st_nlink > 1)])
+    store.flush([place for place in copied if not is_link(place)])
     json_store.write(target / "lineage.json", lineage.document())
     store.flush(directories_of(target, copied))
     failpoints.reach("restore-copied")

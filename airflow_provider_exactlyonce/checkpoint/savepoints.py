@@ -36,7 +36,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import is_link, store_of
 
 _ID: Final = re.compile(r"(\d+)(-[0-9a-z]+)+")
 _COPY: Final = ".verify-"
@@ -204,7 +204,7 @@ class Savepoints:
         gone = [*self.remove_leftovers()]
         savepoints = self.list()
         oldest_kept = int(time.time() * 1000 - retention.days * _DAY_MILLISECONDS)
-        for savepoint in savepoints[: len(savepoints) - max(retention.count, 1)]:
+        for savepoint in savepoints[: -max(retention.count, 1)]:
             if not savepoint.pinned and savepoint.created < oldest_kept and self._delete(savepoint.id):
                 gone.append(savepoint.id)
         return gone
@@ -405,7 +405,8 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known_files: Mapping
             ) from error
         if number == 0:
             failpoints.reach("during-savepoint")
-    store.flush([*(target / path for path in paths if path not in known_files), *directories])
+    copied = [target / path for path in paths if not (path in known_files and is_link(target / path))]
+    store.flush([*copied, *directories])
 
 
 def _size_and_sum(source: Path, copy: Path, path: str, known_sums: _KnownSums) -> tuple[int, str]:

@@ -99,6 +99,11 @@ def is_local(place: Any) -> bool:
     return isinstance(place, Path)
 
 
+def is_link(file: Any) -> bool:
+    """Whether another name has the same bytes, and not a copy of them."""
+    return is_local(file) and file.stat().st_nlink > 1
+
+
 def location_of(place: Any) -> str:
     """Return what :func:`place_of` makes this place of; as a string, a place on HDFS lacks its name node.
 

@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan, SourcePlan
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.storage.local import LocalStore
 from tests.unit.checkpoint import crafted
 
 JOB = JobDescription(
@@ -251,8 +252,12 @@ def test_without_hard_links_files_are_copied(
 
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(files, "_create", os.replace)
+    flushed: list[Path] = []
+    flush = LocalStore.flush
+    monkeypatch.setattr(LocalStore, "flush", lambda self, places: (flushed.extend(places), flush(self, places)))
     copied = store.take(made, 2, crafted.record(2), JOB)
     assert not (store.checkpoint(copied.id).path / relative).samefile(table)
+    assert {store.checkpoint(copied.id).path / path for path in copied.files} <= set(flushed)
     assert store.verify(copied.id) == []
     assert copied.files == linked.files
 
@@ -279,6 +284,17 @@ def test_retention_keeps_the_newest_the_young_the_pinned_and_always_the_last(
     store.delete(taken[0].id)
     with pytest.raises(RefusedError, match=f"there are: {taken[5].id}"):
         store.get(taken[0].id)
+
+
+@pytest.mark.parametrize("count", range(8))
+def test_retention_lets_only_old_ones_go_that_have_as_many_newer_ones_as_it_keeps(
+    made: Checkpoint, store: Savepoints, count: int
+) -> None:
+    taken = [store.take(made, 2, crafted.record(2, commit=commit), JOB) for commit in range(1, 6)]
+    for savepoint in taken:
+        aged(store, savepoint, 9)
+    kept = max(count, 1)
+    assert store.clean_up(SavepointRetention(count=count, days=1)) == [old.id for old in taken[: max(0, 5 - kept)]]
 
 
 def before_it_is_written(monkeypatch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], object]) -> None:

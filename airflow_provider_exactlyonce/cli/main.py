@@ -51,7 +51,12 @@ def program() -> Command:
         summary="run and look after exactly-once PySpark streams",
         details="`exactlyonce help exit-codes` has all exit codes.",
         example="list --bootstrap-servers localhost:9092",
-        exit_codes={0: "done", 1: "failed; it may be tried again", 64: "refused; nothing was changed"},
+        exit_codes={
+            0: "done",
+            1: "failed; it may be tried again",
+            2: "the command line is wrong",
+            64: "refused; nothing was changed",
+        },
     )
     for command in _COMMANDS:
         command.add_to(made)

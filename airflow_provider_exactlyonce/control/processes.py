@@ -178,7 +178,7 @@ def _read(pid: int, name: str) -> bytes | None:
     """Return what the kernel tells of a process, None when it has ended or is another user's.
 
     While a process changes its program, as Spark's launchers do, it has neither arguments nor environment for a moment:
-    then it is asked again, but not for ever, as some sandboxes tell less of a process than Linux does.
+    then it is asked again, but not for ever, as some container runtimes tell less of a process than Linux does.
     """
     content = b""
     for _ in range(_EXEC_LOOKS):

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 METRICS: Final[Mapping[str, str]] = {
     "commit_age_seconds": "time since the last commit",
     "lag_records": "source records (offsets), and versions of source tables, that are available and not committed",
-    "transaction_age_seconds": "time since the batch that is under way was begun; 0 between two",
+    "transaction_age_seconds": "time since the batch that is under way was begun; 0 between two batches",
     "watermark_age_seconds": "how far the output's event time is behind; only with a watermark",
     "savepoint_age_seconds": "time since the newest savepoint; only once there is one",
     "drivers_running": "1 while a driver starts or runs, else 0",
@@ -46,7 +46,7 @@ METRICS: Final[Mapping[str, str]] = {
     "runs_total": "number of the run; it grows with every start of a driver",
     "rows_of_run": "rows that this run has committed to its primary sink, the Kafka sink or else the first declared; "
     "it begins at 0 with each run",
-    "rows_of_run_for_sink": "the same of each sink, by the further tag `sink`; only with several",
+    "rows_of_run_for_sink": "the same for each sink, with the tag `sink`; only for pipelines with several sinks",
     "records_of_run": "source records that this run's batches have read, each once, bad ones included",
     "late_rows_of_run": "rows behind the watermark that operators have left out",
     "late_rows_total": "the same over all runs, as the ledger has it",

@@ -46,6 +46,7 @@ REQUESTS: Final[Mapping[str, tuple[int, int]]] = {
     "TxnOffsetCommit": (28, 3),
 }
 _FIRST_RELEASE: Final = "Kafka 3.8"
+_FIRST_RELEASE_OF_TOPIC_IDS: Final = "Kafka 3.1"
 
 _BROKER_SETTINGS: Final = (
     "transaction.max.timeout.ms",
@@ -143,7 +144,7 @@ def check_cluster(
     """
     brokers = [broker for broker in _ask(client.admin.describe_cluster)["brokers"] if not broker.get("is_fenced")]
     for broker in brokers:
-        _check_version(client, broker, REQUESTS)
+        _check_version(client, broker, REQUESTS, _FIRST_RELEASE)
     _check_brokers(client, [broker["broker_id"] for broker in brokers], transaction_timeout_milliseconds)
     _check_transactional_id(client, transactional_id, user, patience_seconds)
 
@@ -156,7 +157,7 @@ def check_source_cluster(client: WireClient) -> None:
     """
     for broker in _ask(client.admin.describe_cluster)["brokers"]:
         if not broker.get("is_fenced"):
-            _check_version(client, broker, {"Metadata": REQUESTS["Metadata"]})
+            _check_version(client, broker, {"Metadata": REQUESTS["Metadata"]}, _FIRST_RELEASE_OF_TOPIC_IDS)
 
 
 def check_topics(
@@ -291,7 +292,9 @@ def missing_rights(user: str | None, rights: Iterable[str]) -> RefusedError:
     )
 
 
-def _check_version(client: WireClient, broker: Mapping[str, Any], requests: Mapping[str, tuple[int, int]]) -> None:
+def _check_version(
+    client: WireClient, broker: Mapping[str, Any], requests: Mapping[str, tuple[int, int]], first_release: str
+) -> None:
     versions = _ask(lambda: client.admin.get_broker_version_data(broker["broker_id"])).api_versions
     for name, (number, needed) in requests.items():
         highest = versions[number][1] if number in versions else None
@@ -300,7 +303,7 @@ def _check_version(client: WireClient, broker: Mapping[str, Any], requests: Mapp
                 f"the highest version of {name} of broker {broker['broker_id']} ({broker['host']}:{broker['port']})",
                 highest,
                 f"at least {needed}",
-                f"upgrade the broker to {_FIRST_RELEASE} or newer",
+                f"upgrade the broker to {first_release} or newer",
             )
 
 

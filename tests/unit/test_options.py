@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.cli.main import program
 from airflow_provider_exactlyonce.hooks import packages
 from airflow_provider_exactlyonce.operators._driver import DriverOperator
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
-from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming import pipeline, settings
 from airflow_provider_exactlyonce.streaming.driver import options
 
 PAGE = (Path(__file__).parents[2] / "docs/options.md").read_text()
@@ -92,6 +92,19 @@ def test_every_parameter_of_the_operator_has_a_row_with_its_default() -> None:
             None if parameter.default is inspect.Parameter.empty else parameter.default,
             required=parameter.default is inspect.Parameter.empty,
         )
+    }
+    assert not wrong
+
+
+def test_every_parameter_of_a_declaration_has_a_row_with_its_default() -> None:
+    parameters = inspect.signature(pipeline).parameters
+    written = {row[0].strip("`"): row[1].strip("`") for row in rows("What a job declares")}
+    assert written.keys() == parameters.keys()
+    wrong = {
+        name: (written[name], parameter.default)
+        for name, parameter in parameters.items()
+        if (written[name] == "required") is not (parameter.default is inspect.Parameter.empty)
+        or (isinstance(parameter.default, bool | str) and written[name] != shown(parameter.default).strip("`"))
     }
     assert not wrong
 

@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from airflow_provider_exactlyonce.control import standbys
 from airflow_provider_exactlyonce.control.home import Home
@@ -89,12 +90,20 @@ def add_arguments(add: Callable[..., object]) -> None:
     add("--backfill", action="store_true", help="run the backfill that --home is of (started by exactlyonce backfill)")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses a wrong command line: argparse's own exit code, 2, would be a failure that a supervisor tries again."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RefusedError(f"arguments of the driver: {message}; `exactlyonce help options` lists what it takes")
+
+
 def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions:
     """Read the command line and the environment.
 
-    :raises RefusedError: when the Kafka configuration is missing, or one in a file can't be read
+    :raises RefusedError: when the command line is wrong, the Kafka configuration is missing, or one in a file can't be
+        read
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description=f"Run pipeline {name}.",
         epilog=f"{settings.KAFKA_VARIABLE} has the brokers, or the whole Kafka configuration as JSON, in librdkafka's "
         "names.",

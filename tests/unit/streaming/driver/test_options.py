@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from airflow_provider_exactlyonce.control import standbys
@@ -22,3 +24,21 @@ def test_a_standby_is_its_supervisors_or_nobodys(monkeypatch: pytest.MonkeyPatch
 def test_a_backfill_has_no_standby() -> None:
     with pytest.raises(RefusedError, match="--standby warm is not for a backfill"):
         parse_arguments("shop", [*GIVEN, "--standby", "warm", "--backfill"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--untill", "forever"), "unrecognized arguments: --untill forever"),
+        (("--standby", "cold"), "argument --standby: invalid choice: 'cold'"),
+        (("--interval",), "argument --interval: expected one argument"),
+    ],
+)
+def test_wrong_arguments_are_refused_and_so_not_tried_again(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(RefusedError, match=re.escape(f"arguments of the driver: {said}")):
+        parse_arguments("shop", [*GIVEN, *arguments])
+
+
+def test_a_driver_without_a_home_is_refused() -> None:
+    with pytest.raises(RefusedError, match="the following arguments are required: --home"):
+        parse_arguments("shop", [])

@@ -49,7 +49,8 @@ ROOMS: dict[str, set[str]] = {
         *("streaming.sinks", "streaming.sinks.lakehouse", "streaming.sinks.delta", "streaming.sinks.write_ahead_log"),
     },
     "streaming.analysis": {
-        *("ledger", "tables", "checkpoint", "streaming.registry", "streaming.sinks.kafka", "streaming.spark"),
+        *("ledger", "tables", "checkpoint", "streaming.settings", "streaming.registry", "streaming.sinks.kafka"),
+        "streaming.spark",
     },
     "streaming.keyed": {"state", "streaming.spark"},
     "streaming.job": {

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,12 @@ class BatchOffsets:
     def positions(self) -> list[Any]:
         """The lines of the sources as JSON values, None for a source without an offset yet."""
         return [json.loads(line or "null") for line in self.sources]
+
+    @property
+    def of_several_sources(self) -> list[str]:
+        """The topics that more than one source reads, whose ends may differ."""
+        sources = Counter(topic for position in self.positions for topic in _of_kafka([position]))
+        return [topic for topic, count in sources.items() if count > 1]
 
     def same_sources(self, other: BatchOffsets) -> bool:
         """Tell whether both end at the same place in every source."""

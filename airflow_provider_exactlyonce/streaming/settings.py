@@ -31,6 +31,9 @@ FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 #: How large the Arrow batches for Python workers become.
 ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 
+#: Whether a query without state is planned anew while it runs.
+ADAPTIVE: Final = "spark.sql.adaptive.streaming.stateless.enabled"
+
 #: One transaction can't absorb a task that runs twice; the batch is attempted again as a whole instead.
 REQUIRED: Final[Mapping[str, tuple[str, str]]] = {
     "spark.task.maxFailures": ("1", "a second attempt of a task would write its records twice into one transaction"),
@@ -53,6 +56,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     # Of 10 KB records a task's all are one Arrow batch at the default of 64 MB: memory that is touched only once, and a
     # Python worker that waits for the whole of it. A batch took 17 % longer so.
     ARROW_BYTES: "4m",
+    ADAPTIVE: "false",  # stages that run before the batch's attempt are not counted, nor attempted again
     "spark.sql.session.timeZone": "UTC",  # timestamps in the output are the same wherever the driver runs
 }
 

@@ -2,7 +2,8 @@
 
 Spark reports both after a batch; a commit needs them before. They are read from the metrics of the batch's own
 executed plan, which are complete when its job has ended. Metrics of a plan that is run again go on counting, so an
-attempt is the difference to where they stood when it began.
+attempt is the difference to where they stood when it began. What an earlier attempt has shuffled would be taken again,
+and nothing be read for it, so it is forgotten. What is broadcast is read once, before the first attempt.
 
 An aggregation drops what is late behind its first, partial step, and Spark counts the groups that were left of the
 rows. Where it counts any, the rows are counted too: the part of the plan below that step is run again, without the
@@ -20,11 +21,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, SettingRefusedError
 from airflow_provider_exactlyonce.ledger.records import LateRows
+from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import is_count
 from airflow_provider_exactlyonce.streaming.registry.encoded_values import DECODING
-from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, simple_name, tree
+from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, elements, simple_name, tree
 from airflow_provider_exactlyonce.tables.positions import is_table
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ _READ: Final = "numOutputRows"
 _RETURNED: Final = "pythonNumRowsReceived"
 _KAFKA_STREAM: Final = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 _SCAN: Final = "MicroBatchScanExec"
+_ADAPTIVE: Final = "AdaptiveSparkPlanExec"
+_SHUFFLE: Final = "ShuffleExchangeExec"
+_BROADCAST: Final = "BroadcastExchangeExec"
 _MAP: Final = "MapInArrowExec"
 _COUNT: Final = "CollectMetricsExec"
 _AGGREGATE: Final = "AggregateExec"
@@ -46,7 +51,7 @@ _BETWEEN: Final = frozenset(
         "InputAdapter",
         "MergingSessionsExec",
         "SessionWindowStateStoreRestoreExec",
-        "ShuffleExchangeExec",
+        _SHUFFLE,
         "SortExec",
         "StateStoreRestoreExec",
         "UpdatingSessionsExec",
@@ -84,6 +89,7 @@ class ExecutedBatch:
     :param spark: the session that the query was started in
     :param query: the query's id
     :raises ExactlyOnceError: when no such query runs
+    :raises SettingRefusedError: when Spark has run a part of it already, unseen
     """
 
     def __init__(self, spark: SparkSession, query: str) -> None:
@@ -97,22 +103,37 @@ class ExecutedBatch:
         self._decoded: Final[list[_Decoded]] = []
         self._fitting: Final[list[_Fitting]] = []
         self._reads_all = True
-        for node in tree(plan):
-            metrics = node.metrics()
-            if metrics.contains(_LATE):
-                if metrics.contains(_STATE):
-                    self._operators.append(_Operator(spark, node))
-                self._operators[-1].count_by(metrics.apply(_LATE))  # of session windows, what restores state counts
-                continue
-            name = simple_name(node)
-            if name == _SCAN and _is_declared(node):
-                self._scans.append(_Scan(node))
-            elif name == _MAP and str(node.func().name()) == DECODING:
-                self._decoded.extend(_Decoded(node, scan) for scan in _scans_below(node))
-            elif name == _COUNT and is_count(node):
-                self._fitting.extend(_Fitting(node, scan) for scan in _scans_below(node))
-            elif "Limit" in name:  # tasks may end before they have read everything
-                self._reads_all = False
+        self._look(plan, is_read=False)
+
+    def _look(self, node: Any, *, is_read: bool) -> None:
+        """Find what counts in a part of the plan.
+
+        :param is_read: Spark has read all of it already, to broadcast it
+        """
+        name, metrics = simple_name(node), node.metrics()
+        if metrics.contains(_LATE):
+            if metrics.contains(_STATE):
+                self._operators.append(_Operator(self._spark, node))
+            self._operators[-1].count_by(metrics.apply(_LATE))  # of session windows, what restores state counts
+        elif name == _ADAPTIVE:
+            raise SettingRefusedError(
+                settings.ADAPTIVE,
+                "true",
+                "false",
+                "Spark would run a part of a batch before its attempt begins, unseen",
+            )
+        elif name == _SHUFFLE:
+            _forget_shuffled(self._spark, node)
+        elif name == _SCAN and _is_declared(node):
+            self._scans.append(_Scan(node, is_read=is_read))
+        elif name == _MAP and str(node.func().name()) == DECODING:
+            self._decoded.extend(_Decoded(node, scan, is_read=is_read) for scan in _scans_below(node, is_read=is_read))
+        elif name == _COUNT and is_count(node):
+            self._fitting.extend(_Fitting(node, scan, is_read=is_read) for scan in _scans_below(node, is_read=is_read))
+        elif "Limit" in name:  # tasks may end before they have read everything
+            self._reads_all = False
+        for child in elements(node.children()):
+            self._look(child, is_read=is_read or name == _BROADCAST)
 
     def counts(self) -> BatchCounts:
         """Return what the attempt has read and left out so far; an aggregation's late rows are counted in a job."""
@@ -156,14 +177,20 @@ def _is_declared(node: Any) -> bool:
     return isinstance(position, dict) and any(map(is_table, position))
 
 
+def _forget_shuffled(spark: SparkSession, node: Any) -> None:
+    tracker, shuffle = spark.sparkContext._jsc.sc().env().mapOutputTracker(), node.shuffleDependency().shuffleId()
+    if tracker.containsShuffle(shuffle):
+        tracker.unregisterAllMapAndMergeOutput(shuffle)
+
+
 class _Scan:
     """Reads a part of a Kafka stream, or of a table."""
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, *, is_read: bool) -> None:
         self.topics: Final = frozenset(json.loads(node.end().json()))
         self._metric: Final = node.metrics().apply(_READ)
-        self._before: Final = int(self._metric.value())
-        self._after = self._before
+        self._before: Final = 0 if is_read else int(self._metric.value())
+        self._after = int(self._metric.value())
 
     def read(self) -> int:
         """Return how many records it has read since."""
@@ -179,11 +206,11 @@ class _Scan:
 class _Decoded:
     """Decodes what a part of a Kafka stream reads, in workers."""
 
-    def __init__(self, node: Any, scan: _Scan) -> None:
+    def __init__(self, node: Any, scan: _Scan, *, is_read: bool) -> None:
         self._scan: Final = scan
         self.topics: Final = scan.topics
         self._metric: Final = node.metrics().apply(_RETURNED)
-        self._before: Final = int(self._metric.value())
+        self._before: Final = 0 if is_read else int(self._metric.value())
 
     def left_out(self) -> int:
         """Return how many records it has read since, and not given out."""
@@ -193,10 +220,10 @@ class _Decoded:
 class _Fitting:
     """Counts the records of a Kafka stream that fit its schema, where the others have been left out."""
 
-    def __init__(self, node: Any, scan: _Scan) -> None:
+    def __init__(self, node: Any, scan: _Scan, *, is_read: bool) -> None:
         self.topics: Final = scan.topics
         self._node: Final = node
-        self._before: Final = self._count()
+        self._before: Final = 0 if is_read else self._count()
 
     def seen(self) -> int:
         """Return how many have come since."""
@@ -206,9 +233,9 @@ class _Fitting:
         return int(self._node.collectedMetrics().getLong(0))
 
 
-def _scans_below(node: Any) -> list[_Scan]:
+def _scans_below(node: Any, *, is_read: bool) -> list[_Scan]:
     """Return the one scan of the source that a node belongs to, none where the batch has nothing of that source."""
-    return [_Scan(below) for below in tree(node) if simple_name(below) == _SCAN]
+    return [_Scan(below, is_read=is_read) for below in tree(node) if simple_name(below) == _SCAN]
 
 
 def _by_topics(numbers: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str], list[int]]:

@@ -76,6 +76,24 @@ def check_sources(frame: DataFrame) -> None:
             )
 
 
+def check_read_once(result: DataFrame) -> None:
+    """Check that Spark reads each declared source once: it plans each reading up to an end of its own.
+
+    :param result: what the user's function makes of the sources' streams
+    :raises RefusedError: naming the topics of one that it reads twice
+    """
+    read: dict[str, Any] = {}
+    for node in tree(analyzed(result)):
+        topics = topics_of_mark(node, simple_name(node))
+        for stream in tree(node) if topics is not None else ():
+            if topics is not None and simple_name(stream) in _STREAMS and read.setdefault(topics, stream) != stream:
+                raise RefusedError(
+                    f"the function joins the stream of {topics} with itself, and Spark would read it twice, each time "
+                    "up to an end of its own; rename the columns of one side before the join, as in "
+                    "other = stream.withColumnsRenamed({name: f'other_{name}' for name in stream.columns})"
+                )
+
+
 def steps(plan: Any) -> Iterator[Any]:
     """Yield a plan and all below it, but nothing of the declared sources: what they do is known."""
     yield plan

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, KafkaOffsets, TornFileError
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
@@ -36,6 +36,7 @@ def planned_batch(checkpoint: Checkpoint, clusters: SourceClusters, lineage: str
 
     :param clusters: of the sources
     :raises ExactlyOnceError: when the checkpoint lacks the batch's offsets, or they aren't whole
+    :raises RefusedError: when two sources read one topic
     :raises BatchFailedError: when Kafka does not answer
     """
     try:
@@ -45,6 +46,11 @@ def planned_batch(checkpoint: Checkpoint, clusters: SourceClusters, lineage: str
         raise ExactlyOnceError(f"{checkpoint.path}: {error}") from error
     if offsets is None or (number and before is None):
         raise ExactlyOnceError(f"{checkpoint.path}/offsets lacks batch {number} or the one before it")
+    if twice := offsets.of_several_sources:
+        raise RefusedError(
+            f"two sources of this query read {twice[0]}, each up to an end of its own, and the ledger has one: let one "
+            "of them read it"
+        )
     starts = before.kafka_ends() if before else {}
     if any(ends.keys() - starts.get(topic, {}).keys() for topic, ends in offsets.kafka_ends().items()):
         starts = checkpoint.kafka_starts(number)  # of partitions that it reads first; else no look is needed

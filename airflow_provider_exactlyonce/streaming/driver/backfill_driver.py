@@ -51,7 +51,7 @@ from airflow_provider_exactlyonce.policies.termination import AVAILABLE
 from airflow_provider_exactlyonce.streaming.analysis import determinism, feedback
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import LateRowsPolicy
-from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_sources
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_read_once, check_sources
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import sources_of
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
@@ -175,6 +175,7 @@ class BackfillDriver:
         config = self._options.config
         result = self._lifecycle.result(spark)
         check_sources(result)
+        check_read_once(result)
         self._check_deterministic(steps, determinism.find(result))
         order = sources_of(result)
         declared = self._pipeline.kafka_sink("a backfill")

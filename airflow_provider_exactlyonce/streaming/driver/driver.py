@@ -30,6 +30,7 @@ from airflow_provider_exactlyonce.ledger.topic_identity import check_sources_are
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.streaming.analysis import determinism, feedback
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_read_once
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import sources_of
 from airflow_provider_exactlyonce.streaming.commit.at_least_once import AtLeastOnceWriter
 from airflow_provider_exactlyonce.streaming.commit.at_most_once import AtMostOnceSink
@@ -197,6 +198,7 @@ class Driver:
         """Return the stream that goes to the sinks, what may give other rows in it, and what the pipeline gives."""
         result = self._lifecycle.result(spark)
         self._pipeline.check(result)
+        check_read_once(result)
         unsure = determinism.find(result)
         settings = dict(spark.sparkContext.getConf().getAll())
         return result, unsure, self._promise(guarantees.examine(self._pipeline, result, unsure, settings))

@@ -69,7 +69,7 @@ def backfill(
     for number, handler in handlers.items():
         signal.signal(number, handler)
     last_status = status.read(home.status)
-    assert code == expected, last_status
+    assert code == expected, last_status and last_status.error
     return workspace.result_of(home) or {}
 
 

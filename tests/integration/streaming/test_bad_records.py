@@ -17,9 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType, TimestampType
 
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSource
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import BatchCounts, ExecutedBatch
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_read_once
 from airflow_provider_exactlyonce.streaming.registry.encoded_values import EncodedValues
+from airflow_provider_exactlyonce.streaming.settings import ADAPTIVE
 from tests.integration.streaming.harness import World, check_ledger, read_committed
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,6 +38,10 @@ def produce(producer: Producer, topic: str, first: int, bad: Mapping[int, bytes 
     assert producer.flush(30) == 0
 
 
+def names(orders: DataFrame) -> DataFrame:
+    return orders.sparkSession.createDataFrame([("a", "ann"), ("b", "bob")], "k STRING, name STRING")
+
+
 QUERIES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "nothing": lambda orders: orders,
     "a filter": lambda orders: orders.where("id % 3 > 0"),
@@ -43,6 +50,9 @@ QUERIES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "an aggregation": lambda orders: orders.groupBy("k").count(),
     "twice": lambda orders: orders.where("id > 5").union(orders.where("id <= 5")),
     "an array": lambda orders: orders.select(F.explode(F.array("id", "id"))).where("col > 5"),
+    "a shuffle": lambda orders: orders.repartition(2, "id").where("id > 5"),
+    "a join with what is broadcast": lambda orders: orders.join(F.broadcast(names(orders)), "k"),
+    "a join of what is broadcast": lambda orders: names(orders).join(F.broadcast(orders), "k"),
 }
 
 
@@ -78,13 +88,19 @@ class Counting:
         return source.read(self.spark, self.config, leave_out_bad=True)
 
     def run(
-        self, topic: str, schema: str | None, query: Callable[[DataFrame], DataFrame], mode: str = "update"
+        self,
+        topic: str,
+        schema: str | None,
+        query: Callable[[DataFrame], DataFrame],
+        mode: str = "update",
+        attempts: int = 1,
     ) -> list[BatchCounts]:
         counts = []
 
         def process(batch: DataFrame, number: int) -> None:
-            executed = ExecutedBatch(self.spark, json.loads((self.folder / "metadata").read_text())["id"])
-            batch.collect()
+            for _ in range(attempts):
+                executed = ExecutedBatch(self.spark, json.loads((self.folder / "metadata").read_text())["id"])
+                batch.collect()
             counts.append(executed.counts())
 
         writer = query(self.read(topic, schema)).writeStream.outputMode(mode)
@@ -107,6 +123,34 @@ def test_what_fits_is_counted_before_the_users_function_has_a_say(
 ) -> None:
     counts = counting.run(orders, SCHEMAS[schema], QUERIES[query])
     assert [(of.records, of.fitting) for of in counts if of.records] == [(BATCH, BATCH), (BATCH, BATCH - len(BAD))]
+
+
+@pytest.mark.parametrize("query", ["nothing", "twice", "an aggregation", "a shuffle", "a join with what is broadcast"])
+def test_each_attempt_of_a_batch_reads_all_of_it(counting: Counting, orders: str, query: str) -> None:
+    counts = counting.run(orders, SCHEMAS[SPARKS], QUERIES[query], attempts=3)
+    assert [(of.records, of.fitting) for of in counts if of.records] == [(BATCH, BATCH), (BATCH, BATCH - len(BAD))]
+
+
+def test_what_adaptive_execution_hides_is_refused(counting: Counting, orders: str) -> None:
+    counting.spark.conf.set(ADAPTIVE, "true")
+    try:
+        with pytest.raises(Exception, match=f"{ADAPTIVE} is 'true'; it must be 'false'"):
+            counting.run(orders, SCHEMAS[SPARKS], QUERIES["a shuffle"])
+        assert len(counting.run(orders, SCHEMAS[SPARKS], QUERIES["a filter"])) == 2
+    finally:
+        counting.spark.conf.unset(ADAPTIVE)
+
+
+@pytest.mark.parametrize("schema", [None, SCHEMAS[SPARKS]])
+def test_a_source_that_spark_reads_twice_is_refused_and_one_with_other_names_is_read_once(
+    counting: Counting, orders: str, schema: str | None
+) -> None:
+    stream = counting.read(orders, schema).select("*", F.lit("a").alias("word"))
+    check_read_once(stream.union(stream))
+    check_read_once(stream.join(stream.withColumnsRenamed({name: f"{name}_" for name in stream.columns})))
+    if schema is None:
+        with pytest.raises(RefusedError, match=f"joins the stream of {re.escape(orders)} with itself"):
+            check_read_once(stream.join(stream, "word"))
 
 
 def test_of_what_a_limit_leaves_unread_nothing_is_known(counting: Counting, orders: str) -> None:

@@ -64,6 +64,12 @@ def test_writing_offsets_back_drops_the_checksum_of_what_was_there(tmp_path: Pat
     assert offsets.text == TEXT
 
 
+def test_topics_of_several_sources_are_named() -> None:
+    lines = ['{"a":{"0":5},"b":{"0":1}}', '{"logOffset":3}', '{"logOffset":4}', "-", '{"c":{"1":6},"a":{"0":7}}']
+    offsets = parse_offsets("\n".join(["v1", '{"batchWatermarkMs":0,"batchTimestampMs":1}', *lines]))
+    assert offsets.of_several_sources == ["a"]
+
+
 def test_initial_offsets_are_read_over_sparks_leading_zero_byte(tmp_path: Path) -> None:
     for source, body in ((0, b'\x00v1\n{"a":{"0":5}}'), (1, b'v1\n{"b":{"0":6}}')):
         (tmp_path / "sources" / str(source)).mkdir(parents=True)

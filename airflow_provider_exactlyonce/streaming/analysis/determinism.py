@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import steps, text
@@ -75,7 +75,7 @@ def find(frame: DataFrame) -> list[str]:
     :param frame: the stream that goes to the sink
     """
     whole = analyzed(frame)
-    reasons: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(whole, _ids(whole.output())))
+    reasons: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(whole, _ids(whole.output()), {}))
     for plan in steps(whole):
         name = simple_name(plan)
         if name in _LOOK_UPS and not plan.isStreaming():
@@ -120,13 +120,22 @@ def _place(plan: Any, expression: Any) -> str:
     return f"{place} ({str(sites[0].get()._2()).splitlines()[0]})" if sites else place
 
 
-def _rows_kept_by_chance(plan: Any, needed: Set[int]) -> Iterator[str]:
+def _rows_kept_by_chance(plan: Any, needed: Set[int], shared: Mapping[int, Any]) -> Iterator[str]:
     """Yield each ``dropDuplicates`` by some of the columns of which others are used: they are those of any row.
 
     :param needed: ids of the plan's columns that are used above it
+    :param shared: {id: plan} of what ``WITH`` names around it
     """
     name = simple_name(plan)
     if topics_of_mark(plan, name) is not None:
+        return
+    if name == "WithCTE":
+        shared = {**shared, **{definition.id(): definition.child() for definition in elements(plan.cteDefs())}}
+        yield from _rows_kept_by_chance(plan.plan(), needed, shared)
+        return
+    if name == "CTERelationRef":
+        named = shared[plan.cteId()]
+        yield from _rows_kept_by_chance(named, _in_the_places(plan, needed, named), shared)
         return
     if name in _DEDUPLICATIONS:
         keys = _ids(plan.keys())
@@ -141,10 +150,15 @@ def _rows_kept_by_chance(plan: Any, needed: Set[int]) -> Iterator[str]:
     else:
         below = {*needed, *_ids(plan.references().toSeq())}
     for child in elements(plan.children()):
-        if name == "Union":  # it has columns of its own, in the same order
-            pairs = zip(elements(child.output()), elements(plan.output()), strict=True)
-            below = {theirs.exprId().id() for theirs, ours in pairs if ours.exprId().id() in needed}
-        yield from _rows_kept_by_chance(child, below)
+        if name == "Union":
+            below = _in_the_places(plan, needed, child)
+        yield from _rows_kept_by_chance(child, below, shared)
+
+
+def _in_the_places(plan: Any, needed: Set[int], below: Any) -> set[int]:
+    """Return the ids of those columns that a plan has under ids of its own, in the same order, if they are needed."""
+    pairs = zip(elements(below.output()), elements(plan.output()), strict=True)
+    return {theirs.exprId().id() for theirs, ours in pairs if ours.exprId().id() in needed}
 
 
 def _ids(attributes: Any) -> set[int]:

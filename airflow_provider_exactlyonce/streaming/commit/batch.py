@@ -38,6 +38,7 @@ def planned_batch(checkpoint: Checkpoint, clusters: SourceClusters, lineage: str
     :raises ExactlyOnceError: when the checkpoint lacks the batch's offsets, or they aren't whole
     :raises RefusedError: when two sources read one topic
     :raises BatchFailedError: when Kafka does not answer
+    :raises BatchFailedError: when Kafka does not answer, or does not know a topic or partition
     """
     try:
         offsets = checkpoint.offsets(number)
@@ -70,10 +71,18 @@ def _source_ranges(
         cluster = clusters.of(topic)
         topic_id = cluster.topic_id(topic)
         if topic_id is None:
-            raise ExactlyOnceError(f"source topic {topic} does not exist any more on {cluster}")
+            raise BatchFailedError(
+                f"source topic {topic} does not exist any more on {cluster}, or the broker that was asked does not "
+                "know it yet"
+            )
         topic_ids[topic] = topic_id
         known = starts.get(topic, {})
         if ends.keys() - known.keys():  # partitions that were added since are read from their beginning
             known = {**cluster.earliest(topic), **known}
+        if unknown := sorted(ends.keys() - known.keys()):
+            raise BatchFailedError(
+                f"partition {topic}-{unknown[0]}, which Spark has found on {cluster}, is not known to the broker that "
+                "was asked yet"
+            )
         source[topic] = {partition: (known[partition], end) for partition, end in sorted(ends.items())}
     return source, topic_ids

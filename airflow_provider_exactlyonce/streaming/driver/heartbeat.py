@@ -79,12 +79,8 @@ class Heartbeat:
         self._report.tell(undelivered=self._others.undelivered)
 
     def _measure_lag(self) -> None:
-        offsets: dict[Place, int] = {}
+        offsets: dict[Place, int] | None = None  # what there was is not what there is
         try:
-            for topic in self._topics():
-                offsets |= by_place({topic: self._run.sources.of(topic).stable(topic)})
-        except Exception:
-            offsets.clear()  # what there was is not what there is
-            raise
+            offsets = by_place({topic: self._run.sources.of(topic).stable(topic) for topic in self._topics()})
         finally:
             self._report.available(offsets)

@@ -40,8 +40,8 @@ class DriverReport:
         self._lock: Final = threading.Lock()
         self._owned = False
         self._alone = False
-        self._read: SourceRanges = {}  # of the last commit
-        self._available: Mapping[Place, int] = {}
+        self._read: SourceRanges | None = None  # of the last commit, None while that is not known
+        self._available: Mapping[Place, int] | None = None
 
     def own(self, *, alone: bool = False) -> None:
         """Write the document from now on, unless a later run does.
@@ -64,10 +64,10 @@ class DriverReport:
         """Note what the last commit has read, for the lag."""
         self._read = source
 
-    def available(self, offsets: Mapping[Place, int]) -> None:
+    def available(self, offsets: Mapping[Place, int] | None) -> None:
         """Tell the lag behind what can be read by now.
 
-        :param offsets: {(topic, partition): last stable offset} of the source's partitions, empty while nobody knows
+        :param offsets: {(topic, partition): last stable offset} of the source's partitions, None while nobody knows
         """
         self._available = offsets
         lag = self._lag()
@@ -145,7 +145,11 @@ class DriverReport:
 
     def _lag(self) -> int | None:
         """Return how many source records, and versions of tables, are left, None while nothing is known."""
+        if self._read is None or self._available is None:
+            return None
         ends = {place: end for place, (_, end) in by_place(self._read).items()}
+        if not (ends or self._available):
+            return 0  # a pattern that matches no topic yet
         if not (ends and self._available):
             return None
         return sum(distance(place[0], end, self._available.get(place, end)) for place, end in ends.items())

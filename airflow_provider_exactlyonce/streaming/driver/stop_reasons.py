@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -32,7 +33,7 @@ class StopReasons:
         self.done: str | None = None
         self.interrupted = False
         self._requested: str | None = None
-        self._watermark: int | None = None
+        self._before: CommitRecord | None = None
         self._until: Final = options.until
         self._report: Final = report
         self._goal: Final = Goal(options.home, target_of(options.until), options.goal)
@@ -97,9 +98,16 @@ class StopReasons:
         empty = bool(record.source) and all(
             start == end for ranges in record.source.values() for start, end in ranges.values()
         )
-        if self._until == AVAILABLE and empty and record.watermark == self._watermark:
+        before, self._before = self._before, record
+        if (
+            self._until == AVAILABLE
+            and empty
+            and before is not None
+            and record.watermark == before.watermark
+            # A source that the function reads by itself is in Spark's offsets only.
+            and parse_offsets(record.offsets).same_sources(parse_offsets(before.offsets))
+        ):
             self.done = "all that was available is committed"
-        self._watermark = record.watermark
         self.reached(record)
 
     def _look(self, commit: int, watermark: int) -> bool:

@@ -13,11 +13,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError, DataLostError, TableChangedError
+from airflow_provider_exactlyonce.tables.parquet_columns import columns_of, opened_parquet
 from airflow_provider_exactlyonce.tables.table_log import TableFile, TableStore
 
 _BATCH_ROWS: Final = 10_000
 _FIELD_ID: Final = b"PARQUET:field_id"
-_INT96: Final = "INT96"  # Spark's and Hive's form of an instant
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ def rows(
             f"{where} is gone: it was compacted and vacuumed before it was read, or deleted. Put it back, or begin a "
             "new pipeline behind it; keep the table's old files longer than a pipeline may stand still"
         ) from error
-    with opened, pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as parquet:
+    with opened, opened_parquet(opened) as parquet:
         if file.rows is not None and parquet.metadata.num_rows != file.rows:
             raise DataLostError(f"{where} has {parquet.metadata.num_rows:,} rows, and the table says {file.rows:,}")
         groups = parquet.metadata.num_row_groups
         own = list(range(groups * part.part // part.parts, groups * (part.part + 1) // part.parts))
         names = _names(parquet, schema, field_ids, where)
-        int96 = {column.path for column in map(parquet.schema.column, range(len(parquet.schema))) if _is_int96(column)}
+        kinds = columns_of(parquet)
         for batch in parquet.iter_batches(
             batch_size=_BATCH_ROWS, row_groups=own, columns=sorted({name for name in names.values() if name})
         ):
@@ -83,7 +83,7 @@ def rows(
             for wanted in schema:
                 name = names[wanted.name]
                 if name is not None:
-                    values = _as_read(batch.column(name), wanted, where, is_instant=name in int96)
+                    values = _as_read(batch.column(name), kinds.field(name).type, wanted, where)
                 else:
                     text = file.partition.get(wanted.name)
                     values = _repeated(text, wanted, batch.num_rows, where)
@@ -133,17 +133,15 @@ def _parts(field: pa.Field, path: str) -> Iterator[tuple[str, pa.Field]]:
         yield from _parts(part, f"{path}.{name}")
 
 
-def _is_int96(column: Any) -> bool:
-    return bool(column.physical_type == _INT96)
+def _as_read(values: pa.Array, kind: pa.DataType, wanted: pa.Field, where: str) -> pa.Array:
+    """Return values in Spark's type for them, if that is what they are.
 
-
-def _as_read(values: pa.Array, wanted: pa.Field, where: str, *, is_instant: bool) -> pa.Array:
-    """Return values in Spark's type for them, if that is what they are."""
+    :param kind: what they are
+    """
     if values.type == wanted.type:
         return values
-    kind = pa.timestamp("us", "UTC") if is_instant else values.type
     if _normal(kind) != _normal(wanted.type):
-        raise TableChangedError(f"{where}: column {wanted.name!r} is {values.type}, and {wanted.type} is declared")
+        raise TableChangedError(f"{where}: column {wanted.name!r} is {kind}, and {wanted.type} is declared")
     try:
         return values.cast(wanted.type)
     except pa.ArrowInvalid as error:

@@ -36,6 +36,12 @@ def a_random_function(frame: DataFrame) -> DataFrame:
     return frame.select(F.udf(lambda id: id, "bigint").asNondeterministic()("id"))
 
 
+def with_first_rows(frame: DataFrame, query: str) -> DataFrame:
+    """Return a query of any row of each key, which ``WITH`` names ``firsts``."""
+    frame.dropDuplicates(["k"]).createOrReplaceTempView("kept")
+    return frame.sparkSession.sql(f"WITH kept_ids AS (SELECT * FROM kept), firsts AS (SELECT * FROM kept_ids) {query}")
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -66,6 +72,14 @@ def a_random_function(frame: DataFrame) -> DataFrame:
         (lambda frame: frame.dropDuplicates(["k"]), "Deduplicate keeps any row of a key.*: id, t, f"),
         (lambda frame: frame.dropDuplicates(["k"]).groupBy("k").agg(F.sum("id")), "Deduplicate.*: id"),
         (lambda frame: frame.union(frame.dropDuplicates(["k"])).select("id"), "Deduplicate.*: id"),
+        (lambda frame: with_first_rows(frame, "SELECT id FROM firsts"), "Deduplicate.*: id$"),
+        (lambda frame: with_first_rows(frame, "SELECT id + 1 AS n FROM firsts"), "Deduplicate.*: id$"),
+        (lambda frame: with_first_rows(frame, "SELECT k, sum(t) FROM firsts GROUP BY k"), "Deduplicate.*: t$"),
+        (lambda frame: with_first_rows(frame, "SELECT k FROM firsts WHERE t > 1"), "Deduplicate.*: t$"),
+        (
+            lambda frame: with_first_rows(frame, "SELECT k FROM firsts UNION ALL SELECT string(id) FROM firsts"),
+            "Deduplicate.*: id$",
+        ),
         (a_random_function, "PythonUDF is not deterministic"),
         (a_look_up, "reads outside of the stream"),
     ],
@@ -95,6 +109,7 @@ def test_ordinary_queries_are_taken_as_deterministic(session: SparkSession) -> N
         frame.dropDuplicates(["k"]).select("k"),
         frame.dropDuplicates(["k", "t"]).groupBy("k").agg(F.max("t")),
         frame.select("k").union(frame.select("id", "k").dropDuplicates(["k"]).select("k")),
+        with_first_rows(frame, "SELECT upper(k) AS n FROM firsts"),
     ]
     at_recorded_time = frame.selectExpr("current_timestamp()", "current_date()", "localtimestamp()", "unix_timestamp()")
     once += [frame.groupBy("k").count().where("count > 1").orderBy(F.desc("count"), "k").limit(10)]

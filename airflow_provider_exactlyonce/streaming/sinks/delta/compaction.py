@@ -10,9 +10,10 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.delta.changes import actions
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
-from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import opened_parquet, with_columns
+from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import with_columns
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import OpenDeltaWriter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.compaction import Compaction, OwnFile
+from airflow_provider_exactlyonce.tables.parquet_columns import opened_parquet
 
 _ROWS: Final = 2**16  # that are copied at a time
 

@@ -2,45 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import BinaryIO, Final
+from collections.abc import Mapping
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-
-_INT96: Final = "INT96"
-_INSTANT: Final = pa.timestamp("us", "UTC")
-_VIEWS: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-
-
-def opened_parquet(opened: BinaryIO) -> pq.ParquetFile:
-    """Return the Parquet file that was opened; its times are as Delta has them."""
-    # Spark writes times in a form of its own, which has nanoseconds; Delta's have microseconds.
-    return pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
-
-
-def copied_columns(parquet: pq.ParquetFile) -> pa.Schema:
-    """Return the columns of a file as its copy has them.
-
-    Texts and bytes are such: delta-rs writes views of them, which Arrow can't filter. Spark's own form of times is of
-    instants, and does not say so.
-    """
-    leaves = (column.physical_type for column in map(parquet.schema.column, range(len(parquet.schema))))
-    return pa.schema([field.with_type(_copied(field.type, leaves)) for field in parquet.schema_arrow])
-
-
-def _copied(kind: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
-    """Return a type as a copy has it.
-
-    :param leaves: Parquet's types of what it is made of, and of all that follow it
-    """
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_copied(field.type, leaves)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_copied(kind.key_type, leaves), kind.item_field.with_type(_copied(kind.item_type, leaves)))
-    if pa.types.is_nested(kind):
-        return pa.list_(kind.value_field.with_type(_copied(kind.value_type, leaves)))
-    return _INSTANT if next(leaves) == _INT96 else _VIEWS.get(kind, kind)
 
 
 def with_columns(rows: pa.Table | None, schema: pa.Schema, partition: Mapping[str, str | None], count: int) -> pa.Table:

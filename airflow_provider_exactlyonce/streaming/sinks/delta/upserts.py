@@ -12,10 +12,11 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.delta.changes import check_here, check_removable
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile, escaped
-from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import copied_columns, opened_parquet, with_columns
+from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import with_columns
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import DeltaFile, OpenDeltaWriter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns, OrderedValues
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertTarget
+from airflow_provider_exactlyonce.tables.parquet_columns import columns_of, opened_parquet
 
 _ROWS: Final = 2**16  # that are copied at a time
 
@@ -86,7 +87,7 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
         name, begun = f"{self._folder}/{uuid.uuid4().hex}.parquet", 0
         with self._files.open(file.path) as opened:
             parquet = opened_parquet(opened)
-            schema = copied_columns(parquet)
+            schema = columns_of(parquet)
             copy = DeltaFile(self._files, name, schema, self._compression, file.partition)
             try:
                 for rows in parquet.iter_batches(batch_size=_ROWS):

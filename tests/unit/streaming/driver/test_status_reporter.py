@@ -13,13 +13,27 @@ from airflow_provider_exactlyonce.streaming.driver.status_reporter import Driver
 def test_a_lag_that_nobody_can_measure_any_more_is_unknown_and_no_progress(tmp_path: Path) -> None:
     report = DriverReport(Home(tmp_path), "t", "p")
 
-    def told(offsets: Mapping[Place, int]) -> tuple[int | None, float]:
+    def told(offsets: Mapping[Place, int] | None) -> tuple[int | None, float]:
         report.available(offsets)
         return report.status.lag, report.status.progressed
 
+    assert told({}) == told({("in", 0): 30}) == (None, 0), "the last commit is not known yet"
+    report.read({})
     assert told({("in", 0): 30}) == (None, 0), "nothing is committed yet"
     report.read({"in": {0: (0, 30)}})
     lag, progressed = told({("in", 0): 30})
     assert (lag, progressed > 0) == (0, True)
-    assert told({}) == (None, progressed), "a source's cluster is away"
+    assert told(None) == (None, progressed), "a source's cluster is away"
     assert told({("in", 0): 42}) == (12, progressed)
+
+
+def test_a_pattern_that_matches_no_topic_yet_leaves_nothing_to_commit(tmp_path: Path) -> None:
+    report = DriverReport(Home(tmp_path), "t", "p")
+    report.read({})
+    report.available(None)
+    assert (report.status.lag, report.status.progressed) == (None, 0), "nobody knows"
+    report.available({})
+    lag, progressed = report.status.lag, report.status.progressed
+    assert (lag, progressed > 0) == (0, True)
+    report.available({("in.a", 0): 30})
+    assert (report.status.lag, report.status.progressed) == (None, progressed), "it is to be committed"

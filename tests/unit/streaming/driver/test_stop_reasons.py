@@ -46,6 +46,16 @@ def test_it_ends_at_a_batch_without_data_that_no_watermark_has_caused(
     assert (stop.reason() == "all that was available is committed") is ends
 
 
+def test_a_source_that_the_function_reads_by_itself_has_data_as_long_as_its_offset_moves(tmp_path: Path) -> None:
+    stop, record = stop_of(tmp_path, "available"), crafted.record(1)
+    nothing = {topic: {number: (end, end) for number, (_, end) in of.items()} for topic, of in record.source.items()}
+    for position in ("-", '{"logOffset":0}', '{"logOffset":1}'):
+        stop.committed(replace(record, source=nothing, offsets=f"{record.offsets}\n{position}"))
+        assert stop.reason() is None
+    stop.committed(replace(record, source=nothing, offsets=f'{record.offsets}\n{{"logOffset":1}}'))
+    assert stop.reason() == "all that was available is committed"
+
+
 def test_the_first_request_is_the_reason_and_sources_are_asked_in_their_turn(tmp_path: Path) -> None:
     stop, later = stop_of(tmp_path), list[str]()
     stop.ask(lambda: later[0] if later else None)

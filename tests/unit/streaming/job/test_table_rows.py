@@ -73,9 +73,35 @@ def test_columns_come_in_the_declared_order_and_others_are_not_read(tmp_path: Pa
     assert list(row.items()) == [("a.b", "y"), ("id", 2)]
 
 
-def test_instants_of_older_writers_are_instants(tmp_path: Path) -> None:
-    write(tmp_path, pa.table({"at": pa.array([NOON], pa.timestamp("us", "UTC"))}), use_deprecated_int96_timestamps=True)
-    assert read(tmp_path, T.StructType([T.StructField("at", T.TimestampType())])) == [{"at": NOON}]
+def test_instants_of_older_writers_are_instants_wherever_they_are(tmp_path: Path) -> None:
+    at, instant = T.TimestampType(), pa.timestamp("us", "UTC")
+    struct, nested = T.StructType([T.StructField("n", T.IntegerType()), T.StructField("at", at)]), {"n": 1, "at": NOON}
+    arrow_struct = pa.struct([("n", pa.int32()), ("at", instant)])
+    values: dict[str, tuple[Any, pa.DataType, T.DataType]] = {
+        "at": (NOON, instant, at),
+        "struct": (nested, arrow_struct, struct),
+        "list": ([NOON, None], pa.list_(instant), T.ArrayType(at)),
+        "map": ([("a", NOON)], pa.map_(pa.string(), instant), T.MapType(T.StringType(), at)),
+        "by instant": ([(NOON, 1)], pa.map_(instant, pa.int32()), T.MapType(at, T.IntegerType())),
+        "list of structs": ([nested, None], pa.list_(arrow_struct), T.ArrayType(struct)),
+        "map of lists": (
+            [("a", [NOON])],
+            pa.map_(pa.string(), pa.list_(instant)),
+            T.MapType(T.StringType(), T.ArrayType(at)),
+        ),
+    }
+    table = pa.table({name: pa.array([value], kind) for name, (value, kind, _) in values.items()})
+    write(tmp_path, table, use_deprecated_int96_timestamps=True)
+    columns = T.StructType([T.StructField(name, kind) for name, (_, _, kind) in reversed(values.items())])
+    assert read(tmp_path, columns) == [{name: value for name, (value, _, _) in values.items()}]
+
+
+def test_a_local_time_within_a_column_is_no_instant(tmp_path: Path) -> None:
+    local = pa.array([{"at": NOON.replace(tzinfo=None)}], pa.struct([("at", pa.timestamp("us"))]))
+    write(tmp_path, pa.table({"s": local}))
+    columns = T.StructType([T.StructField("s", T.StructType([T.StructField("at", T.TimestampType())]))])
+    with pytest.raises(TableChangedError, match=r"'s' is struct<at: timestamp\[us\]>, and"):
+        read(tmp_path, columns)
 
 
 def test_values_of_the_partition_and_columns_that_came_later(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""The columns of a table's Parquet files, by the types that their values have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_INT96: Final = "INT96"
+
+
+def opened_parquet(opened: BinaryIO) -> pq.ParquetFile:
+    """Return the Parquet file that was opened; its times are as tables have them."""
+    import pyarrow.parquet as pq
+
+    # Spark writes times in a form of its own, which has nanoseconds; tables have microseconds.
+    return pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+
+
+def columns_of(parquet: pq.ParquetFile) -> pa.Schema:
+    """Return a file's columns by what their values are; what is read from it can be cast to them.
+
+    Texts and bytes are such: delta-rs writes views of them, which Arrow can't filter. Spark's own form of times is of
+    instants, and does not say so.
+    """
+    import pyarrow as pa
+
+    leaves = (column.physical_type for column in map(parquet.schema.column, range(len(parquet.schema))))
+    return pa.schema([field.with_type(_own(field.type, leaves)) for field in parquet.schema_arrow])
+
+
+def _own(kind: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
+    """Return a type as values of it are.
+
+    :param leaves: Parquet's types of what it is made of, and of all that follow it
+    """
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_own(field.type, leaves)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_own(kind.key_type, leaves), kind.item_field.with_type(_own(kind.item_type, leaves)))
+    if pa.types.is_nested(kind):
+        return pa.list_(kind.value_field.with_type(_own(kind.value_type, leaves)))
+    if next(leaves) == _INT96:
+        return pa.timestamp("us", "UTC")
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.exceptions import BatchFailedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch, planned_batch
 from tests.unit.checkpoint import crafted
 
@@ -66,3 +66,9 @@ def test_what_the_broker_that_is_asked_does_not_know_is_asked_for_again(
 ) -> None:
     with pytest.raises(BatchFailedError, match=said):
         planned(checkpoint, begins)
+
+
+def test_a_topic_of_two_sources_is_refused(checkpoint: Checkpoint) -> None:
+    checkpoint.write_offsets(3, f"{crafted.offsets_text(3)}\n" + json.dumps({"in": {"0": 32, "1": 15}}))
+    with pytest.raises(RefusedError, match="two sources of this query read in, each up to an end of its own"):
+        planned(checkpoint, {"in": {0: 0, 1: 0}})

@@ -219,7 +219,7 @@ class DriverLocator:
         """
         reason, allowed = f"{self._supervision.owner} replaces it", self._supervision.stop_timeout_seconds
         stopping.stop_and_wait(self._home, driver, reason=reason, timeout_seconds=allowed)
-        if drivers.is_there(self._home, driver.token):
+        if drivers.FailureDetector(self._home).is_there(driver.token):
             raise AlreadyRunningError(
                 f"{who} runs this pipeline, in {self._home}, and was not stopped within "
                 f"{allowed:g} s; end it, then try again"

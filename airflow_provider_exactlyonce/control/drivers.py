@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
-#: A supervisor that was lost between death and restart leaves its trace, too.
+#: After a restart was due: a supervisor that was lost between death and restart leaves its trace, too.
 RESTART_GRACE_SECONDS: Final = 120.0
 
 
@@ -182,12 +182,13 @@ class Death:
     """A driver that has died under a supervisor.
 
     :param series: start token of the first driver of its supervisor's restarts
-    :param died: seconds since the epoch; where its supervisor has not noticed yet, its last sign of life
+    :param due: seconds since the epoch when the next driver is to be started; where its supervisor has not noticed yet,
+        the last sign of life
     """
 
     token: str
     series: str
-    died: float
+    due: float
 
 
 def awaiting_restart(home: Home, *, lost: str | None = None) -> Death | None:
@@ -197,13 +198,15 @@ def awaiting_restart(home: Home, *, lost: str | None = None) -> Death | None:
 
     :param lost: start token of a driver of which that is known, None for none
     """
-    dead = _unnoticed(home, lost) or _recorded(home) or _stood_by(home)
+    # A death by silence is recorded, and leaves the intent: the record knows when the next start is due.
+    deaths = [dead for dead in (_unnoticed(home, lost), _recorded(home)) if dead is not None]
+    dead = max(deaths, key=lambda dead: dead.due, default=None) or _stood_by(home)
     return dead if dead is None or requests.stop_requested(home, dead.token) is None else None
 
 
 def is_restarted_soon(dead: Death) -> bool:
     """Whether the next driver is about to be started, and nobody else may hold the pipeline meanwhile."""
-    return time.time() - dead.died < RESTART_GRACE_SECONDS
+    return time.time() - dead.due < RESTART_GRACE_SECONDS
 
 
 def has_happened(home: Home, wait: WaitCondition) -> bool:
@@ -229,7 +232,8 @@ def _recorded(home: Home) -> Death | None:
     recorded = restarts.read(home.restarts)
     if not recorded or recorded[-1].relaunched is not None:
         return None
-    return Death(token=recorded[-1].token, series=recorded[-1].series, died=recorded[-1].died)
+    newest = recorded[-1]
+    return Death(token=newest.token, series=newest.series, due=max(newest.died, newest.due))
 
 
 def _stood_by(home: Home) -> Death | None:
@@ -238,7 +242,7 @@ def _stood_by(home: Home) -> Death | None:
         return None
     held, status = leases.read(home.lease), statuses.read(home.status)
     token = held.token if held is not None else status.token if status is not None else ""
-    return Death(token=token, series=token, died=time.time())
+    return Death(token=token, series=token, due=time.time())
 
 
 def _unnoticed(home: Home, lost: str | None) -> Death | None:
@@ -249,7 +253,7 @@ def _unnoticed(home: Home, lost: str | None) -> Death | None:
     if status is not None and status.state in (DriverState.FINISHED, DriverState.STOPPED):
         return None
     beat = held.heartbeat if held is not None and held.token == intent.token else intent.written
-    return Death(token=intent.token, series=intent.series, died=beat if status is None else max(beat, status.updated))
+    return Death(token=intent.token, series=intent.series, due=beat if status is None else max(beat, status.updated))
 
 
 def describe(home: Home, token: str | None) -> str:

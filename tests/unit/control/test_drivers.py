@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import driver_locator, drivers, json_store, processes, requests, stopping
+from airflow_provider_exactlyonce.control import (
+    driver_locator,
+    drivers,
+    json_store,
+    processes,
+    requests,
+    restarts,
+    stopping,
+)
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.driver_locator import DriverLocator
@@ -16,6 +24,8 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease
 from airflow_provider_exactlyonce.control.processes import RemoteDriver
+from airflow_provider_exactlyonce.control.requests import WaitCondition
+from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.stopping import StopRequest
 from airflow_provider_exactlyonce.control.supervision import IfRunning, StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
@@ -120,9 +130,37 @@ def test_a_driver_that_is_lost_is_a_death_which_its_supervisor_may_be_about_to_n
     held = held_elsewhere(home)
     assert drivers.find_or_awaited(home) == RunningDriver(token="t", series=None, stale=True, is_lost=True)
     intended(home)
-    assert drivers.find_or_awaited(home) == Death(token="t", series="t", died=held.heartbeat)
+    assert drivers.find_or_awaited(home) == Death(token="t", series="t", due=held.heartbeat)
     requests.request_stop(home, "t", reason="maintenance")
     assert drivers.find_or_awaited(home) == RunningDriver(token="t", series="t", stale=True, is_lost=True)
+
+
+@pytest.mark.parametrize("by_silence", [False, True])
+@pytest.mark.parametrize("delay", [None, 0, 1, 120, 600])
+def test_a_restart_is_awaited_from_the_death_until_some_time_after_it_is_due(
+    home: Home, clock: StandingClock, delay: float | None, *, by_silence: bool
+) -> None:
+    home.control.mkdir(parents=True)
+    if by_silence:
+        held_elsewhere(home)
+        intended(home)
+    died = Restart(
+        series="t", number=1, token="t", run=1, commit=7, cause="killed", exit_code=-9, died=clock.now,
+        due=0.0 if delay is None else clock.now + delay,  # as an old release may have left it
+    )  # fmt: skip
+    restarts.append(home.restarts, died)
+    over, waits = max(died.died, died.due) + drivers.RESTART_GRACE_SECONDS, WaitCondition(token=None, request="ab")
+    while clock.now < over:
+        dead = drivers.find_or_awaited(home)
+        assert isinstance(dead, Death)
+        is_over = clock.now >= over  # a look at a silent driver takes its time
+        assert drivers.is_restarted_soon(dead) is not is_over, f"{clock.now - died.died:.0f} s after the death"
+        assert drivers.has_happened(home, waits) is is_over
+        clock.sleep(29)
+    dead = drivers.find_or_awaited(home)
+    assert isinstance(dead, Death)
+    assert not drivers.is_restarted_soon(dead), "its supervisor is lost"
+    assert drivers.has_happened(home, waits)
 
 
 def test_a_stop_of_a_driver_that_is_lost_is_asked_for_and_done(home: Home, clock: StandingClock) -> None:

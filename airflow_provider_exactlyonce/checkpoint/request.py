@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import drivers, requests
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.drivers import FailureDetector
 from airflow_provider_exactlyonce.control.home import Home, Lineage, read_lineage
 from airflow_provider_exactlyonce.control.requests import SavepointRequest, WaitCondition
 from airflow_provider_exactlyonce.exceptions import (
@@ -36,6 +37,7 @@ class SavepointTaker:
     :param config: returns client configuration in librdkafka's names, for the ledger of a pipeline that is stopped
     :param request: hexadecimal digits
     :param stops: whether a driver with this start token begins no further batch, takes it, and ends
+    :param detector: of who asks again and again
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class SavepointTaker:
         request: str,
         label: str | None = None,
         stops: Callable[[str], bool] = lambda _: False,
+        detector: FailureDetector | None = None,
     ) -> None:
         self._home: Final = home
+        self._detector: Final = detector or FailureDetector(home)
         self._pipeline: Final = pipeline
         self._config: Final = config
         self._request: Final = request
@@ -71,7 +75,7 @@ class SavepointTaker:
                 raise ExactlyOnceError(f"the driver of {self._pipeline} took no savepoint: {answer.error}")
             return Savepoints(self._home.savepoints).get(answer.savepoint)
         asked = requests.savepoint_request(self._home, self._request)
-        if asked is not None and drivers.is_there(self._home, asked.token):
+        if asked is not None and self._detector.is_there(asked.token):
             return WaitCondition(token=asked.token, request=self._request)
         taken = self._taken()
         if taken is not None:
@@ -79,10 +83,11 @@ class SavepointTaker:
             return taken
         driver = drivers.find_or_awaited(self._home)
         if isinstance(driver, drivers.Death) and drivers.is_restarted_soon(driver):
-            return WaitCondition(token=None, request=self._request)  # the next one would fail if we held the pipeline
-        if driver is None or isinstance(driver, drivers.Death):
+            holder = driver.token if drivers.is_there(self._home, driver.token) else None  # a lost one, until the next
+            return WaitCondition(token=holder, request=self._request)  # the next one would fail if we held the pipeline
+        if driver is None or isinstance(driver, drivers.Death) or driver.is_lost:
             return self._take_without_driver()
-        if driver.stale and driver.token == _holder(self._request):  # an earlier try of ours, on a host that is lost
+        if driver.stale and driver.token == _holder(self._request):  # an earlier try of ours, which is frozen
             return self._take_without_driver()
         if driver.stale:
             raise AlreadyRunningError(
@@ -133,8 +138,15 @@ def take(
     :raises NotAnsweredError: when the driver does not answer in time
     :raises ExactlyOnceError: when it could not take it
     """
+    detector = FailureDetector(home)
     taking = SavepointTaker(
-        home, pipeline, lambda: config, request=uuid.uuid4().hex[:8], label=label, stops=lambda _: stop
+        home,
+        pipeline,
+        lambda: config,
+        request=uuid.uuid4().hex[:8],
+        label=label,
+        stops=lambda _: stop,
+        detector=detector,
     )
     deadline = time.monotonic() + timeout_seconds
     asked: str | None = None
@@ -144,7 +156,7 @@ def take(
             if time.monotonic() > deadline:
                 raise not_answered(home, taken.token)
             time.sleep(home.look_every(_POLL_SECONDS))
-        while stop and asked is not None and drivers.is_there(home, asked) and time.monotonic() < deadline:
+        while stop and asked is not None and detector.is_there(asked) and time.monotonic() < deadline:
             time.sleep(home.look_every(_POLL_SECONDS))
         return taken
     finally:

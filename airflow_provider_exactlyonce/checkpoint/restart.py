@@ -23,8 +23,8 @@ class RestartSource(Enum):
     """What a restart goes on from."""
 
     CHECKPOINT = "checkpoint"  # as it is
-    NEWEST_AGAIN = "newest again"  # the batch before the newest; Spark runs the newest again
-    OLDER_BATCH = "older batch"  # a batch further back, to which more than one commit has to be replayed
+    NEWEST_AGAIN = "newest again"  # the batch before the newest; Spark runs the newest again, in the same checkpoint
+    OLDER_BATCH = "older batch"  # a batch after which Spark can't go on in the same checkpoint
     SAVEPOINT = "savepoint"
     NOTHING = "nothing"  # state was there, and none is left
 
@@ -73,9 +73,18 @@ def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, com
     batch, defects = newest_whole(checkpoint, known_query=True)
     if batch == newest:
         return RestartDecision(source=RestartSource.CHECKPOINT, batch=batch)
-    if batch is not None and batch == newest - 1:
+    if batch is not None and batch == newest - 1 and _may_run_again(checkpoint, lineage, batch, commit):
         return RestartDecision(source=RestartSource.NEWEST_AGAIN, batch=batch, defects=defects)
     return _further_back(savepoints, lineage, batch, defects)
+
+
+def _may_run_again(checkpoint: Checkpoint, lineage: Lineage, batch: int, commit: int) -> bool:
+    """Whether Spark may go on after a batch in the same checkpoint.
+
+    Where the ledger is further ahead than by one batch, the state of the next but one may be there. Spark would take it
+    for its own if its files have the same names, so a start refuses the replay.
+    """
+    return lineage.batch_of(commit) <= batch + 1 or checkpoint.state_names_are_unique(batch)
 
 
 def _further_back(

@@ -11,6 +11,7 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
 from airflow_provider_exactlyonce.control import drivers
+from airflow_provider_exactlyonce.control.drivers import FailureDetector
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.control.stopping import StopRequest
@@ -38,6 +39,7 @@ class Stop:
     :param request: hexadecimal digits; who they belong to asks once
     :param reason: for the driver's log and its supervisor
     :param savepoint: True, or a label, takes a savepoint when the last batch is committed; the driver ends after it
+    :param detector: of who asks again and again
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Stop:
         request: str,
         reason: str,
         savepoint: bool | str = False,
+        detector: FailureDetector | None = None,
     ) -> None:
-        self._stop: Final = StopRequest(home, request, reason=reason)
+        detector = detector or FailureDetector(home)
+        self._stop: Final = StopRequest(home, request, reason=reason, detector=detector)
         self._takes: Final = savepoint is not False
         self._taker: Final = SavepointTaker(
             home,
@@ -59,6 +63,7 @@ class Stop:
             request=request,
             label=savepoint if isinstance(savepoint, str) else None,
             stops=lambda token: token == self._stop.target(),
+            detector=detector,
         )
 
     def advance(self) -> Stopped | WaitCondition:

@@ -195,6 +195,8 @@ class DriverLocator:
                 allowed = self._supervision.stop_timeout_seconds
                 stopping.stop_and_wait(self._home, driver, reason="its task was killed", timeout_seconds=allowed)
                 return None
+            if requests.stop_requested(self._home, intent.token) is None:  # who wanted it was lost before it could ask
+                requests.request_stop(self._home, intent.token, reason="its task was killed")
             _log.info("the driver of an earlier try is being stopped; waiting for its end before ours is started")
             return DriverAttachment(driver=driver, intent=intent, ours=False)
         if ours:
@@ -219,7 +221,7 @@ class DriverLocator:
         """
         reason, allowed = f"{self._supervision.owner} replaces it", self._supervision.stop_timeout_seconds
         stopping.stop_and_wait(self._home, driver, reason=reason, timeout_seconds=allowed)
-        if drivers.is_there(self._home, driver.token):
+        if drivers.FailureDetector(self._home).is_there(driver.token):
             raise AlreadyRunningError(
                 f"{who} runs this pipeline, in {self._home}, and was not stopped within "
                 f"{allowed:g} s; end it, then try again"

@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
-#: A supervisor that was lost between death and restart leaves its trace, too.
+#: After a restart was due: a supervisor that was lost between death and restart leaves its trace, too.
 RESTART_GRACE_SECONDS: Final = 120.0
 
 
@@ -34,11 +34,13 @@ class RunningDriver:
 
     :param series: start token of the first driver of its supervisor's restarts, None without a supervisor
     :param stale: it has given no sign of life for some time, and may never answer
+    :param is_lost: nothing else will tell of it any more, see :class:`FailureDetector`
     """
 
     token: str
     series: str | None
     stale: bool = False
+    is_lost: bool = False
 
 
 def find(home: Home) -> RunningDriver | None:
@@ -50,7 +52,10 @@ def find(home: Home) -> RunningDriver | None:
     intent = intents.read(home.intent)
     if held is not None and life in (Life.ALIVE, Life.STALE):
         series = intent.series if intent is not None and intent.token == held.token else None
-        return RunningDriver(token=held.token, series=series, stale=life is Life.STALE)
+        stale = life is Life.STALE
+        return RunningDriver(
+            token=held.token, series=series, stale=stale, is_lost=stale and _only_its_lease_tells(home, held)
+        )
     if intent is not None and is_starting(home):
         return RunningDriver(token=intent.token, series=intent.series)
     return None
@@ -59,18 +64,26 @@ def find(home: Home) -> RunningDriver | None:
 def find_or_awaited(home: Home) -> RunningDriver | Death | None:
     """Return what :func:`find` or :func:`awaiting_restart` has, None when there is certainly neither.
 
+    A driver that is lost is a death, if its supervisor may be about to notice.
+
     A driver may start and die between two looks, each of which sees none. So there is none only if no driver was
     started and no death was recorded meanwhile.
     """
     while True:
         before = _starts_and_deaths(home)
-        there = find(home) or awaiting_restart(home)
+        driver = find(home)
+        there: RunningDriver | Death | None = driver
+        if driver is None or driver.is_lost:
+            there = awaiting_restart(home, lost=driver.token if driver is not None else None) or driver
         if there is not None or _starts_and_deaths(home) == before:
             return there
 
 
 def is_there(home: Home, token: str) -> bool:
-    """Whether the driver with this start token may still do something. Cheap, and never waits."""
+    """Whether the driver with this start token may still do something. Cheap, and never waits.
+
+    A silent one on another host may, as far as a single look can tell; see :class:`FailureDetector`.
+    """
     held = leases.read(home.lease)
     if held is not None and held.token == token and not leases.is_dead(held):
         return True
@@ -78,6 +91,56 @@ def is_there(home: Home, token: str) -> bool:
     if intent is None or intent.token != token:
         return False
     return processes.leader(token) is not None if intent.is_here else may_be_starting(home, intent, held)
+
+
+class FailureDetector:
+    """Whether a driver is there, as who looks again and again can tell.
+
+    One on another host is lost when it gives no sign of life, while we watch, for as long as a supervisor or a restore
+    bears it: the clocks of two hosts are not compared. If it comes back, Kafka's fencing keeps it from committing. Of
+    one that a cluster's manager runs only that manager knows, which its supervisor asks; of one of this host, its
+    process does.
+
+    :param waits: the first look at a driver on another host takes until it is certain, up to
+        :func:`~airflow_provider_exactlyonce.control.lease.stale_seconds`; no later one waits
+    """
+
+    def __init__(self, home: Home, *, waits: bool = True) -> None:
+        self._home: Final = home
+        self._waits: Final = waits
+        self._watched: processes.RemoteDriver | None = None
+        self._seen: tuple[str, float] | None = None  # with its last heartbeat
+        self._silent: tuple[str, float] | None = None  # the same, once that is judged
+
+    def is_there(self, token: str) -> bool:
+        """Whether the driver with this start token may still do something, and is not lost."""
+        return is_there(self._home, token) and not self.is_lost(token)
+
+    def is_lost(self, token: str) -> bool:
+        """Whether a driver holds the pipeline on another host, has been silent for too long, and nothing else tells."""
+        held = leases.read(self._home.lease)
+        if held is None or held.token != token or not _only_its_lease_tells(self._home, held):
+            return False
+        is_silent = False
+        if self._watched is None or self._watched.token != token:
+            self._watched = processes.RemoteDriver(token, self._home.lease)
+            if self._waits:
+                seen, life = leases.observe(self._home.lease)
+                if seen is None or seen.token != token:
+                    return False
+                held, is_silent = seen, life is Life.STALE
+        elif (ended := self._watched.ended()) is not None:  # it may be what an earlier read has told
+            is_silent = ended.is_silence and self._seen == (token, held.heartbeat)
+        self._seen = token, held.heartbeat
+        if is_silent:
+            self._silent = self._seen
+        return self._silent == self._seen
+
+
+def _only_its_lease_tells(home: Home, held: Lease) -> bool:
+    intent = intents.read(home.intent)
+    is_on_cluster = intent is not None and intent.token == held.token and intent.is_on_cluster
+    return held.machine != process_identity.this_machine() and not is_on_cluster
 
 
 def is_announced(home: Home, token: str) -> bool:
@@ -119,26 +182,31 @@ class Death:
     """A driver that has died under a supervisor.
 
     :param series: start token of the first driver of its supervisor's restarts
-    :param died: seconds since the epoch; where its supervisor has not noticed yet, its last sign of life
+    :param due: seconds since the epoch when the next driver is to be started; where its supervisor has not noticed yet,
+        the last sign of life
     """
 
     token: str
     series: str
-    died: float
+    due: float
 
 
-def awaiting_restart(home: Home) -> Death | None:
+def awaiting_restart(home: Home, *, lost: str | None = None) -> Death | None:
     """Return the death after which a supervisor is about to start the next driver, unless it was told not to.
 
     A supervisor that sits in the triggerer takes some seconds to notice, and a standby some for its start.
+
+    :param lost: start token of a driver of which that is known, None for none
     """
-    dead = _unnoticed(home) or _recorded(home) or _stood_by(home)
+    # A death by silence is recorded, and leaves the intent: the record knows when the next start is due.
+    deaths = [dead for dead in (_unnoticed(home, lost), _recorded(home)) if dead is not None]
+    dead = max(deaths, key=lambda dead: dead.due, default=None) or _stood_by(home)
     return dead if dead is None or requests.stop_requested(home, dead.token) is None else None
 
 
 def is_restarted_soon(dead: Death) -> bool:
     """Whether the next driver is about to be started, and nobody else may hold the pipeline meanwhile."""
-    return time.time() - dead.died < RESTART_GRACE_SECONDS
+    return time.time() - dead.due < RESTART_GRACE_SECONDS
 
 
 def has_happened(home: Home, wait: WaitCondition) -> bool:
@@ -164,7 +232,8 @@ def _recorded(home: Home) -> Death | None:
     recorded = restarts.read(home.restarts)
     if not recorded or recorded[-1].relaunched is not None:
         return None
-    return Death(token=recorded[-1].token, series=recorded[-1].series, died=recorded[-1].died)
+    newest = recorded[-1]
+    return Death(token=newest.token, series=newest.series, due=max(newest.died, newest.due))
 
 
 def _stood_by(home: Home) -> Death | None:
@@ -173,18 +242,18 @@ def _stood_by(home: Home) -> Death | None:
         return None
     held, status = leases.read(home.lease), statuses.read(home.status)
     token = held.token if held is not None else status.token if status is not None else ""
-    return Death(token=token, series=token, died=time.time())
+    return Death(token=token, series=token, due=time.time())
 
 
-def _unnoticed(home: Home) -> Death | None:
+def _unnoticed(home: Home, lost: str | None) -> Death | None:
     intent = intents.read(home.intent)
-    if intent is None or is_there(home, intent.token):
+    if intent is None or (intent.token != lost and is_there(home, intent.token)):
         return None
     status, held = exit_classification.status_of(home, intent.token), leases.read(home.lease)
     if status is not None and status.state in (DriverState.FINISHED, DriverState.STOPPED):
         return None
     beat = held.heartbeat if held is not None and held.token == intent.token else intent.written
-    return Death(token=intent.token, series=intent.series, died=beat if status is None else max(beat, status.updated))
+    return Death(token=intent.token, series=intent.series, due=beat if status is None else max(beat, status.updated))
 
 
 def describe(home: Home, token: str | None) -> str:

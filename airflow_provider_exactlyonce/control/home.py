@@ -199,10 +199,13 @@ class Home:
         """Return what a lineage remembers, None when that is missing or torn."""
         return read_lineage(self.lineages / lineage_id)
 
-    def uses(self, lineage_id: str) -> bool:
-        """Whether ``current`` points to a lineage; in a home that was moved it points to none."""
+    def uses(self, lineage_id: str) -> bool | None:
+        """Whether ``current`` points to a lineage; in a home that was moved it points to none.
+
+        None when it is missing or torn, which tells nothing.
+        """
         pointer = json_store.read(self.path / "current", moving.READABLE)
-        return pointer is not None and "move" not in pointer and pointer["lineage"] == lineage_id
+        return None if pointer is None else "move" not in pointer and pointer["lineage"] == lineage_id
 
     def use(self, lineage_id: str) -> None:
         """Point ``current`` to a lineage that is whole; whoever has read it before can't :meth:`switch` any more."""

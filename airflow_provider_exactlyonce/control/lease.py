@@ -112,13 +112,17 @@ def _of_this_process(pipeline: str, token: str, *, run: int = 0) -> Lease:
     )
 
 
-def renew(path: Path, lease: Lease) -> Lease | None:
+def renew(path: Path, lease: Lease, *, again: Callable[[], bool] = lambda: True) -> Lease | None:
     """Renew the lease; returns None, and writes nothing, when another driver has taken it.
 
     A lease of a lower run is taken back: it is of a superseded driver that was frozen while it renewed.
+
+    :param again: asked where there is none, whether it is taken again: somebody else may have had it, and be done
     """
 
     def decide(held: Lease | None) -> Lease | None:
+        if held is None and not again():
+            return None
         if held is not None and held.token != lease.token and not 0 < held.run < lease.run:
             return None
         return replace(lease, heartbeat=time.time())

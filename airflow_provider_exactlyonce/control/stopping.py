@@ -19,7 +19,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce.control import drivers, json_store, processes, requests
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control.drivers import Death, RunningDriver
+from airflow_provider_exactlyonce.control.drivers import Death, FailureDetector, RunningDriver
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import DriverProcess, RemoteDriver
@@ -166,10 +166,12 @@ class StopRequest:
 
     :param request: hexadecimal digits; who they belong to asks once
     :param reason: for the driver's log and its supervisor
+    :param detector: of who asks again and again
     """
 
-    def __init__(self, home: Home, request: str, *, reason: str) -> None:
+    def __init__(self, home: Home, request: str, *, reason: str, detector: FailureDetector | None = None) -> None:
         self._home: Final = home
+        self._detector: Final = detector or FailureDetector(home)
         self._file: Final = home.commands / f"stop-{request}.json"
         self._reason: Final = reason
 
@@ -181,7 +183,7 @@ class StopRequest:
         return self._target().token
 
     def advance(self) -> bool:
-        """Ask the driver if that is to be done, and return whether it has ended. Never waits for it."""
+        """Ask the driver if that is to be done, and return whether it has ended or is lost. Waits for no end."""
         token = self._target().token
         if token is None:
             return True
@@ -191,8 +193,9 @@ class StopRequest:
             or drivers.is_unheard(self._home, token)
             or drivers.is_there(self._home, token)
         ):
-            self._ask(token)
-            return False
+            self._ask(token)  # one that is lost, too: it may come back, and its supervisor starts no other then
+            if not self._detector.is_lost(token):
+                return False
         dead = drivers.awaiting_restart(self._home)
         if dead is not None and dead.token == token:
             self._ask(token)
@@ -200,7 +203,7 @@ class StopRequest:
 
     def _target(self) -> _DriverToStop:
         target = json_store.load(self._file, _DriverToStop) or self._decide()
-        if target.token is None or drivers.is_there(self._home, target.token):
+        if target.token is None or self._detector.is_there(target.token):
             return target
         intent = intents.read(self._home.intent)
         if intent is None or intent.series != target.series or intent.token == target.token:

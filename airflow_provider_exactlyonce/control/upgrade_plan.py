@@ -162,6 +162,7 @@ class Plan(Rewritten):
             UpgradeStep.STOP: options.stop_timeout,
             UpgradeStep.WATCH: options.stable_timeout,
             UpgradeStep.STOP_NEW: options.stop_timeout,
+            UpgradeStep.WATCH_OLD: options.stable_timeout,
             UpgradeStep.REST: options.stop_timeout,
         }
         return waits.get(self.step, 0.0) + _NEXT_TRY_SECONDS

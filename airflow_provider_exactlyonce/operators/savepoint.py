@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
     from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
+    from airflow_provider_exactlyonce.control.drivers import FailureDetector
 
 
 class _PipelineOperator(BaseOperator):
@@ -92,10 +93,12 @@ class _AskingOperator(_PipelineOperator):
         return self._go_on(context, float(event["deadline"]))
 
     def _go_on(self, context: Context, deadline: float) -> dict[str, Any]:
+        from airflow_provider_exactlyonce.control.drivers import FailureDetector
+
         with failing_for_good():
             home, pipeline = self._home()
-            request = homes.request_of(home, context)
-            while isinstance(result := self._step(home, pipeline, request.name), WaitCondition):
+            request, detector = homes.request_of(home, context), FailureDetector(home)
+            while isinstance(result := self._step(home, pipeline, request.name, detector), WaitCondition):
                 if time.time() >= deadline:
                     raise self._too_late(home, pipeline, request.name, result)
                 if self.deferrable:
@@ -121,7 +124,9 @@ class _AskingOperator(_PipelineOperator):
         )
 
     @abstractmethod
-    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
+    def _step(
+        self, home: Home, pipeline: str, request: str, detector: FailureDetector
+    ) -> dict[str, Any] | WaitCondition:
         """Do what can be done now; returns the task's result, or what has to happen first."""
 
     @abstractmethod
@@ -153,8 +158,10 @@ class SavepointOperator(_AskingOperator):
         super().__init__(**kwargs)
         self.savepoint_label = label  # Airflow has a label of its own
 
-    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
-        taken = self._taking(home, pipeline, request).advance()
+    def _step(
+        self, home: Home, pipeline: str, request: str, detector: FailureDetector
+    ) -> dict[str, Any] | WaitCondition:
+        taken = self._taking(home, pipeline, request, detector).advance()
         return taken if isinstance(taken, WaitCondition) else _facts(home, taken)
 
     def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
@@ -163,7 +170,9 @@ class SavepointOperator(_AskingOperator):
         self._taking(home, pipeline, request).forget()
         return not_answered(home, wait.token)
 
-    def _taking(self, home: Home, pipeline: str, request: str) -> SavepointTaker:
+    def _taking(
+        self, home: Home, pipeline: str, request: str, detector: FailureDetector | None = None
+    ) -> SavepointTaker:
         from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
 
         return SavepointTaker(
@@ -172,6 +181,7 @@ class SavepointOperator(_AskingOperator):
             lambda: kafka.client_config(self.kafka_conn_id),
             request=request,
             label=self.savepoint_label,
+            detector=detector,
         )
 
 
@@ -202,7 +212,9 @@ class StopPipelineOperator(_AskingOperator):
         super().__init__(**kwargs)
         self.savepoint = savepoint
 
-    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
+    def _step(
+        self, home: Home, pipeline: str, request: str, detector: FailureDetector
+    ) -> dict[str, Any] | WaitCondition:
         from airflow_provider_exactlyonce.checkpoint.stop import Stop, Stopped
         from airflow_provider_exactlyonce.control.pipeline_state import state_of
 
@@ -213,6 +225,7 @@ class StopPipelineOperator(_AskingOperator):
             request=request,
             reason=f"task {self.dag_id}.{self.task_id}",
             savepoint=arguments.wish(self.savepoint),
+            detector=detector,
         )
         stopped = stop.advance()
         if not isinstance(stopped, Stopped):

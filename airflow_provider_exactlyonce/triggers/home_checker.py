@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.control import json_store, requests
@@ -14,6 +14,9 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.control.drivers import FailureDetector
 
 #: An account is read with each look where that costs nothing, and where each read costs, as often as so many looks.
 _READS_OF_AN_ACCOUNT: Final = 12
@@ -39,17 +42,20 @@ class HomeChecker(Checker):
         super().__init__(conn_id)
         self._home: Home | None = None
         self._watched: dict[str, _WatchedDriver] = {}
+        self._detectors: dict[str, FailureDetector] = {}  # of those that are asked for something
 
     def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         self._home = self._home or home_at(self.conn_id)
         self.least_seconds = self._home.look_every(0.0)
         self._watched = {name: driver for name, driver in self._watched.items() if name in subjects}
+        self._detectors = {name: detector for name, detector in self._detectors.items() if name in subjects}
         with json_store.one_look():
             return {name: self._look(self._home, name, subject) for name, subject in subjects.items()}
 
     def _close(self) -> None:
         self._home = None
         self._watched.clear()
+        self._detectors.clear()
 
     def _look(self, home: Home, name: str, subject: Subject) -> CheckResult | Exception:
         from airflow_provider_exactlyonce.control import drivers
@@ -63,7 +69,9 @@ class HomeChecker(Checker):
             if "restarted" in subject:
                 is_over = requests.stop_requested(home, subject["restarted"]) is not None
                 return CheckResult(found={"why": "a stop instead of a restart"} if is_over else None)
-            is_over = drivers.has_happened(home, requests.WaitCondition(**subject))
+            wait = requests.WaitCondition(**subject)
+            detector = self._detectors.setdefault(name, drivers.FailureDetector(home, waits=False))
+            is_over = drivers.has_happened(home, wait) or (wait.token is not None and detector.is_lost(wait.token))
             return CheckResult(found={"why": "the driver has answered, or is gone"} if is_over else None)
         except OSError as error:  # what can't be read says nothing about the driver
             return error

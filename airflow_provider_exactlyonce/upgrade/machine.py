@@ -79,6 +79,7 @@ class Upgrade:
         self._dry_run: Final = dry_run
         self._written: Plan | None = None
         self._sure: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._detector: Final = drivers.FailureDetector(home)
         self._child: ChildDriver | None = None  # it is reaped when this object is asked again, or our process ends
         self._steps: Final[Mapping[UpgradeStep, Callable[[Plan], Plan | WaitCondition]]] = {
             UpgradeStep.CHECK: self._check,
@@ -226,7 +227,12 @@ class Upgrade:
         if good is not None:
             return good
         taking = SavepointTaker(
-            self._home, plan.pipeline, self._tools.config, request=f"{plan.id}a", label="before an upgrade"
+            self._home,
+            plan.pipeline,
+            self._tools.config,
+            request=f"{plan.id}a",
+            label="before an upgrade",
+            detector=self._detector,
         )
         outcome = taking.advance()
         if not isinstance(outcome, WaitCondition):
@@ -305,7 +311,7 @@ class Upgrade:
     def _watch(self, plan: Plan) -> Plan | WaitCondition:
         """Wait until the new version is stable."""
         self._reap()
-        seen = stability.look(self._home, plan, self._tools.config(), self._tools.find)
+        seen = stability.look(self._home, plan, self._tools.config(), self._tools.find, detector=self._detector)
         if seen.unstable is not None:
             return self._unstable(plan, seen.unstable)
         if seen.stable is not None:
@@ -334,7 +340,7 @@ class Upgrade:
                 return replace(outcome, seconds=plan.options.stop_timeout)
             if outcome.token is not None:
                 stopping.ask_and_enforce(self._home, outcome.token, reason=reason, timeout_seconds=0)
-                if drivers.is_there(self._home, outcome.token):
+                if self._detector.is_there(outcome.token):
                     raise self._not_stopped(plan, outcome.token)
         return moved(plan, Event.STOPPED)
 
@@ -364,15 +370,27 @@ class Upgrade:
     def _watch_old(self, plan: Plan) -> Plan | WaitCondition:
         """Wait until the old version has caught up with the ledger, and is live."""
         self._reap()
-        if not drivers.is_there(self._home, str(plan.token)):
-            ended = stability.how_it_ended(self._home, plan)
+        if not self._detector.is_there(str(plan.token)):
+            ended = stability.how_it_ended(self._home, plan, self._detector)
             return _failed(plan, f"the driver of version {plan.old} ended after the rollback: {ended}")
         status = exit_classification.status_of(self._home, str(plan.token))
         is_live = status is not None and status.state is DriverState.RUNNING
         if status is None or not is_live or (status.replay is not None and status.replay.pending):
+            progressed = max(plan.entered, status.progressed if status is not None else 0.0)
+            if time.time() - progressed > plan.options.stable_timeout:
+                self._write(replace(plan, entered=time.time()))  # the next try has as long again
+                raise self._not_live(plan)
             return WaitCondition(token=str(plan.token), commits=0)
         self._unpin((*plan.unpin, *([str(plan.savepoint)] if plan.pinned else [])))
         return moved(plan, _settled(plan))
+
+    def _not_live(self, plan: Plan) -> NotAnsweredError:
+        return NotAnsweredError(
+            f"{drivers.describe(self._home, plan.token)} of {plan.pipeline}, which is to run version {plan.old} again, "
+            f"has come no further for {plan.options.stable_timeout:g} s, and is not live. Look at its status and its "
+            f"output in {self._home.control}, then repeat this to wait longer. If it hangs, end its process first: no "
+            "data is lost, and the rollback fails with what is known of its end"
+        )
 
     def _rest(self, plan: Plan) -> Plan | WaitCondition:
         """Stop what was started, because nothing ran before."""
@@ -395,7 +413,15 @@ class Upgrade:
     def _stop_driver(
         self, plan: Plan, *, request: str, reason: str, savepoint: bool | str = False
     ) -> Stopped | WaitCondition:
-        asked = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason, savepoint=savepoint)
+        asked = Stop(
+            self._home,
+            plan.pipeline,
+            self._tools.config,
+            request=request,
+            reason=reason,
+            savepoint=savepoint,
+            detector=self._detector,
+        )
         return asked.advance()
 
     def _start_driver(self, plan: Plan, application: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.control import drivers, exit_classification
+from airflow_provider_exactlyonce.control.drivers import FailureDetector
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.status import DriverState
@@ -40,17 +41,26 @@ class StabilityReport:
     unstable: str | None = None
 
 
-def look(home: Home, plan: Plan, config: Mapping[str, Any], find: FindConnection | None = None) -> StabilityReport:
+def look(
+    home: Home,
+    plan: Plan,
+    config: Mapping[str, Any],
+    find: FindConnection | None = None,
+    *,
+    detector: FailureDetector | None = None,
+) -> StabilityReport:
     """Look at the driver that a plan has started.
 
     :param config: client configuration in librdkafka's names
     :param find: gives the configuration of a connection that a source names
+    :param detector: of who looks again and again
     :raises ExactlyOnceError: when a cluster does not answer
     """
+    detector = detector or FailureDetector(home)
     token, required = str(plan.token), plan.options.stable_after
     status = exit_classification.status_of(home, token)
-    if not drivers.is_there(home, token):
-        return StabilityReport(commits=0, lag=0, unstable=f"its driver ended: {how_it_ended(home, plan)}")
+    if not detector.is_there(token):
+        return StabilityReport(commits=0, lag=0, unstable=f"its driver ended: {how_it_ended(home, plan, detector)}")
     lag = lag_of(plan.pipeline, config, find)
     commits = status.commits_of_run if status is not None else 0
     is_running = status is not None and status.state is DriverState.RUNNING
@@ -69,8 +79,10 @@ def look(home: Home, plan: Plan, config: Mapping[str, Any], find: FindConnection
     )
 
 
-def how_it_ended(home: Home, plan: Plan) -> str:
+def how_it_ended(home: Home, plan: Plan, detector: FailureDetector) -> str:
     """Return why the driver that a plan has started ended, with the end of its output."""
+    if detector.is_lost(str(plan.token)):
+        return f"{drivers.describe(home, plan.token)} gives no sign of life"
     log = Path(str(plan.log))
     error = exit_classification.failure(home, str(plan.token), Ended(exit_code=None), log)
     cause = str(error) if error is not None else "somebody stopped it"

@@ -184,16 +184,23 @@ class Run:
         self.reclaim()
 
     def check_superseded(self) -> None:
-        """Look whether another driver has taken over. May be called from any thread.
+        """Look whether another driver, or a restore, has taken over. May be called from any thread.
 
         :raises FencedError: naming it
         :raises UnansweredError: when the ledger can't be read
+        :raises OSError: when the home can't be
         """
         with LedgerReader(self.options.config, self.pipeline) as reader:
             tail = _tail_of(reader)
         if tail is not None and tail.claim is not None and tail.claim.run > self.number:
             raise self._superseded_by(tail.claim)
         held = leases.read(self.home.lease)
+        if self._has_left_lineage():  # after the lease: who switches holds it, and lets go last
+            raise FencedError(
+                f"run {self.number} of {self.pipeline} is superseded: the home was restored, rescaled or moved while "
+                f"this driver gave no sign of life, and lineage {self.lineage.id} is not used any more. Start the "
+                "pipeline again"
+            )
         if held is None or held.token == self.options.token or 0 < held.run < self.number:
             return  # the ledger outranks the lease: a lower run that was frozen while it renewed is no successor
         if not leases.is_dead(held):  # it is about to claim
@@ -216,13 +223,21 @@ class Run:
             yield
 
     def beat(self) -> bool:
-        """Renew the lease; false when another driver has taken it."""
+        """Renew the lease; false when another driver has taken it, or a restore had it, which leaves none.
+
+        :raises OSError: when the home does not tell
+        """
         if self._lease is not None:
-            renewed = leases.renew(self.home.lease, replace(self._lease, run=self.number))
+            mine = replace(self._lease, run=self.number)
+            renewed = leases.renew(self.home.lease, mine, again=lambda: not self._has_left_lineage())
             if renewed is None:
                 return False
             self._lease = renewed
         return True
+
+    def _has_left_lineage(self) -> bool:
+        """Whether the home goes on in another lineage than this run has claimed; what can't be read says nothing."""
+        return self.number > 0 and self.home.uses(self.lineage.id) is False
 
     def expired(self) -> Expired:
         """Choose the ledger's records that go with the next commit."""

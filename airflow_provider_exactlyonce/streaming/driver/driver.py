@@ -401,12 +401,15 @@ class Driver:
         lifecycle.report.committed(record, seconds, before=before)
 
     def _delete_checkpoint(self, run: Run) -> None:
-        """Delete the checkpoint of a pipeline that was stopped, if it says so and no successor may run on it."""
+        """Delete the checkpoint of a pipeline that was cancelled, if it says so and nobody may go on from it."""
         if self._pipeline.checkpoint.on_cancellation is not OnCancellation.DELETE:
             return
         path = run.home.checkpoint(run.lineage.id)
         store = store_of(path)
         try:
+            if (reason := self._why_retained()) is not None:
+                log.info("%s stays, though the pipeline says on_cancellation=delete: %s", path, reason)
+                return
             with run.sure():  # without commits no start goes on in it: we may be frozen before the rest is gone
                 store.remove(path / "commits")
             store.remove(path)
@@ -414,6 +417,20 @@ class Driver:
             log.warning("%s is not deleted, though the pipeline says on_cancellation=delete: %s", path, error)
         else:
             log.info("%s is deleted, as the pipeline says on_cancellation=delete; savepoints stay", path)
+
+    def _why_retained(self) -> str | None:
+        """Return why a stop is no cancellation, or who still needs the checkpoint; None when it may go.
+
+        After a signal alone, and after the end of a task, a supervisor may start the next driver.
+        """
+        home, token, savepoints = self._options.home, self._options.token, self._lifecycle.savepoints
+        if requests.stop_requested(home, token) is None:
+            return "a signal has stopped the driver, and nobody had asked for a stop"
+        if (owner := requests.killed_by(home, token)) is not None:
+            return f"the driver was stopped with its task, {owner}"
+        if savepoints is None or not savepoints.owes_none:
+            return "it is not certain that each savepoint that was asked for is taken, and whoever asked may take it"
+        return None
 
 
 def _ids(topics: Mapping[str, TopicFacts]) -> dict[str, str]:

@@ -75,7 +75,8 @@ class DriverLifecycle:
     def run(self, work: Callable[[], None], stopped: Callable[[Run], None] = lambda run: None) -> int:
         """Do a driver's work to its end; returns the process's exit code.
 
-        :param stopped: called at an end that was asked for, while the driver still gives signs of life
+        :param stopped: called at a stop, when the savepoints that were asked for are answered, while the driver still
+            gives signs of life
         """
         self.stop.heed_signals()
         try:

@@ -34,6 +34,7 @@ class SavepointService:
     :param lineage: the lineage in use
     :param token: start token of the driver
     :param batch_of: returns the batch of this lineage that a record is of, None when it is of none
+    :ivar owes_none: whether each savepoint that was asked for until the end is certainly taken; false before the end
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class SavepointService:
         self._batch_of: Final = batch_of
         self._checkpoint: Final = Checkpoint(home.checkpoint(lineage))
         self._savepoints: Final = Savepoints(home.savepoints)
+        self.owes_none = False
         self._records: dict[int, CommitRecord] = {}
         self._stopping: SavepointRequest | None = None
         self._ended: Final = threading.Event()
@@ -93,7 +95,7 @@ class SavepointService:
         if self._thread.is_alive():
             self._thread.join()
         if serve:
-            self._answer_all(last=True)
+            self.owes_none = self._answer_all(last=True)
 
     def _serve(self) -> None:
         try:
@@ -103,16 +105,24 @@ class SavepointService:
         except Exception:
             log.exception("no more savepoints are taken by this driver")
 
-    def _answer_all(self, *, last: bool) -> None:
-        """Answer what can be; the rest is looked at again, and taken by whoever asked once the driver has ended."""
+    def _answer_all(self, *, last: bool) -> bool:
+        """Answer what can be; the rest is looked at again, and taken by whoever asked once the driver has ended.
+
+        Returns whether all that is asked for is certainly taken.
+        """
+        taken = True
         try:
             for request in requests.savepoint_requests(self._home, self._token):
+                answer = None
                 if request.stop and not last:
                     self._stopping = request  # it is answered when the query has ended
                 elif (answer := self._outcome(request, last=last)) is not None:
                     requests.answer_savepoint(self._home, request.request, answer)
+                taken = taken and answer is not None and answer.savepoint is not None
         except (OSError, ExactlyOnceError) as error:
             log.warning("the home does not say which savepoints are asked for, or what became of one: %s", error)
+            return False
+        return taken
 
     def _outcome(self, request: SavepointRequest, *, last: bool) -> SavepointAnswer | None:
         try:

@@ -37,7 +37,7 @@ class CheckpointingMode(StrEnum):
 
 
 class OnCancellation(StrEnum):
-    """What becomes of the checkpoint when somebody asks the driver to stop."""
+    """What becomes of the checkpoint when somebody asks the driver to stop; a signal alone is no request."""
 
     RETAIN = "retain"
     DELETE = "delete"

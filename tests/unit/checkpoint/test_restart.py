@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decid
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.streaming.commit.start_checks import replay_is_needed
+from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
 
 LINEAGE = Lineage(id=crafted.LINEAGE)
@@ -54,6 +58,48 @@ def test_damage_to_the_newest_batch_lets_spark_run_it_again(made: Checkpoint, st
     run_newest_again(made, decision)
     assert (made.newest_commit(), file.exists()) == (3, False)
     assert newest_whole(made) == (3, [])
+
+
+def with_state_names_that_repeat(made: Checkpoint) -> None:
+    """Name state as checkpoint format 1 does: by its version alone."""
+    for file in made.path.glob("commits/*"):
+        body = json.loads(file.read_text().partition("\n")[2])
+        del body["stateUniqueIds"]
+        file.write_text("v1\n" + json.dumps(body))
+    for file in made.path.glob("state/*/*/*_*.zip"):
+        version = file.name.partition("_")[0]
+        file.with_name(f"{file.name}.crc").rename(file.with_name(f"{version}.zip.crc"))
+        file.rename(file.with_name(f"{version}.zip"))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize(
+    ("repeats", "commit", "source"),
+    [
+        (True, 4, RestartSource.NEWEST_AGAIN),
+        (True, 5, RestartSource.OLDER_BATCH),
+        (False, 5, RestartSource.NEWEST_AGAIN),
+    ],
+)
+def test_the_newest_batch_runs_again_only_if_a_start_accepts_it(
+    made: Checkpoint, store: Savepoints, repeats: bool, commit: int, source: RestartSource, *, saved: bool
+) -> None:
+    if saved:
+        taken = store.take(made, 2, crafted.record(2), None)
+    if repeats:
+        with_state_names_that_repeat(made)
+    only(made, "commits/4").unlink()  # power has failed after the batch's commit in Kafka: its state is there
+    only(made, "state/0/1/4.zip" if repeats else "state/0/1/4_*.zip").write_bytes(b"torn")
+    decision = decide(made, store, LINEAGE, commit)
+    if source is RestartSource.OLDER_BATCH and saved:
+        assert (decision.source, decision.savepoint) == (RestartSource.SAVEPOINT, taken)
+        return
+    assert (decision.source, decision.batch) == (source, 2)
+    if source is RestartSource.NEWEST_AGAIN:
+        run_newest_again(made, decision)
+        record = crafted.record(commit - 1)
+        tail = LedgerTail(cluster_id="c", topic_id="t", end_offset=9, claim=claim_record(1), commit=record)
+        assert replay_is_needed(made, LINEAGE, tail) is (commit == 5)
 
 
 def test_damage_further_back_makes_an_older_batch_the_ground(made: Checkpoint, store: Savepoints) -> None:

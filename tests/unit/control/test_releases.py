@@ -117,6 +117,7 @@ def test_an_upgrade_is_not_given_up_while_somebody_works_on_it_or_its_step_may_t
         UpgradeStep.STOP_NEW: 5000.0,
         UpgradeStep.REST: 5000.0,
         UpgradeStep.WATCH: 7000.0,
+        UpgradeStep.WATCH_OLD: 7000.0,
     }.get(step, 0.0)
     over = plan.entered + longest + 600.0
     upgrade_plan.write(home, plan, before=upgrade_plan.read(home))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import drivers
+from airflow_provider_exactlyonce.control import drivers, json_store, processes
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Home:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
     clock = StandingClock()
-    for module in (home_checker, drivers, leases):
+    for module in (home_checker, drivers, leases, processes):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -80,3 +80,18 @@ def test_a_driver_in_a_cluster_that_has_left_its_last_words_or_a_successor_has_e
 def test_a_driver_that_waits_for_room_for_too_long_is_stuck(home: Home) -> None:
     subject = looking(home, replace(QUEUED, written=0.0), no_commit_within=900.0)
     assert "no_commit_within is 900 s" in str(why(*subject))
+
+
+@pytest.mark.parametrize("commits", [None, 5])
+def test_a_driver_that_is_asked_for_something_and_lost_with_its_host_is_waited_for_no_longer(
+    home: Home, clock: StandingClock, commits: int | None
+) -> None:
+    home.control.mkdir()
+    lease = replace(leases.acquire(home.lease, "p", "t", run=1), machine="elsewhere")
+    json_store.write(home.lease, asdict(lease))
+    statuses.write(home.status, Status(pipeline="p", token="t", state=DriverState.RUNNING, commits_of_run=1))
+    checker, began = HomeChecker(str(home.path)), clock.now
+    subject: dict[str, object] = {"token": "t", "request": None, "commits": commits}
+    while why(checker, subject) is None and clock.now < began + 60:
+        clock.now += 1
+    assert leases.STALE_SECONDS <= clock.now - began <= 2 * leases.STALE_SECONDS

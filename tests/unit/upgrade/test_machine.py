@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,16 @@ import pytest
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import drivers, json_store, launching, releases, requests, upgrade_plan
+from airflow_provider_exactlyonce.control import (
+    drivers,
+    json_store,
+    launching,
+    processes,
+    releases,
+    requests,
+    stopping,
+    upgrade_plan,
+)
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
@@ -19,15 +28,16 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.requests import WaitCondition
-from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.control.status import DriverState, ReplayReport, Status
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.upgrade import machine, stability
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade, _settled
 from airflow_provider_exactlyonce.upgrade.transitions import moved
+from tests.clocks import StandingClock
 from tests.unit.checkpoint import crafted
 
 RANDOM = ("Rand is not deterministic",)
@@ -288,6 +298,87 @@ def test_what_waited_at_a_versions_start_is_not_what_waits_when_the_lost_start_i
     assert isinstance(going_on(home).advance(), WaitCondition), "the lag has grown"
     new_version.has_committed(9, lag=200)
     assert isinstance(going_on(home).advance(), Plan)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
+    clock = StandingClock()
+    for module in (drivers, leases, processes, machine, stopping):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def driver_elsewhere(home: Home, token: str = "t") -> None:
+    """Let a driver of another host hold the pipeline, and give no sign of life."""
+    lease = leases.acquire(home.lease, "p", token, run=7)
+    json_store.write(home.lease, asdict(replace(lease, machine="elsewhere", host="worker-2")))
+
+
+def test_an_upgrade_goes_on_when_its_old_driver_is_lost_with_its_host(home: Home, clock: StandingClock) -> None:
+    driver_elsewhere(home)
+    savepoint = pinned_savepoint(home, 7)
+    under_way(
+        home, UpgradeStep.STOP, new="new", entered=clock.now, savepoint=savepoint, options=Options(savepoint=False)
+    )
+    with pytest.raises(TouchedError):
+        Upgrade(home, going_on(home)._read(), UpgradeEnvironment(config=config, launch=launch)).advance()
+    plan = upgrade_plan.read(home)
+    assert plan is not None
+    assert (plan.step, plan.was_stopped) == (UpgradeStep.START, False)
+    assert requests.stop_requested(home, "t") is not None
+
+
+def test_a_rollback_goes_on_when_the_new_driver_is_lost_with_its_host(home: Home, clock: StandingClock) -> None:
+    driver_elsewhere(home)
+    under_way(home, UpgradeStep.WATCH, token="t", entered=clock.now)
+    assert settles(rollback(home)) is UpgradeStep.ROLLED_BACK
+
+
+def test_a_new_version_whose_driver_is_lost_with_its_host_is_not_stable(home: Home, clock: StandingClock) -> None:
+    driver_elsewhere(home)
+    statuses.write(home.status, Status(pipeline="p", token="t", state=DriverState.RUNNING, commits_of_run=1))
+    under_way(home, UpgradeStep.WATCH, token="t", log="/none", options=Options(on_unstable="fail"))
+    plan = going_on(home).advance()
+    assert isinstance(plan, Plan)
+    assert plan.step is UpgradeStep.UNSTABLE
+    assert "worker-2, run 7" in str(plan.reason)
+    assert "gives no sign of life" in str(plan.reason)
+
+
+@pytest.mark.parametrize("state", [None, DriverState.STARTING, DriverState.RUNNING])
+def test_a_rollback_fails_when_the_old_versions_driver_is_lost_with_its_host(
+    home: Home, clock: StandingClock, state: DriverState | None
+) -> None:
+    driver_elsewhere(home)
+    if state is not None:
+        replay = ReplayReport(first=1, last=9, done=3)
+        statuses.write(home.status, Status(pipeline="p", token="t", state=state, replay=replay))
+    under_way(home, UpgradeStep.WATCH_OLD, token="t", log="/none", entered=clock.now)
+    plan = going_on(home).advance()
+    assert isinstance(plan, Plan)
+    assert plan.step is UpgradeStep.FAILED
+    assert "gives no sign of life" in str(plan.reason)
+
+
+@pytest.mark.parametrize("state", [None, DriverState.STARTING, DriverState.RUNNING])
+def test_an_old_version_that_comes_no_further_is_not_waited_for_without_an_end(
+    home: Home, clock: StandingClock, state: DriverState | None
+) -> None:
+    leases.acquire(home.lease, "p", "t", run=7)
+    begun = clock.now
+    under_way(home, UpgradeStep.WATCH_OLD, token="t", entered=begun, options=Options(stable_timeout=600))
+    progressed = 0.0
+    if state is not None:
+        replay = ReplayReport(first=1, last=9, done=3)
+        progressed = begun + 300 if state is DriverState.RUNNING else 0.0
+        status = Status(pipeline="p", token="t", state=state, replay=replay, progressed=progressed)
+        statuses.write(home.status, status)
+    clock.now = max(begun, progressed) + 600
+    assert isinstance(going_on(home).advance(), WaitCondition), "a replay may take longer, if it goes on"
+    clock.now += 1
+    with pytest.raises(NotAnsweredError, match="has come no further for 600 s"):
+        going_on(home).advance()
+    assert isinstance(going_on(home).advance(), WaitCondition), "the next try has as long again"
 
 
 def pinned_savepoint(home: Home, commit: int) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.exceptions import ClaimFailedError, RefusedError
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.exceptions import ClaimFailedError, FencedError, RefusedError
 from airflow_provider_exactlyonce.kafka.range_reader import ReadTimedOutError
 from airflow_provider_exactlyonce.kafka.transaction import SessionState
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
@@ -119,3 +121,85 @@ def use(ledger: Claims, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a ledger that of a run."""
     vars(run).update(_reader=ledger, session=ledger)
     monkeypatch.setattr(runs, "LedgerReader", lambda config, pipeline: ledger)
+
+
+def restored(home: Home) -> None:
+    """Do what a restore does that has found a driver silent."""
+    lineage = Lineage(id="restored")
+    with leases.holding(home.lease, "p", "restore-x", leases.read(home.lease)) as hold:
+        home.remember(lineage)
+        home.switch(lineage.id, hold.pointer)
+
+
+def killed_in_a_restore(home: Home) -> None:
+    lease = leases.read(home.lease)
+    restored(home)
+    assert lease is not None
+    json_store.write(home.lease, asdict(replace(lease, token="restore-x", run=0, process_started=1)))
+
+
+def moved(home: Home) -> None:
+    home.lease.unlink()
+    json_store.write(home.path / "current", {"schema": 2, "move": {"source": "/a", "target": "/b"}, "change": "x"})
+
+
+@pytest.mark.parametrize("meanwhile", [restored, killed_in_a_restore, moved])
+def test_a_run_that_was_silent_while_its_home_went_on_in_another_lineage_is_superseded(
+    run: Run, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Home], None]
+) -> None:
+    use(Claims(tails=[], reads=[]), run, monkeypatch)
+    meanwhile(run.home)
+    before = leases.read(run.home.lease)
+    assert not run.beat()
+    assert leases.read(run.home.lease) == before
+    with pytest.raises(FencedError, match="restored, rescaled or moved"):
+        run.check_superseded()
+    with pytest.raises(FencedError, match="restored, rescaled or moved"):
+        run.reclaim()
+
+
+def nothing_else(home: Home) -> None:
+    """Leave the rest of the home as it is."""
+
+
+def pointer_gone(home: Home) -> None:
+    (home.path / "current").unlink()
+
+
+def pointer_torn(home: Home) -> None:
+    (home.path / "current").write_bytes(b"torn")
+
+
+@pytest.mark.parametrize("also", [nothing_else, pointer_gone, pointer_torn])
+def test_a_run_whose_lease_alone_is_gone_takes_it_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, also: Callable[[Home], None]
+) -> None:
+    use(Claims(tails=[], reads=[]), run, monkeypatch)
+    run.home.lease.unlink()
+    also(run.home)
+    assert run.beat()
+    held = leases.read(run.home.lease)
+    assert held is not None
+    assert (held.token, held.run) == ("a", 1)
+    run.check_superseded()
+
+
+def test_a_home_that_does_not_tell_its_lineage_tells_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(Claims(tails=[], reads=[]), run, monkeypatch)
+    run.home.lease.unlink()
+    current = run.home.path / "current"
+    pointer = current.read_bytes()
+    current.unlink()
+    current.symlink_to(current)  # as unreadable for everybody, root too
+    with pytest.raises(OSError, match="symbolic links"):
+        run.beat()
+    assert leases.read(run.home.lease) is None
+    current.unlink()
+    current.write_bytes(pointer)
+    assert run.beat()
+
+
+def test_a_start_that_has_claimed_nothing_renews_its_lease_in_whatever_lineage(run: Run) -> None:
+    vars(run).update(number=0, _lineage=None)
+    run.home.lease.unlink()
+    assert run.beat()

@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.storage.local import LocalStore
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from airflow_provider_exactlyonce.streaming import CheckpointConfig, KafkaSink, KafkaSource, OnCancellation, pipeline
 from airflow_provider_exactlyonce.streaming.commit import run as runs
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
@@ -41,14 +42,18 @@ class Unanswered(crafted.Ledger):
 
 
 class Stopped:
-    """The driver of run 1, stopped before its next batch; its pipeline says that a stop deletes the checkpoint."""
+    """The driver of run 1, stopped before its next batch; its pipeline says that a stop deletes the checkpoint.
+
+    :ivar serves: whether it has come so far that it serves savepoints
+    """
 
     def __init__(self, home: Home, patch: pytest.MonkeyPatch) -> None:
         checkpoint = CheckpointConfig(on_cancellation=OnCancellation.DELETE)
         declared = pipeline(name="p", source=KafkaSource("in"), sink=KafkaSink("out"), checkpoint=checkpoint)
         options = RunOptions(config={}, token="a", version="v", transaction_timeout_milliseconds=1)
         home.create("p")
-        self.lineage, self.ledger, self.home = Lineage(id=crafted.LINEAGE), crafted.Ledger(claim=claim_record(1)), home
+        self.lineage, self.home, self.serves = Lineage(id=crafted.LINEAGE), home, True
+        self.ledger = crafted.Ledger(crafted.record(2), claim=claim_record(1))
         home.remember(self.lineage)
         home.use(crafted.LINEAGE)
         self.checkpoint = crafted.checkpoint(home.checkpoint(crafted.LINEAGE)).path
@@ -56,7 +61,7 @@ class Stopped:
         lease = leases.acquire(home.lease, "p", "a", run=1)
         closed = SimpleNamespace(close=lambda: None)
         vars(run).update(home=home, pipeline="p", options=options, number=1, sources=closed)
-        vars(run).update(_lineage=self.lineage, _lease=lease, _reader=closed)
+        vars(run).update(_lineage=self.lineage, _lease=lease, _reader=closed, _tail=self.ledger.tail())
         self.driver = Driver(declared(lambda events: events), DriverOptions(home=home, config={}, token="a"))
         lifecycle = self.driver._lifecycle
         lifecycle.report.own()
@@ -66,6 +71,7 @@ class Stopped:
         patch.setattr(self.driver, "_work", self._stop)
         patch.setattr(runs, "LedgerReader", lambda config, name: self.ledger)
         self.at_silence: list[tuple[bool, DriverState]] = []
+        requests.request_stop(home, "a", reason="exactlyonce stop")
 
     def end(self) -> int:
         return self.driver.run()
@@ -76,7 +82,9 @@ class Stopped:
         return told.state
 
     def _stop(self) -> NoReturn:
-        raise StopRequestedError("signal SIGTERM")
+        if self.serves:
+            self.driver._serve_savepoints(self.run)
+        raise StopRequestedError("somebody")
 
     def _note_silence(self) -> None:
         self.at_silence.append((self.checkpoint.exists(), self.state()))
@@ -137,6 +145,87 @@ def test_a_checkpoint_on_which_a_successor_may_run_stays(
     assert stopped.end() == 0
     assert sorted(stopped.checkpoint.rglob("*")) == before
     assert f"{stopped.checkpoint} is not deleted" in caplog.text
+
+
+def nobody_asks(stopped: Stopped, _: pytest.MonkeyPatch) -> None:
+    (stopped.home.commands / "stop.json").unlink()
+
+
+def another_driver_was_asked(stopped: Stopped, _: pytest.MonkeyPatch) -> None:
+    requests.request_stop(stopped.home, "b", reason="exactlyonce stop")
+
+
+def its_task_ends(stopped: Stopped, _: pytest.MonkeyPatch) -> None:
+    requests.note_killed(stopped.home, "a", "a task")
+
+
+def ask(stopped: Stopped) -> None:
+    for request, stop in (("aa", True), ("bb", False)):
+        requests.request_savepoint(stopped.home, SavepointRequest(request=request, token="a", label=None, stop=stop))
+
+
+def a_savepoint_fails(stopped: Stopped, _: pytest.MonkeyPatch) -> None:
+    ask(stopped)
+    next(stopped.checkpoint.glob("state/0/1/SSTs/000002-*")).unlink()
+
+
+def a_savepoint_has_an_unknown_outcome(stopped: Stopped, patch: pytest.MonkeyPatch) -> None:
+    ask(stopped)
+    patch.setattr(Savepoints, "take", raising(OutcomeUnknownError("no answer")))
+
+
+def the_savepoints_that_are_asked_for_are_not_known(stopped: Stopped, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(requests, "savepoint_requests", raising(OSError("no answer")))
+
+
+def whether_a_stop_was_asked_for_is_not_known(stopped: Stopped, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(requests, "stop_requested", raising(OSError("no answer")))
+
+
+def it_serves_no_savepoints_yet(stopped: Stopped, _: pytest.MonkeyPatch) -> None:
+    ask(stopped)
+    stopped.serves = False
+
+
+def raising(error: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        nobody_asks,
+        another_driver_was_asked,
+        its_task_ends,
+        a_savepoint_fails,
+        a_savepoint_has_an_unknown_outcome,
+        the_savepoints_that_are_asked_for_are_not_known,
+        whether_a_stop_was_asked_for_is_not_known,
+        it_serves_no_savepoints_yet,
+    ],
+)
+def test_a_checkpoint_that_somebody_may_go_on_from_or_save_stays(
+    stopped: Stopped, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Stopped, pytest.MonkeyPatch], None]
+) -> None:
+    meanwhile(stopped, monkeypatch)
+    before = sorted(stopped.checkpoint.rglob("*"))
+    assert stopped.end() == 0
+    assert sorted(stopped.checkpoint.rglob("*")) == before
+    assert stopped.state() is DriverState.STOPPED
+
+
+def test_a_checkpoint_is_deleted_once_each_savepoint_that_was_asked_for_is_taken(stopped: Stopped) -> None:
+    ask(stopped)
+    stopped.end()
+    assert not stopped.checkpoint.exists()
+    answers = [requests.savepoint_answer(stopped.home, request) for request in ("aa", "bb")]
+    taken = sorted(str(answer and answer.savepoint) for answer in answers)
+    savepoints = Savepoints(stopped.home.savepoints)
+    assert sorted(savepoint.id for savepoint in savepoints.list()) == taken
+    assert not any(savepoints.verify(savepoint) for savepoint in taken)
 
 
 def test_a_checkpoint_that_is_half_deleted_is_none_to_go_on_from(

@@ -269,8 +269,11 @@ class PostgresCommitter(SinkCommitter):
                 f"the tasks have staged {rows} rows of commit {attempt.commit} for {self._table}, and "
                 f"{staged and staged[0]} are there: the server was restarted, or somebody removed them"
             )
-        if self._sink.deleted is not None and connection.execute(move.ambiguous(), arguments).fetchone():
-            raise self._ambiguous(attempt, written)
+        if self._sink.deleted is not None:
+            if connection.execute(move.ambiguous(), arguments).fetchone():
+                raise self._ambiguous(attempt, written)
+            # In a statement of its own and first: another row of the batch may have what is unique in one of these.
+            connection.execute(move.delete_marked(), arguments)
         statement = {"insert": move.insert, "upsert": move.upsert, "delete": move.delete}[self._sink.mode]
         connection.execute(statement(), arguments)
 

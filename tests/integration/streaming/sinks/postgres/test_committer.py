@@ -246,6 +246,20 @@ def test_an_upsert_takes_the_last_row_of_a_key_and_refuses_to_guess(case: Case) 
     assert case.rows() == [(1, "b"), (3, "q"), (4, "d"), (7, "c")]
 
 
+@pytest.mark.parametrize("order", [None, "id"])
+@pytest.mark.parametrize("takes_over", [2, 9])
+def test_a_row_takes_what_is_unique_over_from_one_that_its_batch_deletes(
+    case: Case, order: str | None, takes_over: int
+) -> None:
+    """A row that is there, and one that is new: as another account that gets the address of one that is closed."""
+    case.sql("ALTER TABLE rows ADD UNIQUE (v)")
+    case.sql("INSERT INTO rows VALUES (1, 'x@y'), (2, 'z@y')")
+    committer = case.open(1, mode="upsert", key="id", order=order, deleted="gone")
+    committer.pre_commit(case.stage(committer, 1, 1, [(takes_over, "x@y", False), (1, "x@y", True)]))
+    committer.commit(entry(1, 1, 2))
+    assert case.rows() == sorted({2: "z@y", takes_over: "x@y"}.items())
+
+
 @pytest.mark.parametrize("ending", ["finish", "close"])
 def test_a_task_leaves_a_session_as_it_was_for_whom_a_pooler_gives_it_to(
     case: Case, monkeypatch: pytest.MonkeyPatch, ending: str

@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compa
 from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
 from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
     AMBIGUOUS_KEY,
+    BEGIN,
     connect,
     for_tasks,
     meaning,
@@ -139,7 +140,7 @@ class PostgresCommitter(SinkCommitter):
         connection, what = self._session(), f"commit {attempt.commit}"
         rows = sum(of["rows"] for of in written)
         try:
-            connection.execute("BEGIN")
+            connection.execute(BEGIN)
             self._check_run(staging.lock_claim(connection, self._key))
             if rows:
                 self._move(connection, attempt, written, rows)

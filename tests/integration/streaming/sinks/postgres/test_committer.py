@@ -362,6 +362,29 @@ def test_a_connection_lost_in_commit_is_resolved_under_the_lock(case: Case) -> N
     assert case.rows() == ROWS
 
 
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_a_claim_sees_a_commit_that_it_has_waited_for_whatever_the_databases_isolation_is(
+    case: Case, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    case.sql(f"ALTER DATABASE {case.parameters['dbname']} SET default_transaction_isolation = '{isolation}'")
+    old = case.open(1)
+    old.pre_commit(case.stage(old, 1, 1, ROWS))
+    locked = staging.lock_claim
+
+    def locked_after_the_commit(connection: Any, key: staging.Key) -> int:
+        old.commit(entry(1, 1, 4))
+        return locked(connection, key)
+
+    new = case.connected(PostgresSink(name="table", table="rows"))
+    with monkeypatch.context() as patched:
+        patched.setattr(staging, "lock_claim", locked_after_the_commit)
+        assert new.claim(2) == entry(1, 1, 4)
+    new.pre_commit(case.stage(new, 2, 2, [(9, "nine")]))
+    assert new._connection.execute("SHOW transaction_isolation").fetchall() == [("read committed",)]
+    new.commit(entry(2, 2, 1))
+    assert case.rows() == [*ROWS, (9, "nine")]
+
+
 def test_a_superseded_run_can_not_note_a_batch_for_which_spark_has_run_no_task(case: Case) -> None:
     old = case.open(1)
     others = SinkGroup(PIPELINE, {"table": old})

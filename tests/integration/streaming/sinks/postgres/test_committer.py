@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from psycopg.pq import TransactionStatus
@@ -328,6 +329,20 @@ def test_a_driver_that_is_stopped_with_the_lock_held_is_superseded_all_the_same(
     new.commit(entry(1, 2, 4))
     assert case.rows() == ROWS
     assert new.tail() == entry(1, 2, 4)
+
+
+def test_only_sessions_of_the_sinks_own_database_are_ended(case: Case) -> None:
+    """Another database of the server may have a sink of the same pipeline's name, as of a test system."""
+    other = case.server.create_database(f"{case.parameters['dbname']}_other")
+    named = {"application_name": "exactlyonce 1"}
+    with case.server.connect({**other, **named}) as there, case.server.connect({**case.parameters, **named}) as here:
+        for session in (there, here):
+            session.execute("BEGIN")
+        with case.server.connect(case.parameters) as connection:
+            assert staging.end_idle(connection, "exactlyonce 1") == 1
+        there.execute("COMMIT")
+        with pytest.raises(psycopg.OperationalError):
+            here.execute("COMMIT")
 
 
 def test_a_connection_lost_in_commit_is_resolved_under_the_lock(case: Case) -> None:

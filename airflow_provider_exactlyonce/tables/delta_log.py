@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,7 +16,14 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, DataLostError, RefusedError
 from airflow_provider_exactlyonce.tables.positions import DELTA, SNAPSHOT, Position, name_of
-from airflow_provider_exactlyonce.tables.table_log import TableFile, TableLog, TableStore, TableVersion, check_size
+from airflow_provider_exactlyonce.tables.table_log import (
+    KnownVersions,
+    TableFile,
+    TableLog,
+    TableStore,
+    TableVersion,
+    check_size,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +40,6 @@ _FEATURES: Final = frozenset(
 )
 #: What a version may say of itself that changes no row.
 _SILENT: Final = frozenset({"commitInfo", "txn", "domainMetadata", "cdc"})
-_REMEMBERED: Final = 1000
 #: Of an absolute path, or of a URL: Spark writes ``file:/a`` and ``dbfs:/a`` with one slash.
 _ELSEWHERE: Final = re.compile(r"([A-Za-z][\w+.-]*:)?/")
 
@@ -99,7 +104,7 @@ class DeltaTableLog(TableLog):
         self._place: Final = place
         self._options: Final = dict(options)
         self._store: Final = DeltaStore(place, options)
-        self._known: Final[OrderedDict[Position, TableVersion]] = OrderedDict()
+        self._known: Final = KnownVersions()
 
     @property
     @override
@@ -184,7 +189,8 @@ class DeltaTableLog(TableLog):
         if position in self._known:
             return self._known[position]
         self._check_can_be_rebuilt(number)
-        return self._remember(position, self._files_of(number, self._opened(number)))
+        self._known[position] = version = self._files_of(number, self._opened(number))
+        return version
 
     def _check_can_be_rebuilt(self, number: int) -> None:
         """Check that the log has a checkpoint, or its beginning, and all entries from there to a version."""
@@ -230,12 +236,7 @@ class DeltaTableLog(TableLog):
             actions = self._actions(number)
         except FileNotFoundError:
             return None
-        return self._remember(position, self._parsed(number, actions))
-
-    def _remember(self, position: Position, version: TableVersion) -> TableVersion:
-        self._known[position] = version
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
+        self._known[position] = version = self._parsed(number, actions)
         return version
 
     def _actions(self, number: int) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,7 +13,14 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
 from airflow_provider_exactlyonce.tables.positions import ICEBERG, SNAPSHOT, Position, name_of
-from airflow_provider_exactlyonce.tables.table_log import TableFile, TableLog, TableStore, TableVersion, check_size
+from airflow_provider_exactlyonce.tables.table_log import (
+    KnownVersions,
+    TableFile,
+    TableLog,
+    TableStore,
+    TableVersion,
+    check_size,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -72,7 +79,7 @@ class IcebergTableLog(TableLog):
         self._properties: Final = dict(properties)
         self._catalog: Catalog | None = None
         self._looked_at: Table | None = None  # when the versions were last asked for
-        self._known: Final[dict[tuple[int, bool], TableVersion]] = {}
+        self._known: Final = KnownVersions()
 
     @override
     def identity(self) -> str | None:

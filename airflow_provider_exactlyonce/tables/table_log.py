@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
@@ -16,6 +19,8 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
 
 T = TypeVar("T")
+
+_REMEMBERED: Final = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,16 @@ class TableVersion:
     field_ids: Mapping[str, int] = field(default_factory=dict)
     committed: int = 0
     first: int = 0
+
+
+class KnownVersions(OrderedDict[Hashable, TableVersion]):
+    """The versions that were read last, a bounded number of them: a driver reads for months."""
+
+    @override
+    def __setitem__(self, key: Hashable, version: TableVersion) -> None:
+        super().__setitem__(key, version)
+        if len(self) > _REMEMBERED:
+            self.popitem(last=False)
 
 
 class TableStore(ABC):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -125,13 +125,19 @@ class Seam:
         self.met: list[Fault] = []
 
     def call(self, step: str, act: Callable[[], _T]) -> _T:
-        """Make a call, unless it fails before it acts. Meanwhile this seam is the one of :func:`target_call`.
+        """Make a call, unless it fails before it acts.
 
         :raises InjectedFaultError: when its fault is that it gets no answer
         """
+        with self.active():
+            return self._call(step, act)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let this seam be the one of :func:`target_call`."""
         before, _active.seam = getattr(_active, "seam", None), self
         try:
-            return self._call(step, act)
+            yield
         finally:
             _active.seam = before
 
@@ -406,8 +412,10 @@ class Rehearsal:
 
     def _succeed(self, batches: int) -> None:
         """Let a successor claim, and finish so many batches, while another run is frozen."""
-        if not self._live(Seam(), batches):
-            raise AssertionError("a successor without faults did not finish")
+        seam = Seam()
+        with seam.active():  # else what the successor opens and reads meets the frozen run's faults
+            if not self._live(seam, batches):
+                raise AssertionError("a successor without faults did not finish")
 
     def _live(self, seam: Seam, batches: int) -> bool:
         """Live one run: a claim, and the batches that are left; false when it failed, or was superseded."""

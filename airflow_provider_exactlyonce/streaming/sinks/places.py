@@ -27,6 +27,20 @@ def taken(table: str, column: str, owner: tuple[str, str], release: str) -> str:
     )
 
 
+def left_over(table: str, column: str, highest: int, newest: int) -> str:
+    """Return the text of a refusal: rows have commits that the sink has not made.
+
+    :param highest: of the rows' commits
+    :param newest: the sink's newest commit, 0 for none
+    """
+    return (
+        f"commit_column={column!r} of table {table} has commit {highest}, and the sink has made {newest or 'none'}: "
+        "the rows are of a pipeline that was deleted, of another sink, or of a dump, and no update would reach them "
+        f"before that commit. If nothing else writes to the column: UPDATE {table} SET {column} = NULL; else give this "
+        f"sink a column of its own: ALTER TABLE {table} ADD COLUMN ..."
+    )
+
+
 def one_place(pipeline: str, sink: str, other: str) -> str:
     """Return the text of a refusal: two sinks write to one table."""
     return (

@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.streaming.commit.start_checks import check_fir
 from airflow_provider_exactlyonce.streaming.job.table_stream import TableReading, TableStreamReader
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
+from airflow_provider_exactlyonce.tables import table_log
 from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
 from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
@@ -388,3 +389,13 @@ def test_a_store_goes_to_tasks(properties: Mapping[str, str]) -> None:
     path = read(properties)[0].files[0].path
     assert store.is_there(path)
     assert not store.is_there(f"{path}-none")
+
+
+def test_a_log_knows_the_versions_that_were_read_last_and_no_others(
+    properties: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_log, "_REMEMBERED", 2)
+    log = IcebergTableLog(NAME, properties)
+    first, second = (list(log.versions(Position(0))) for _ in range(2))
+    assert first == second
+    assert [version.version for version in log._known.values()] == [version.version for version in first[-2:]]

@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
+from airflow_provider_exactlyonce.tables import table_log
 from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
 from airflow_provider_exactlyonce.tables.positions import SNAPSHOT, Position
@@ -371,3 +372,13 @@ def test_a_store_goes_to_tasks(path: Path) -> None:
 def test_the_columns_are_as_spark_writes_them(path: Path) -> None:
     fields = json.loads(log_of(path).columns())["fields"]
     assert [(field["name"], field["type"]) for field in fields] == [("id", "long"), ("text", "string")]
+
+
+def test_a_log_knows_the_versions_that_were_read_last_and_no_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_log, "_REMEMBERED", 2)
+    log = log_of(path)
+    first, second = (list(log.versions(Position(0))) for _ in range(2))
+    assert first == second
+    assert [version.version for version in log._known.values()] == [version.version for version in first[-2:]]

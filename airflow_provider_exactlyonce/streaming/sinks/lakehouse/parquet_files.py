@@ -138,9 +138,15 @@ class PartitionedFiles(ABC):
         return self._done
 
     def close(self) -> None:
-        """Abandon what is still open."""
+        """Abandon what is still open, all of it; a file that can't be removed is told of afterwards."""
+        errors: list[Exception] = []
         while self._open:
-            self._open.popitem()[1].abandon()
+            try:
+                self._open.popitem()[1].abandon()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     @abstractmethod
     def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile:

@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compa
 from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
 from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
     AMBIGUOUS_KEY,
+    BEGIN,
     connect,
     for_tasks,
     meaning,
@@ -139,7 +140,7 @@ class PostgresCommitter(SinkCommitter):
         connection, what = self._session(), f"commit {attempt.commit}"
         rows = sum(of["rows"] for of in written)
         try:
-            connection.execute("BEGIN")
+            connection.execute(BEGIN)
             self._check_run(staging.lock_claim(connection, self._key))
             if rows:
                 self._move(connection, attempt, written, rows)
@@ -269,8 +270,11 @@ class PostgresCommitter(SinkCommitter):
                 f"the tasks have staged {rows} rows of commit {attempt.commit} for {self._table}, and "
                 f"{staged and staged[0]} are there: the server was restarted, or somebody removed them"
             )
-        if self._sink.deleted is not None and connection.execute(move.ambiguous(), arguments).fetchone():
-            raise self._ambiguous(attempt, written)
+        if self._sink.deleted is not None:
+            if connection.execute(move.ambiguous(), arguments).fetchone():
+                raise self._ambiguous(attempt, written)
+            # In a statement of its own and first: another row of the batch may have what is unique in one of these.
+            connection.execute(move.delete_marked(), arguments)
         statement = {"insert": move.insert, "upsert": move.upsert, "delete": move.delete}[self._sink.mode]
         connection.execute(statement(), arguments)
 

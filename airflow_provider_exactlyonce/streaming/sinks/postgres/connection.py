@@ -35,6 +35,8 @@ _REFUSED_USER: Final = re.compile(
     r"password|no pg_hba.conf entry|(role|database) \"[^\"]*\" does not exist|permission denied"
 )
 _REFUSED_ROW: Final = ("22", "23")  # classes of SQLSTATE: data exception, integrity constraint violation
+#: Whoever waits for a lock sees what was committed meanwhile, whatever database and user have as their default.
+BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 AMBIGUOUS_KEY: Final = "21000"  # ON CONFLICT would touch a row twice
 
 
@@ -59,7 +61,7 @@ def parameters_of(conn_id: str) -> Parameters:
 
 
 def connect(parameters: Parameters, application: str) -> psycopg.Connection[Any]:
-    """Open a connection, outside of a transaction.
+    """Open a connection, outside of a transaction; its transactions are as :data:`BEGIN` begins them.
 
     :param application: what the server's list of sessions shows
     :raises RefusedError: when the server refuses this user or database
@@ -67,7 +69,9 @@ def connect(parameters: Parameters, application: str) -> psycopg.Connection[Any]
     """
     words = {**_DEFAULTS, **parameters.given, **_FORCED, "application_name": application}
     try:
-        return psycopg.connect("", autocommit=True, prepare_threshold=None, **words)  # type: ignore[arg-type]
+        connection = psycopg.connect("", autocommit=True, prepare_threshold=None, **words)  # type: ignore[arg-type]
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # in each BEGIN, no setting of the session
+        return connection
     except psycopg.ProgrammingError as error:
         raise RefusedError(f"PostgreSQL, {parameters.name}: {error}") from error
     except psycopg.Error as error:

@@ -225,7 +225,7 @@ def end_idle(connection: psycopg.Connection[Any], application: str) -> int:
     """
     ended = connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s AND usename = current_user "
-        "AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%%'",
+        "AND datname = current_database() AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%%'",
         [application],
     ).fetchall()
     return len(ended)

@@ -46,20 +46,21 @@ class StagedMove:
         """Return the statement that inserts all rows."""
         return self._into(self._staged)
 
+    def delete_marked(self) -> sql.Composed:
+        """Return the statement that deletes the keys whose last row says so."""
+        return self._delete(self._last()) + sql.SQL(" AND staged.{}").format(sql.Identifier(self.deleted or ""))
+
     def upsert(self) -> sql.Composed:
-        """Return the statement that inserts or updates the last row of each key, and deletes those that say so."""
-        if self.deleted is None:
-            return self._into(self._last()) + self._on_conflict()
-        flag = sql.Identifier(self.deleted)
-        text = "WITH last AS MATERIALIZED ({}), gone AS (DELETE FROM {} AS target USING last WHERE last.{} AND {}) "
-        with_ = sql.SQL(text).format(self._last(), self.table.quoted, flag, self._same_key("last"))
-        kept = sql.SQL("SELECT * FROM last WHERE {} IS NOT TRUE").format(flag)
-        return with_ + self._into(kept) + self._on_conflict()
+        """Return the statement that inserts or updates the last row of each key, but for those that are deleted."""
+        last = self._last()
+        if self.deleted is not None:
+            text = "SELECT * FROM ({}) AS last WHERE {} IS NOT TRUE"
+            last = sql.SQL(text).format(last, sql.Identifier(self.deleted))
+        return self._into(last) + self._on_conflict()
 
     def delete(self) -> sql.Composed:
         """Return the statement that deletes the rows of the staged keys."""
-        text = "DELETE FROM {} AS target USING ({}) AS staged WHERE {}"
-        return sql.SQL(text).format(self.table.quoted, self._staged, self._same_key("staged"))
+        return self._delete(self._staged)
 
     @property
     def _staged(self) -> sql.Composed:
@@ -93,8 +94,7 @@ class StagedMove:
         set_ = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in updated)
         return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(self._names(self.key), set_)
 
-    def _same_key(self, source: str) -> sql.Composed:
-        equal = [
-            sql.SQL("target.{0} = {1}.{0}").format(sql.Identifier(name), sql.Identifier(source)) for name in self.key
-        ]
-        return sql.SQL(" AND ").join(equal)
+    def _delete(self, source: sql.Composed) -> sql.Composed:
+        equal = [sql.SQL("target.{0} = staged.{0}").format(sql.Identifier(name)) for name in self.key]
+        text = "DELETE FROM {} AS target USING ({}) AS staged WHERE {}"
+        return sql.SQL(text).format(self.table.quoted, source, sql.SQL(" AND ").join(equal))

@@ -14,7 +14,12 @@ from psycopg import sql
 
 from airflow_provider_exactlyonce.exceptions import RecordRefusedError
 from airflow_provider_exactlyonce.streaming.sinks.postgres import csv_rows
-from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import Parameters, connect, translated_errors
+from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
+    BEGIN,
+    Parameters,
+    connect,
+    translated_errors,
+)
 from airflow_provider_exactlyonce.streaming.sinks.postgres.staging import SCHEMA, WRITER_COLUMN
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import marking
@@ -76,7 +81,7 @@ class PostgresWriter(SinkWriter):
         connection = connect(self._opened.parameters, self._opened.application)
         self._closing.enter_context(connection)  # which commits or rolls back, and closes
         # Nothing of an unlogged table outlives a crash anyway. LOCAL: a pooler gives the session to others afterwards.
-        connection.execute("BEGIN; SET LOCAL synchronous_commit = off")
+        connection.execute(f"{BEGIN}; SET LOCAL synchronous_commit = off")
         named = sql.SQL(", ").join(map(sql.Identifier, (WRITER_COLUMN, *columns)))
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(self._stage, named)
         self._copy = self._closing.enter_context(connection.cursor().copy(statement))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import CommitUnknownError, FencedError, RecordRefusedError
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError, FencedError, RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
+from airflow_provider_exactlyonce.streaming.sinks.places import left_over
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     SinkAttempt,
@@ -122,6 +123,7 @@ class UpsertCommitter(SinkCommitter):
         self._opened: Final = opened
         self._key: Final = {"pipeline": pipeline, "sink": sink}
         self._run = 0
+        self._is_checked = False  # for what others have left in commit_column; that may read the whole table
         with upsert_table.connect(opened.url) as connection:
             table = upsert_table.find(connection, opened.table)
             if opened.commit_column is not None:
@@ -149,12 +151,15 @@ class UpsertCommitter(SinkCommitter):
         with self._connected(f"claiming it for run {run}") as connection:
             METADATA.create_all(connection)
             connection.commit()
-            self._lock(connection)
+            claimed = self._lock(connection)
             table = upsert_table.find(connection, self._opened.table)
-            places.take(connection, self._key, table, self._opened.commit_column)
+            is_new = places.take(connection, self._key, table, self._opened.commit_column) or not claimed
             connection.execute(CLAIMS.update().filter_by(**self._key), {"run": run})
             newest = self._newest(connection)
+            if not self._is_checked:
+                self._check_left_over(connection, table, newest, is_new=is_new)
             connection.commit()
+            self._is_checked = True
             return newest
 
     @override
@@ -204,9 +209,15 @@ class UpsertCommitter(SinkCommitter):
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
         with self._connected("auditing") as connection:
             self._newest(connection)  # which is not another sink's
+            column = self._opened.commit_column
+            table = upsert_table.find(connection, self._opened.table)
+            # Before the entries are: a driver may write and commit meanwhile.
+            highest = 0 if column is None else places.highest(connection, table, column)
             rows = connection.execute(sa.select(COMMITS.c.entry).filter_by(**self._key)).scalars()
             entries = {entry.commit: entry for entry in map(SinkEntry.from_json, rows)}
-        return compare(entries, commits, f"{COMMITS.name} of sink {self._key['sink']}")
+        yield from compare(entries, commits, f"{COMMITS.name} of sink {self._key['sink']}")
+        if entries and highest > max(entries) + 1:
+            yield f"commit {highest}: {left_over(str(table), str(column), highest, max(entries))}"
 
     @override
     def close(self) -> None:
@@ -220,8 +231,27 @@ class UpsertCommitter(SinkCommitter):
         ):
             yield connection
 
-    def _lock(self, connection: sa.Connection) -> None:
-        """Lock the claim until the transaction's end, with an update that changes nothing."""
+    def _check_left_over(
+        self, connection: sa.Connection, table: sa.Table, newest: SinkEntry | None, *, is_new: bool
+    ) -> None:
+        """Check that no row has a commit that is neither made nor under way: it would be replaced by none before that.
+
+        :param is_new: nothing of this sink can be in the column
+        :raises RefusedError: when one has
+        """
+        column = self._opened.commit_column
+        # A sink that joins a pipeline begins at the pipeline's next commit, whose rows a run may have left.
+        if column is None or (newest is None and not is_new):
+            return
+        made = newest.commit if newest else 0
+        if (highest := places.highest(connection, table, column)) > made + 1:
+            raise RefusedError(left_over(str(table), column, highest, made))
+
+    def _lock(self, connection: sa.Connection) -> int:
+        """Lock the claim until the transaction's end, with an update that changes nothing.
+
+        :return: the run that has it, 0 for none
+        """
         claim = CLAIMS.update().filter_by(**self._key).values(run=CLAIMS.c.run)
         if connection.execute(claim).rowcount == 0:
             connection.execute(CLAIMS.insert(), {**self._key, "run": 0})
@@ -233,6 +263,7 @@ class UpsertCommitter(SinkCommitter):
                 f"run {self._run} of {self._key['pipeline']} is superseded by run {run}, which has claimed sink "
                 f"{self._key['sink']}"
             )
+        return run
 
     def _newest(self, connection: sa.Connection) -> SinkEntry | None:
         newest = sa.select(COMMITS).filter_by(**self._key).order_by(COMMITS.c.number.desc()).limit(1)

@@ -87,17 +87,18 @@ def check(connection: sa.Connection, key: Mapping[str, str], table: sa.Table, co
         raise RefusedError(places.taken(str(table), column, owner, release))
 
 
-def take(connection: sa.Connection, key: Mapping[str, str], table: sa.Table, column: str | None) -> None:
+def take(connection: sa.Connection, key: Mapping[str, str], table: sa.Table, column: str | None) -> bool:
     """Note that a table's column has this sink's commits, and no other column of any; the caller commits.
 
     :param column: None for none
+    :return: whether it was not noted before
     :raises RefusedError: when it has another sink's
     :raises BatchFailedError: when another sink takes it at the same time
     """
     wanted = [] if column is None else [{"place": _text(connection, table), "commit_column": column}]
     noted = connection.execute(sa.select(PLACES.c.place, PLACES.c.commit_column).filter_by(**key)).mappings()
     if [dict(row) for row in noted] == wanted:
-        return
+        return False
     if column is not None:
         check(connection, key, table, column)
     connection.execute(PLACES.delete().filter_by(**key))
@@ -106,6 +107,12 @@ def take(connection: sa.Connection, key: Mapping[str, str], table: sa.Table, col
             connection.execute(PLACES.insert(), {**key, **place})
     except sa.exc.IntegrityError as error:
         raise BatchFailedError(f"another sink takes column {column} of {table} at this moment") from error
+    return True
+
+
+def highest(connection: sa.Connection, table: sa.Table, column: str) -> int:
+    """Return the highest commit that rows of a table have, 0 for none."""
+    return connection.execute(sa.select(sa.func.max(table.c[column]))).scalar_one() or 0
 
 
 def _text(connection: sa.Connection, table: sa.Table) -> str:

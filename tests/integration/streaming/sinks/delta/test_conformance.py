@@ -14,6 +14,7 @@ from pyspark.sql.types import LongType, StructType, VariantType
 
 from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.testing import sink_crashes
+from airflow_provider_exactlyonce.testing.fault_injection import Fault, Kind
 from tests import faulty_targets
 from tests.clean_forks import Forks, clean_forks
 from tests.integration.streaming.sinks.over_others import Compactions, OverOthers, TableConformance
@@ -81,6 +82,11 @@ class TestDeltaSink(TableConformance):
 @pytest.mark.slow
 class TestDeltaCompactions(Compactions, TestDeltaSink):
     """Its table is made by the sink."""
+
+    def test_what_a_successor_reads_while_a_run_is_frozen_meets_none_of_the_runs_faults(self, tmp_path: Path) -> None:
+        frozen = Fault(step="ledger.claim", kind=Kind.FROZEN)
+        lost = Fault(step="storage.log-open", kind=Kind.REQUEST_LOST, call=2)
+        self.rehearse(tmp_path, "frozen", [frozen, lost], set_back=True)
 
 
 class OverOthersInDelta(OverOthers, TestDeltaSink):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from psycopg.pq import TransactionStatus
@@ -246,6 +247,20 @@ def test_an_upsert_takes_the_last_row_of_a_key_and_refuses_to_guess(case: Case) 
     assert case.rows() == [(1, "b"), (3, "q"), (4, "d"), (7, "c")]
 
 
+@pytest.mark.parametrize("order", [None, "id"])
+@pytest.mark.parametrize("takes_over", [2, 9])
+def test_a_row_takes_what_is_unique_over_from_one_that_its_batch_deletes(
+    case: Case, order: str | None, takes_over: int
+) -> None:
+    """A row that is there, and one that is new: as another account that gets the address of one that is closed."""
+    case.sql("ALTER TABLE rows ADD UNIQUE (v)")
+    case.sql("INSERT INTO rows VALUES (1, 'x@y'), (2, 'z@y')")
+    committer = case.open(1, mode="upsert", key="id", order=order, deleted="gone")
+    committer.pre_commit(case.stage(committer, 1, 1, [(takes_over, "x@y", False), (1, "x@y", True)]))
+    committer.commit(entry(1, 1, 2))
+    assert case.rows() == sorted({2: "z@y", takes_over: "x@y"}.items())
+
+
 @pytest.mark.parametrize("ending", ["finish", "close"])
 def test_a_task_leaves_a_session_as_it_was_for_whom_a_pooler_gives_it_to(
     case: Case, monkeypatch: pytest.MonkeyPatch, ending: str
@@ -316,6 +331,20 @@ def test_a_driver_that_is_stopped_with_the_lock_held_is_superseded_all_the_same(
     assert new.tail() == entry(1, 2, 4)
 
 
+def test_only_sessions_of_the_sinks_own_database_are_ended(case: Case) -> None:
+    """Another database of the server may have a sink of the same pipeline's name, as of a test system."""
+    other = case.server.create_database(f"{case.parameters['dbname']}_other")
+    named = {"application_name": "exactlyonce 1"}
+    with case.server.connect({**other, **named}) as there, case.server.connect({**case.parameters, **named}) as here:
+        for session in (there, here):
+            session.execute("BEGIN")
+        with case.server.connect(case.parameters) as connection:
+            assert staging.end_idle(connection, "exactlyonce 1") == 1
+        there.execute("COMMIT")
+        with pytest.raises(psycopg.OperationalError):
+            here.execute("COMMIT")
+
+
 def test_a_connection_lost_in_commit_is_resolved_under_the_lock(case: Case) -> None:
     """The old backend is still committing: it waits for a replica that is not there, as PostgreSQL does in COMMIT."""
     committer = case.open(1)
@@ -346,6 +375,29 @@ def test_a_connection_lost_in_commit_is_resolved_under_the_lock(case: Case) -> N
     asking.join()
     assert asked == [entry(1, 1, 4)]
     assert case.rows() == ROWS
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_a_claim_sees_a_commit_that_it_has_waited_for_whatever_the_databases_isolation_is(
+    case: Case, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    case.sql(f"ALTER DATABASE {case.parameters['dbname']} SET default_transaction_isolation = '{isolation}'")
+    old = case.open(1)
+    old.pre_commit(case.stage(old, 1, 1, ROWS))
+    locked = staging.lock_claim
+
+    def locked_after_the_commit(connection: Any, key: staging.Key) -> int:
+        old.commit(entry(1, 1, 4))
+        return locked(connection, key)
+
+    new = case.connected(PostgresSink(name="table", table="rows"))
+    with monkeypatch.context() as patched:
+        patched.setattr(staging, "lock_claim", locked_after_the_commit)
+        assert new.claim(2) == entry(1, 1, 4)
+    new.pre_commit(case.stage(new, 2, 2, [(9, "nine")]))
+    assert new._connection.execute("SHOW transaction_isolation").fetchall() == [("read committed",)]
+    new.commit(entry(2, 2, 1))
+    assert case.rows() == [*ROWS, (9, "nine")]
 
 
 def test_a_superseded_run_can_not_note_a_batch_for_which_spark_has_run_no_task(case: Case) -> None:

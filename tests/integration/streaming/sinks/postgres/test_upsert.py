@@ -198,6 +198,48 @@ def test_a_commit_column_has_the_commits_of_one_pipeline(engine: sa.Engine) -> N
         first.claim(4)
 
 
+@pytest.mark.parametrize("made", [0, 2])
+def test_a_commit_column_in_which_another_life_has_left_higher_numbers_is_refused(engine: sa.Engine, made: int) -> None:
+    """Of a pipeline that was deleted, of another kind of sink, or of a dump of the table alone: no update would do."""
+    sink = UpsertSink(
+        name="s", url=engine.url.render_as_string(hide_password=False), table="rows", key="k", commit_column="commit"
+    )
+    with closing(sink.open(CONTEXT)) as committer:
+        for commit in range(1, made + 1):
+            committer.claim(commit)
+            committer.commit(entry(commit))
+    with engine.begin() as connection:
+        connection.execute(ROWS.insert(), [{"k": "a", "v": 0, "commit": 5000}, {"k": "b", "v": 0, "commit": None}])
+    committer, number = sink.open(CONTEXT), made + 1
+    with pytest.raises(RefusedError, match=rf"has commit 5000, and the sink has made {made or 'none'}: ") as refused:
+        committer.claim(number)
+    found = [] if made == 0 else [f"commit 5000: {refused.value}"]
+    assert list(committer.audit(map(entry, range(1, made + 1)))) == found
+    statement = "UPDATE rows SET commit = NULL"
+    assert statement in str(refused.value)
+    with engine.begin() as connection:
+        connection.execute(ROWS.update().values(commit=None))
+    assert committer.claim(number) == (entry(made) if made else None)
+    write(committer, [("a", 1), ("b", 2)], commit=number)
+    assert rows(engine) == [("a", 1, number), ("b", 2, number)]
+
+
+@pytest.mark.parametrize("joins_after", [0, 1000])
+def test_rows_that_a_run_has_left_before_it_committed_are_the_sinks_own(engine: sa.Engine, joins_after: int) -> None:
+    """Of its first commit, whatever its number is in a pipeline that ran before, and of a later one."""
+    url = engine.url.render_as_string(hide_password=False)
+    sink = UpsertSink(name="s", url=url, table="rows", key="k", commit_column="commit")
+    for run, commit in enumerate((joins_after + 1, joins_after + 1, joins_after + 2, joins_after + 2), start=1):
+        committer = sink.open(CONTEXT)
+        newest = committer.claim(run)
+        assert newest == committer.claim(run)
+        assert (newest.commit if newest else None) == (joins_after + 1 if run > 2 else None)
+        write(committer, [("a", run)], commit=commit, run=run)
+        if run in (2, 4):
+            committer.commit(entry(commit, run))
+    assert rows(engine) == [("a", 4, joins_after + 2)]
+
+
 @pytest.mark.parametrize("commit_column", [None, "commit"])
 def test_a_frozen_writer_of_an_older_run_that_goes_on_after_a_newer_commit_undoes_it_only_if_it_is_not_fenced(
     engine: sa.Engine, commit_column: str | None

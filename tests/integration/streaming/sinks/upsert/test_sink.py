@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StructType
 
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import LedgerPointer, OtherSink
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
@@ -67,6 +68,7 @@ class TestUpsertSink(SinkConformance):
     kills = 3
     faults = 3
     refused_columns = (StructType().add("id", LongType()).add("w", DoubleType()), "w")
+    commit_column: str | None = None
 
     @pytest.fixture(autouse=True)
     def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +84,9 @@ class TestUpsertSink(SinkConformance):
 
     def make_sink(self, folder: Path) -> UpsertSink:
         with closing(sqlite3.connect(folder / "target.db")) as database:
-            database.execute("CREATE TABLE payments (id BIGINT PRIMARY KEY, k TEXT, v REAL)")
-        return UpsertSink(name="table", url=f"sqlite:///{folder / 'target.db'}", table="payments", key="id")
+            database.execute("CREATE TABLE payments (id BIGINT PRIMARY KEY, k TEXT, v REAL, made BIGINT)")
+        url = f"sqlite:///{folder / 'target.db'}"
+        return UpsertSink(name="table", url=url, table="payments", key="id", commit_column=self.commit_column)
 
     def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
         with closing(sqlite3.connect(sink.url.removeprefix("sqlite:///"))) as database:
@@ -92,3 +95,13 @@ class TestUpsertSink(SinkConformance):
 
     def staged(self, sink: Any) -> Iterable[str]:
         return []  # it writes straight into the table
+
+
+class TestFencedUpsertSink(TestUpsertSink):
+    kills = 2
+    faults = 3
+    commit_column = "made"
+
+    def test_pipelines_that_share_a_target_do_not_meet(self, tmp_path: Path) -> None:
+        with pytest.raises(RefusedError, match="two pipelines' numbers can't be told apart"):
+            super().test_pipelines_that_share_a_target_do_not_meet(tmp_path)

@@ -70,3 +70,27 @@ def test_a_task_with_few_partitions_writes_row_groups_of_their_full_size(
         files.write(rows, rows)
     (file,) = files.finish()
     assert (file["rows"], file["statistics"]) == (1_000, 2)
+
+
+def test_all_files_are_closed_and_the_first_error_is_told_when_some_can_not_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+
+    def remove(_: TableFiles, name: str) -> None:
+        if len(refused) < 2:
+            refused.append(name)
+            raise PermissionError(name)
+        Path(name).unlink()
+
+    monkeypatch.setattr(Local, "remove", remove)
+    files = Files(str(tmp_path), 0, ["p"], 2**30)
+    rows = pa.RecordBatch.from_pydict({"p": ["a", "b", "c", "d"], "v": [1, 2, 3, 4]})
+    files.write(rows, rows.select(["v"]))
+    opened = list(files._open.values())
+    with pytest.raises(PermissionError) as error:
+        files.close()
+    assert str(error.value) == refused[0]
+    assert all(file._file.closed and not file._parquet.is_open for file in opened)
+    assert sorted(map(str, tmp_path.rglob("*.parquet"))) == sorted(refused)
+    files.close()

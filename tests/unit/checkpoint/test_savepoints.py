@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,7 +254,12 @@ def test_without_hard_links_files_are_copied(
     monkeypatch.setattr(files, "_create", os.replace)
     flushed: list[Path] = []
     flush = LocalStore.flush
-    monkeypatch.setattr(LocalStore, "flush", lambda self, places: (flushed.extend(places), flush(self, places)))
+
+    def noting(store: LocalStore, places: Sequence[Path]) -> None:
+        flushed.extend(places)
+        flush(store, places)
+
+    monkeypatch.setattr(LocalStore, "flush", noting)
     copied = store.take(made, 2, crafted.record(2), JOB)
     assert not (store.checkpoint(copied.id).path / relative).samefile(table)
     assert {store.checkpoint(copied.id).path / path for path in copied.files} <= set(flushed)

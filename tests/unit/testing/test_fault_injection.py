@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkCommitter, SinkContext
+from airflow_provider_exactlyonce.streaming.sinks.staged import StagedCommitter
 from airflow_provider_exactlyonce.testing.fault_injection import Fault, Kind, Rehearsal, target_call
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from dags.jobs.own_sink import SqliteSink
@@ -19,8 +20,8 @@ from dags.jobs.own_sink import SqliteSink
 class AskingSink(SqliteSink):
     """Asks its target in each call that is no step of a batch."""
 
-    def open(self, context: SinkContext) -> SinkCommitter:
-        return cast(SinkCommitter, _Asking(target_call("target.open", partial(super().open, context))))
+    def open(self, context: SinkContext) -> StagedCommitter:
+        return cast(StagedCommitter, _Asking(target_call("target.open", partial(super().open, context))))
 
 
 class _Asking:

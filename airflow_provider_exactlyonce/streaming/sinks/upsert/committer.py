@@ -257,7 +257,7 @@ class UpsertCommitter(SinkCommitter):
             connection.execute(CLAIMS.insert(), {**self._key, "run": 0})
         row = connection.execute(sa.select(CLAIMS).filter_by(**self._key)).mappings().one()
         places.check_exact(row, self._key, CLAIMS)
-        run = row["run"]
+        run = int(row["run"])
         if run > self._run:
             raise FencedError(
                 f"run {self._run} of {self._key['pipeline']} is superseded by run {run}, which has claimed sink "

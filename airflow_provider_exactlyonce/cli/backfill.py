@@ -10,6 +10,7 @@ from typing import Any
 from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.application import application_of, owner_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
+from airflow_provider_exactlyonce.checkpoint.home_match import find_home
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, SUBMISSION, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer, tell
@@ -21,7 +22,6 @@ from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError
 from airflow_provider_exactlyonce.kafka import reach
-from airflow_provider_exactlyonce.ledger.home import home_path
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.policies.termination import AVAILABLE
 from airflow_provider_exactlyonce.streaming import settings
@@ -87,7 +87,7 @@ def _backfill(given: argparse.Namespace) -> None:
         output=given.output,
     )
     config = reach.reached(given.bootstrap_servers)
-    home = Home(given.home or home_path(config, given.pipeline))
+    home = Home(given.home) if given.home else find_home(config, given.pipeline)
     made = workspace.make(home, given.pipeline, request)
     application = given.application or application_of(made, config)
     arguments = [

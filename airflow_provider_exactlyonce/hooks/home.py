@@ -64,6 +64,12 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
 
 def request_of(home: Home, context: Context) -> TaskRequest:
     """Return the name under which a task asks its pipeline: the same for all its tries."""
-    ti = context["ti"]
-    clears = getattr(context.get("dag_run"), "clear_number", 0) or 0
-    return TaskRequest(home, (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)), clears=clears)
+    ti, run = context["ti"], context.get("dag_run")
+    started = getattr(run, "start_date", None)
+    return TaskRequest(
+        home,
+        (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)),
+        clears=getattr(run, "clear_number", 0) or 0,
+        started=None if started is None else started.isoformat(),
+        max_tries=getattr(ti, "max_tries", None),
+    )

@@ -95,6 +95,7 @@ class _AskingOperator(_PipelineOperator):
         with failing_for_good():
             home, pipeline = self._home()
             request = homes.request_of(home, context)
+            request.begin()
             while isinstance(result := self._step(home, pipeline, request.name), WaitCondition):
                 if time.time() >= deadline:
                     raise self._too_late(home, pipeline, request.name, result)

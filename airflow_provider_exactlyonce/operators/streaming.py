@@ -330,7 +330,14 @@ class _TaskSupervision:
             on_delay=self._on_delay,
         )
         goal = self._request.name if counts else None
-        return Supervisor(self._home, lambda: task.launch(self._home, driver_until, goal), supervision, left=self._left)
+
+        def launch() -> Launch:
+            made = task.launch(self._home, driver_until, goal)  # what that refuses leaves nothing in the home
+            if goal is not None:
+                self._request.begin()
+            return made
+
+        return Supervisor(self._home, launch, supervision, left=self._left)
 
     # -- what the supervisor asks now and then --------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ class _PlanOperator(DriverOperator):
         home, pipeline = homes.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
         request = homes.request_of(home, context)
         tools = self._tools(home)  # what that refuses leaves no plan
+        request.begin()
         begun = self._in_turn(home, lambda: self._begin(home, pipeline, request.name))
         upgrade = Upgrade(home, begun, tools)
         while isinstance(plan := self._in_turn(home, upgrade.advance), WaitCondition):

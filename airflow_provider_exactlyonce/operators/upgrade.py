@@ -215,7 +215,8 @@ class UpgradePipelineOperator(_PlanOperator):
         self.application = application
         self.savepoint = savepoint
         self.shadow_commits = shadow_commits
-        self.compare = compare
+        # Airflow calls a function in a templated field, instead of leaving it there.
+        self.compare = self._place_of(compare) if callable(compare) else compare
         self.allow = allow
         self.stable_after = stable_after
         self.stable_timeout = stable_timeout
@@ -245,6 +246,14 @@ class UpgradePipelineOperator(_PlanOperator):
             accept_nondeterminism=self.accept_nondeterminism,
         )
         return begin_upgrade(home, pipeline, self.find_application(self.application), options, request=request)
+
+    def _place_of(self, function: Callable[..., Any]) -> str:
+        from airflow_provider_exactlyonce.upgrade.begin import what_to_compare
+
+        try:
+            return str(what_to_compare(function)[1])
+        except RefusedError as error:
+            raise ValueError(f"{self.task_id}: {error}") from error
 
     def _allowed(self) -> dict[str, int | None]:
         arguments.check_shapes(self, ["allow"], ["allow"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -42,6 +44,7 @@ def add_to(program: Command) -> None:
             0: "done, now or before",
             1: "failed on the way; call it again and it goes on",
             69: "what was compared differs",
+            130: "got Ctrl-C or SIGTERM, and its driver has stopped; call it again and it goes on",
         },
     )
     declare(command, *PIPELINE)
@@ -114,16 +117,27 @@ def _run(home: Home, launch: Launch, named: str | None) -> dict[str, Any]:
             strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=1)),
         ),
     )
-    try:
-        for status in supervisor.run():
-            tell(progress_line(status))
-    except KeyboardInterrupt:
-        supervisor.stop("interrupted")
-        raise
+    with _interrupted_by_sigterm():
+        try:
+            for status in supervisor.run():
+                tell(progress_line(status))
+        except KeyboardInterrupt:
+            supervisor.stop("interrupted")
+            raise
     result = workspace.result_of(home)
     if result is None:
         raise DriverFailedError(f"the driver ended without a result in {home}; its output: {supervisor.log}")
     return result
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Make a Ctrl-C of SIGTERM: the driver has a session of its own, and would go on without us."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _told(result: Mapping[str, Any]) -> str:

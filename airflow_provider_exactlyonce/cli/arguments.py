@@ -21,7 +21,7 @@ SUBMISSION: Final = ("--master", "--conf", "--packages")
 SHARED: Final[Mapping[str, Mapping[str, Any]]] = {
     "pipeline": {"metavar": "PIPELINE", "help": "the pipeline's name"},
     "job": {"metavar": "JOB.py", "help": "the job's file"},
-    "--pipeline": {"metavar": "NAME", "help": "which pipeline of the file, if it declares several"},
+    "--pipeline": {"metavar": "NAME", "help": "which pipeline of the file (default: the only one)"},
     "--home": {
         "metavar": "DIR",
         "help": "the pipeline's home, a directory or a URL of s3:, gs: or hdfs: (default: where its last run started)",

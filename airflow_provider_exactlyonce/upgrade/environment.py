@@ -54,7 +54,8 @@ def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, sa
     # Only what changes a plan: the rest may hold passwords, and a command line is seen by all.
     asked = {name: value for name, value in tools.conf.items() if name.startswith("spark.sql.")}
     conf = [part for name, value in asked.items() for part in ("--conf", f"{name}={value}")]
-    arguments = ["check", application, "--against", location_of(savepoint), "--pipeline", pipeline, "--json", *conf]
+    named = ["--if-several", pipeline]  # the name of an only one is compared
+    arguments = ["check", application, "--against", location_of(savepoint), *named, "--json", *conf]
     environment = {**os.environ, **tools.launch(application, []).environment}
     done = subprocess.run(
         [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *arguments],

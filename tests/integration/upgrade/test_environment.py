@@ -84,3 +84,16 @@ def test_a_job_that_cant_be_checked_is_refused_in_the_commands_words(tmp_path: P
     said = str(raised.value)
     assert said.startswith(f"{job}:1: importing it fails: ModuleNotFoundError")
     assert "exactlyonce help" not in said
+
+
+def test_a_job_of_another_name_is_compared_and_not_refused_before(tmp_path: Path) -> None:
+    """The comparison says what differs, and what is to be done."""
+    tools = UpgradeEnvironment(config=dict, launch=lambda file, _: launch(file))
+    job = tmp_path / "job.py"
+    job.write_text(
+        "from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline\n"
+        "@pipeline(name='other', source=KafkaSource('in'), sink=KafkaSink('out', key='k'))\n"
+        "def other(events):\n    return events\n"
+    )
+    with pytest.raises(RefusedError, match=f"^there is no savepoint .*{tmp_path}"):
+        check_version(tools, str(job), "p", tmp_path / "1-ab")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger import home as ledger_home
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 
 
@@ -25,6 +29,29 @@ class HomeMismatch:
     def is_of_lineage(self) -> bool:
         """Whether only ``current`` points to the wrong lineage."""
         return self.name in ("lineage-abandoned", "lineage-not-current")
+
+
+def find_home(config: Mapping[str, Any], pipeline: str) -> Home:
+    """Return the home that a pipeline's newest run started from.
+
+    :param config: client configuration in librdkafka's names
+    :raises UnknownPipelineError: when the pipeline was never started on this cluster
+    :raises RefusedError: when that home is not where the ledger says, as this machine sees it
+    :raises HomeMovedError: when it was moved
+    :raises ExactlyOnceError: when the cluster does not answer
+    """
+    claim = ledger_home.newest_claim(config, pipeline)
+    home = Home(claim.home_path)
+    found = home.identity()
+    if found != claim.home:  # an empty mount point has no lease, and its pipeline would be taken for stopped
+        there = "nothing is there" if found is None else f"home {found} of pipeline {home.pipeline()} is there"
+        raise RefusedError(
+            f"{home} is not the home of pipeline {pipeline} on this machine, {socket.gethostname()}: {there}, and run "
+            f"{claim.run} started from home {claim.home} at that path on {claim.host}. Mount its file system here, do "
+            "this on a machine that sees it, or, if it is elsewhere, name it: checkpoint= of a task, --home of a "
+            "command"
+        )
+    return home
 
 
 def check_start(home: Home, pipeline: str, tail: LedgerTail | None, *, accept_home: bool = False) -> None:

@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.control import moving
+from airflow_provider_exactlyonce.checkpoint.home_match import find_home
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.kafka.config import VARIABLE
-from airflow_provider_exactlyonce.ledger.home import home_path
 
 CLUSTER: Final = ("--bootstrap-servers", "--json")
 HOME: Final = ("--home", *CLUSTER)
@@ -22,7 +21,7 @@ SUBMISSION: Final = ("--master", "--conf", "--packages")
 SHARED: Final[Mapping[str, Mapping[str, Any]]] = {
     "pipeline": {"metavar": "PIPELINE", "help": "the pipeline's name"},
     "job": {"metavar": "JOB.py", "help": "the job's file"},
-    "--pipeline": {"metavar": "NAME", "help": "which pipeline of the file, if it declares several"},
+    "--pipeline": {"metavar": "NAME", "help": "which pipeline of the file (default: the only one)"},
     "--home": {
         "metavar": "DIR",
         "help": "the pipeline's home, a directory or a URL of s3:, gs: or hdfs: (default: where its last run started)",
@@ -59,6 +58,4 @@ def home_of(given: argparse.Namespace) -> Home:
             owner = home.pipeline() or "no pipeline"
             raise RefusedError(f"{home} is the home of {owner}, not of {given.pipeline}")
         return home
-    home = Home(home_path(reach.reached(given.bootstrap_servers), given.pipeline))
-    moving.check_here(home.path)
-    return home
+    return find_home(reach.reached(given.bootstrap_servers), given.pipeline)

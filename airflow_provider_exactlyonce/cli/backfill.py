@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.application import application_of, owner_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
+from airflow_provider_exactlyonce.checkpoint.home_match import find_home
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, SUBMISSION, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer, tell
@@ -21,7 +24,6 @@ from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError
 from airflow_provider_exactlyonce.kafka import reach
-from airflow_provider_exactlyonce.ledger.home import home_path
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.policies.termination import AVAILABLE
 from airflow_provider_exactlyonce.streaming import settings
@@ -42,6 +44,7 @@ def add_to(program: Command) -> None:
             0: "done, now or before",
             1: "failed on the way; call it again and it goes on",
             69: "what was compared differs",
+            130: "got Ctrl-C or SIGTERM, and its driver has stopped; call it again and it goes on",
         },
     )
     declare(command, *PIPELINE)
@@ -87,7 +90,7 @@ def _backfill(given: argparse.Namespace) -> None:
         output=given.output,
     )
     config = reach.reached(given.bootstrap_servers)
-    home = Home(given.home or home_path(config, given.pipeline))
+    home = Home(given.home) if given.home else find_home(config, given.pipeline)
     made = workspace.make(home, given.pipeline, request)
     application = given.application or application_of(made, config)
     arguments = [
@@ -114,16 +117,27 @@ def _run(home: Home, launch: Launch, named: str | None) -> dict[str, Any]:
             strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=1)),
         ),
     )
-    try:
-        for status in supervisor.run():
-            tell(progress_line(status))
-    except KeyboardInterrupt:
-        supervisor.stop("interrupted")
-        raise
+    with _interrupted_by_sigterm():
+        try:
+            for status in supervisor.run():
+                tell(progress_line(status))
+        except KeyboardInterrupt:
+            supervisor.stop("interrupted")
+            raise
     result = workspace.result_of(home)
     if result is None:
         raise DriverFailedError(f"the driver ended without a result in {home}; its output: {supervisor.log}")
     return result
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Make a Ctrl-C of SIGTERM: the driver has a session of its own, and would go on without us."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _told(result: Mapping[str, Any]) -> str:

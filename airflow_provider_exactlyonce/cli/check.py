@@ -27,6 +27,8 @@ def add_to(program: Command) -> None:
         exit_codes={0: "compatible, perhaps with notes", 64: "incompatible, or refused"},
     )
     declare(command, *DECLARATION)
+    # Of an upgrade, which compares a pipeline of another name like everything else that may differ.
+    command.add_argument("--if-several", help=argparse.SUPPRESS)
     command.add_argument("--against", required=True, metavar="SAVEPOINT", help="a savepoint's id, or its directory")
     declare(command, "--conf", *HOME)
 
@@ -37,7 +39,7 @@ def _check(given: argparse.Namespace) -> int:
     from airflow_provider_exactlyonce.streaming.spark.session import planning_session
 
     asked = settings.pairs(given.conf)
-    job = loader.load(given.job, given.pipeline)
+    job = loader.load(given.job, given.pipeline, if_several=given.if_several)
     store, name = _find(given, job.name)
     savepoint = store.get(name)
     with planning_session(asked) as spark:

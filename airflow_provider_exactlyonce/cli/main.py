@@ -37,6 +37,9 @@ from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import listing
 
+#: A shell's exit code for what SIGINT has ended.
+INTERRUPTED: Final = 130
+
 #: In the order in which ``exactlyonce --help`` has them.
 _COMMANDS: Final = (
     *(run, status, list_pipelines, stop, savepoint, state, restore, rescale, check, explain, upgrade, backfill),
@@ -73,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, f". {listing.hint(config, given.pipeline)}")
     except ExactlyOnceError as error:
         return _failed(error)
+    except KeyboardInterrupt:
+        tell("interrupted. The command may be tried again")
+        return INTERRUPTED
     except OSError as error:  # a full disk, a right that is missing
         return _failed(ExactlyOnceError(f"the system says: {error}. The command may be tried again"))
     except Exception as error:

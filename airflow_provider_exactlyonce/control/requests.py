@@ -137,24 +137,63 @@ class TaskRequest:
     """What one task instance asks for: under one name for all its tries, under another once it is cleared.
 
     Airflow counts the clears of a DAG run, of whichever of its tasks. So a higher count alone says nothing; it makes a
-    new request of one that was done, and never of one that is still waited for.
+    new request of one that was done, and never of one that is still waited for. A clear that leaves its DAG run as it
+    is does not count there, and changes the task's last try. A DAG run that was deleted and made again under the same
+    id begins to count anew: its start tells it from the one before, because a retry keeps it.
 
     :param task_instance: what tells it from all others
     :param clears: how often its DAG run was cleared
+    :param started: when its DAG run has started, as text; None where Airflow does not say
+    :param max_tries: the number of its last try, which each clear of the task changes; None where Airflow does not say
     """
 
-    def __init__(self, home: Home, task_instance: Sequence[str], *, clears: int) -> None:
+    def __init__(
+        self,
+        home: Home,
+        task_instance: Sequence[str],
+        *,
+        clears: int,
+        started: str | None = None,
+        max_tries: int | None = None,
+    ) -> None:
         self._home: Final = home
         self.clears: Final = clears
         self._file: Final = home.commands / f"task-{_digits(*task_instance)}.json"
-        body: dict[str, Any] | None = json_store.read(self._file)
-        self._number: Final[int] = body["number"] + (clears > body["clears"]) if body else 0
+        self._noted: dict[str, Any] | None = json_store.read(self._file)
+        self._now: Final = {"clears": clears, "started": started, "max_tries": max_tries}
+        self._number: Final[int] = 0 if self._noted is None else self._noted["number"] + self._is_another(self._noted)
         self.name: Final = _digits(*task_instance, str(self._number))
+
+    def _is_another(self, noted: dict[str, Any]) -> bool:
+        """Whether what was noted is of another request: one that was done, or of a DAG run that is gone."""
+        cleared = self.clears > noted["clears"]
+        started_anew, tried_anew = (self._differs_from(noted, name) for name in ("started", "max_tries"))
+        if noted.get("done", True):  # release 0.1.0 has noted nothing before
+            return cleared or started_anew or tried_anew
+        return started_anew and not cleared
+
+    def _differs_from(self, noted: dict[str, Any], name: str) -> bool:
+        then, now = noted.get(name), self._now[name]
+        return then is not None and now is not None and then != now
+
+    def begin(self) -> None:
+        """Note that it is asked for, before anything is: whoever asks under its name later is told from this one."""
+        noted, now = self._noted, self._note(done=False)
+        is_answered = noted is not None and noted["number"] == self._number and noted.get("done", True)
+        if not is_answered and noted != now:
+            self._write(now)
 
     def done(self) -> None:
         """Note that the task has what it asked for."""
+        self._write(self._note(done=True))
+
+    def _note(self, *, done: bool) -> dict[str, Any]:
+        return {"number": self._number, **self._now, "done": done}
+
+    def _write(self, note: dict[str, Any]) -> None:
         forget_older(self._home, "task-*.json")
-        json_store.write(self._file, {"number": self._number, "clears": self.clears})
+        json_store.write(self._file, note)
+        self._noted = note
 
 
 def _digits(*names: str) -> str:

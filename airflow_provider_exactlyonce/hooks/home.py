@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import TaskRequest
 from airflow_provider_exactlyonce.exceptions import RefusedError, UnknownPipelineError
@@ -42,20 +41,18 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
 
     :param kafka_conn_id: connection of type ``kafka``, asked for the ledger when only the pipeline is named
     :param checkpoint: its home, as :func:`home_at` takes it
-    :raises UnknownPipelineError: when there is no such home
-    :raises RefusedError: when it is another pipeline's
+    :raises UnknownPipelineError: when there is no such pipeline, or ``checkpoint`` is no home
+    :raises RefusedError: when it is another pipeline's, or this machine does not see the one that the ledger names
     :raises HomeMovedError: when it was moved
     :raises ExactlyOnceError: when the cluster does not answer
     """
     if checkpoint is None:
+        from airflow_provider_exactlyonce.checkpoint import home_match
         from airflow_provider_exactlyonce.hooks.kafka import client_config
-        from airflow_provider_exactlyonce.ledger.home import home_path
 
         if pipeline is None:
             raise RefusedError("neither pipeline nor checkpoint is given")
-        home = Home(home_path(client_config(kafka_conn_id), pipeline))
-        moving.check_here(home.path)
-        return home, pipeline
+        return home_match.find_home(client_config(kafka_conn_id), pipeline), pipeline
     home = home_at(checkpoint)
     owner = home.pipeline()
     if owner is None:
@@ -67,6 +64,12 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
 
 def request_of(home: Home, context: Context) -> TaskRequest:
     """Return the name under which a task asks its pipeline: the same for all its tries."""
-    ti = context["ti"]
-    clears = getattr(context.get("dag_run"), "clear_number", 0) or 0
-    return TaskRequest(home, (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)), clears=clears)
+    ti, run = context["ti"], context.get("dag_run")
+    started = getattr(run, "start_date", None)
+    return TaskRequest(
+        home,
+        (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)),
+        clears=getattr(run, "clear_number", 0) or 0,
+        started=None if started is None else started.isoformat(),
+        max_tries=getattr(ti, "max_tries", None),
+    )

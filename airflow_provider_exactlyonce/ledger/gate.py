@@ -49,6 +49,8 @@ from airflow_provider_exactlyonce.ledger.written import WINDOW, Last, WrittenOff
 
 _SHOWN: Final = 5
 _TIMEOUT_SECONDS: Final = 30.0
+#: For so long a pipeline that has something to do has had nothing to do: shorter than anybody asks for.
+_BUSY: Final = float("-inf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,15 +270,15 @@ class Gates:
 
     @staticmethod
     def _quiet_seconds(sources: SourceClusters, newest: CommitRecord, gates: Iterable[Gate]) -> float:
-        """Return for how long there has been nothing to do, as far as one of the gates wants to know; 0 for not."""
+        """Return for how long there has been nothing to do, as far as one of the gates wants to know."""
         wanted = [gate.idle_after for gate in gates if gate.idle_after is not None]
         seconds = time.time() - newest.committed / 1000
         if not wanted or seconds < min(wanted):
-            return 0.0
+            return _BUSY
         ends = sources.offsets.ends(_read(sources, newest))
         _check_ends(sources, newest, ends)
         is_quiet = all(newest.ends.get(place, 0) == end for place, end in ends.items())
-        return seconds if is_quiet else 0.0
+        return seconds if is_quiet else _BUSY
 
 
 def _closed(target: GateTarget, commit: int, problems: list[str]) -> GateAnswer:

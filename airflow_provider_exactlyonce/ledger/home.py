@@ -1,4 +1,4 @@
-"""Where a pipeline's home is, as its ledger says."""
+"""What a pipeline's ledger says of its newest run, and so of its home."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, UnknownPipelineError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord
 
 
-def home_path(config: Mapping[str, Any], pipeline: str) -> str:
-    """Return the home that a pipeline's last run started from.
+def newest_claim(config: Mapping[str, Any], pipeline: str) -> ClaimRecord:
+    """Return the claim of a pipeline's newest run, which names the home that it started from.
 
     :param config: client configuration in librdkafka's names
     :raises UnknownPipelineError: when the pipeline was never started on this cluster
@@ -25,7 +26,7 @@ def home_path(config: Mapping[str, Any], pipeline: str) -> str:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
     if tail is None or tail.claim is None:
         raise never_started(pipeline)
-    return tail.claim.home_path
+    return tail.claim
 
 
 def never_started(pipeline: str) -> UnknownPipelineError:

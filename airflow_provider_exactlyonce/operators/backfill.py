@@ -72,9 +72,9 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
     :param standby: none; a backfill's restart goes on where it was
     :param deferrable: wait in the triggerer, which must see the home, and take a worker's slot only to start a driver
         and to judge its end; default from ``[operators] default_deferrable``
-    :param on_worker_shutdown: ``detach``: the driver goes on, the next try takes it over (needs ``retries``); ``kill``:
-        it stops before its next batch, and the next try goes on. Default ``detach`` for a task with retries, else
-        ``kill``
+    :param on_worker_shutdown: ``detach``: the driver goes on, the next try takes it over (needs ``retries``; in the
+        last try: ``kill``); ``kill``: it stops before its next batch, and the next try goes on. Default ``detach`` for
+        a task with retries, else ``kill``
     :param stop_on_kill: whether the driver is stopped before its next batch when a user marks or clears the task
     :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused. (templated)
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)

@@ -98,6 +98,7 @@ class _AskingOperator(_PipelineOperator):
         with failing_for_good():
             home, pipeline = self._home()
             request, detector = homes.request_of(home, context), FailureDetector(home)
+            request.begin()
             while isinstance(result := self._step(home, pipeline, request.name, detector), WaitCondition):
                 if time.time() >= deadline:
                     raise self._too_late(home, pipeline, request.name, result)
@@ -145,7 +146,8 @@ class SavepointOperator(_AskingOperator):
 
     :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
     :param checkpoint: the pipeline's home, instead. (templated)
-    :param label: what people call the savepoint. (templated)
+    :param label: what people call the savepoint. With ``.partial(label=…)`` Airflow does not see that a task, whose
+        output it is, comes first: say so, ``first >> save``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param timeout: how long the driver may take, seconds or a timedelta
     :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
@@ -156,7 +158,7 @@ class SavepointOperator(_AskingOperator):
 
     def __init__(self, *, label: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.savepoint_label = label  # Airflow has a label of its own
+        self.savepoint_label = label  # each node of Airflow's has a label of its own, which can't be set
 
     def _step(
         self, home: Home, pipeline: str, request: str, detector: FailureDetector

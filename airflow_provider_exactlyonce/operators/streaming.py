@@ -104,7 +104,8 @@ class StreamingPipelineOperator(DriverOperator):
     :param deferrable: wait in the triggerer, which must see the home, and take a worker's slot only to start a driver
         and to judge its end; default from ``[operators] default_deferrable``
     :param on_worker_shutdown: what happens to the driver when the worker is shut down while it supervises.
-        ``detach``: it goes on, the next try takes it over (needs ``retries``). ``stop_with_savepoint``: it saves, stops
+        ``detach``: it goes on, the next try takes it over (needs ``retries``; in the last try: ``kill``).
+        ``stop_with_savepoint``: it saves, stops
         before its next batch, and is started again by the next try. ``kill``: the same without the savepoint. Default
         ``detach`` for a task with retries, ``kill`` for one without
     :param stop_on_kill: whether the driver is stopped before its next batch when a user marks or clears the task
@@ -330,7 +331,14 @@ class _TaskSupervision:
             on_delay=self._on_delay,
         )
         goal = self._request.name if counts else None
-        return Supervisor(self._home, lambda: task.launch(self._home, driver_until, goal), supervision, left=self._left)
+
+        def launch() -> Launch:
+            made = task.launch(self._home, driver_until, goal)  # what that refuses leaves nothing in the home
+            if goal is not None:
+                self._request.begin()
+            return made
+
+        return Supervisor(self._home, launch, supervision, left=self._left)
 
     # -- what the supervisor asks now and then --------------------------------------------------------------------
 
@@ -378,9 +386,16 @@ class _TaskSupervision:
             self._supervisor.stop("the task was killed")
             return
         self._worker_ends = True
-        choice = self._task.on_worker_shutdown
-        if choice == "detach":
+        choice, ti = self._task.on_worker_shutdown, self._context["ti"]
+        if choice == "detach" and ti.try_number <= ti.max_tries:
             raise WorkerShutdownError("the worker shuts down; the driver goes on, and the next try takes it over")
+        if choice == "detach":
+            self._task.log.warning(
+                "this is the last try, %d of %d, and nobody would supervise a driver that goes on: it is stopped in "
+                "spite of on_worker_shutdown='detach'",
+                ti.try_number,
+                ti.max_tries + 1,
+            )
         if choice == "stop_with_savepoint":
             self._ask_for_savepoint()
         self._supervisor.stop(f"the worker shuts down (on_worker_shutdown={choice!r})")

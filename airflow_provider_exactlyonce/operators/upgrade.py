@@ -69,6 +69,7 @@ class _PlanOperator(DriverOperator):
         home, pipeline = homes.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
         request = homes.request_of(home, context)
         tools = self._tools(home)  # what that refuses leaves no plan
+        request.begin()
         begun = self._in_turn(home, lambda: self._begin(home, pipeline, request.name))
         upgrade = Upgrade(home, begun, tools)
         while isinstance(plan := self._in_turn(home, upgrade.advance), WaitCondition):
@@ -214,7 +215,8 @@ class UpgradePipelineOperator(_PlanOperator):
         self.application = application
         self.savepoint = savepoint
         self.shadow_commits = shadow_commits
-        self.compare = compare
+        # Airflow calls a function in a templated field, instead of leaving it there.
+        self.compare = self._place_of(compare) if callable(compare) else compare
         self.allow = allow
         self.stable_after = stable_after
         self.stable_timeout = stable_timeout
@@ -244,6 +246,14 @@ class UpgradePipelineOperator(_PlanOperator):
             accept_nondeterminism=self.accept_nondeterminism,
         )
         return begin_upgrade(home, pipeline, self.find_application(self.application), options, request=request)
+
+    def _place_of(self, function: Callable[..., Any]) -> str:
+        from airflow_provider_exactlyonce.upgrade.begin import what_to_compare
+
+        try:
+            return str(what_to_compare(function)[1])
+        except RefusedError as error:
+            raise ValueError(f"{self.task_id}: {error}") from error
 
     def _allowed(self) -> dict[str, int | None]:
         arguments.check_shapes(self, ["allow"], ["allow"])

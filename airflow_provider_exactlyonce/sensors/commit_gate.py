@@ -75,6 +75,8 @@ class CommitGateSensor(PollingSensor):
         self.timestamp = timestamp
         self.up_to_now = up_to_now or None
         self.idle_after = idle_after.total_seconds() if isinstance(idle_after, timedelta) else idle_after
+        if idle_after is not None:
+            arguments.check_spans(self, "idle_after")
         check_one(self.task_id, self._target())
         arguments.check(self, lambda: GateTarget.parse(**self._target()), *TARGETS)
         if start_from_trigger and (timestamp is not None or up_to_now):

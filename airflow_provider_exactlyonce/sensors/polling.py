@@ -111,7 +111,9 @@ class PollingSensor(BaseSensorOperator):
         """Return what an earlier try has fixed, None when there is nothing; a task that is cleared starts over."""
         store: Any = context.get("task_state_store")
         kept: Any = store.get(_KEY) if store is not None else None
-        return kept["fixed"] if kept is not None and kept["for"] == self._for(context) else None
+        if kept is None or not kept["for"].items() <= self._for(context).items():  # 0.1.0 has kept less
+            return None
+        return kept["fixed"]
 
     def keep(self, context: Context, fixed: dict[str, Any]) -> dict[str, Any]:
         """Fix what is waited for, for this try and later ones; returns it."""
@@ -202,7 +204,10 @@ class PollingSensor(BaseSensorOperator):
         return None
 
     def _for(self, context: Context) -> dict[str, Any]:
-        return {**self.asked_for(), "clear_number": getattr(context.get("dag_run"), "clear_number", 0)}
+        run, ti = context.get("dag_run"), context.get("ti")
+        # Each clear of the task changes its last try, also one that does not count as a clear of its DAG run.
+        tries = {} if ti is None else {"max_tries": getattr(ti, "max_tries", None)}
+        return {**self.asked_for(), "clear_number": getattr(run, "clear_number", 0), **tries}
 
     def _too_late(self, context: Context) -> str:
         """Check once more, for what is missing now and why."""

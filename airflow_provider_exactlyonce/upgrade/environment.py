@@ -49,22 +49,30 @@ def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, sa
 
     :param savepoint: its directory
     :raises RefusedError: when the job can't be loaded or planned
-    :raises ExactlyOnceError: when the process failed
+    :raises ExactlyOnceError: when the process failed, or has taken too long
     """
     # Only what changes a plan: the rest may hold passwords, and a command line is seen by all.
     asked = {name: value for name, value in tools.conf.items() if name.startswith("spark.sql.")}
     conf = [part for name, value in asked.items() for part in ("--conf", f"{name}={value}")]
-    arguments = ["check", application, "--against", location_of(savepoint), "--pipeline", pipeline, "--json", *conf]
+    named = ["--if-several", pipeline]  # the name of an only one is compared
+    arguments = ["check", application, "--against", location_of(savepoint), *named, "--json", *conf]
     environment = {**os.environ, **tools.launch(application, []).environment}
-    done = subprocess.run(
-        [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_CHECK_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_CHECK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ExactlyOnceError(
+            f"the check of {application} was ended after {_CHECK_SECONDS:g} s: this machine is too busy, or something "
+            f"that the job does when it is imported takes so long. `exactlyonce check {application} --against "
+            f"{location_of(savepoint)}` shows how far it gets"
+        ) from error
     if done.returncode in (0, RefusedError.exit_code) and done.stdout.strip():
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer

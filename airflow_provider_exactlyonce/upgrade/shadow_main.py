@@ -58,8 +58,6 @@ def make(home: Home, request: ShadowRequest, folder: Path) -> dict[str, Any]:
     function = _function(options.function) if options.function else None
     config = kafka_config.from_environment(None)
     pipeline = loader.load(request.application, request.pipeline)
-    if pipeline.name != request.pipeline:
-        raise RefusedError(f"{request.application} is pipeline {pipeline.name}, not {request.pipeline}")
     with LedgerReader(config, pipeline.name) as reader:
         tail = reader.tail()
     last = tail.place.commit if tail is not None else 0

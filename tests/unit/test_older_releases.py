@@ -425,7 +425,7 @@ WRITTEN: Mapping[str, str | None] = {
     "control.requests.note_killed": "killed-",
     "control.requests.request_savepoint": "savepoint-0f1e2d3c.json",
     "control.requests.answer_savepoint": ".done.json",
-    "control.requests.done": "task-",
+    "control.requests._write": "task-",
     "control.status.write": "status.json",
     "control.restarts._write": "restarts.json",
     "control.intent.write": "intent.json",

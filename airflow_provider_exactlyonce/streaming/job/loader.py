@@ -18,11 +18,12 @@ from airflow_provider_exactlyonce.streaming.job.mistakes import first_line, plac
 _MODULE: Final = "exactlyonce_job"
 
 
-def load(job: str, name: str | None = None) -> PipelineDefinition:
+def load(job: str, name: str | None = None, *, if_several: str | None = None) -> PipelineDefinition:
     """Return the pipeline that a file declares.
 
     :param job: the file
-    :param name: the pipeline's name, if the file declares several
+    :param name: the pipeline's name; None for the only one
+    :param if_several: the name where the file declares several; the caller judges the name of an only one
     :raises RefusedError: when there is none, or not one of this name; when the file can't be executed, with its line
     """
     file = Path(job).resolve()
@@ -31,13 +32,16 @@ def load(job: str, name: str | None = None) -> PipelineDefinition:
     pipelines = {
         pipeline.name: pipeline for pipeline in vars(_module(file)).values() if isinstance(pipeline, PipelineDefinition)
     }
-    if name in pipelines:
-        return pipelines[name]
-    if len(pipelines) == 1:
-        return next(iter(pipelines.values()))
     if not pipelines:
         raise RefusedError(f"{job} declares no pipeline: none of its names is a function under @pipeline")
-    raise RefusedError(f"{job} declares several pipelines: {', '.join(sorted(pipelines))}; name one with --pipeline")
+    if len(pipelines) == 1 and name is None:
+        return next(iter(pipelines.values()))
+    wanted, declared = name or if_several, ", ".join(sorted(pipelines))
+    if wanted is None:
+        raise RefusedError(f"{job} declares several pipelines: {declared}; name one with --pipeline")
+    if wanted not in pipelines:
+        raise RefusedError(f"{job} declares no pipeline {wanted}, but {declared}; name one of these with --pipeline")
+    return pipelines[wanted]
 
 
 @contextlib.contextmanager

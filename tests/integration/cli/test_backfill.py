@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,8 +14,10 @@ from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.cli.backfill import _run
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import processes, requests, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
+from tests.waiting import eventually
 
 FINISHES = """
 import os, sys
@@ -62,3 +67,52 @@ def test_the_result_of_a_driver_that_nobody_saw_end_is_given_to_who_asks_for_the
         killed.setattr(intents, "remove", lambda *_: None)
         assert _run(made, launch(made, "then"), then) == {"version": "then"}
     assert _run(made, launch(made, "now"), now) == {"version": version}
+
+
+DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
+#: The command, as far as it comes after the cluster was asked for the version that runs.
+COMMAND = """
+import argparse, os, sys
+from airflow_provider_exactlyonce.cli import backfill, main
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.launching import Launch
+home, *command = sys.argv[1:]
+launch = Launch(command=command, printable="", environment=dict(os.environ))
+backfill._backfill = lambda given: backfill._run(Home(home), launch, None)
+sys.exit(main.main(["backfill", "shop", "--commits", "1..9"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_driver_before_its_next_batch(made: Home, number: signal.Signals) -> None:
+    driver = [
+        sys.executable,
+        str(DRIVER),
+        "--home",
+        str(made.path),
+        "--until",
+        "available",
+        "take-lease commit until-stop",
+    ]
+    command = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(made.path), *driver],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+
+    def token() -> str | None:
+        last = status.read(made.status)
+        return last.token if last is not None and last.commit == 1 else None
+
+    running = eventually(token, "the driver has committed")
+    command.send_signal(number)
+    said = command.communicate()[1]
+    assert command.returncode == 130, said
+    assert said.splitlines()[-1] == "interrupted. The command may be tried again"
+    assert processes.leader(running) is None
+    assert requests.stop_requested(made, running) == "interrupted"
+    last = status.read(made.status)
+    assert last is not None
+    assert last.state is status.DriverState.STOPPED

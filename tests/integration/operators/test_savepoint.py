@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,12 +48,18 @@ DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
 class TaskInstance:
     """What the operators use of Airflow's."""
 
-    def __init__(self, task_id: str = "save", run_id: str = "run1", map_index: int = -1) -> None:
+    def __init__(self, task_id: str = "save", run_id: str = "run1", map_index: int = -1, max_tries: int = 1) -> None:
         self.dag_id, self.task_id, self.run_id, self.map_index = "shop", task_id, run_id, map_index
+        self.max_tries = max_tries
 
 
-def execute(task: Any, ti: TaskInstance | None = None, clears: int = 0) -> dict[str, Any]:
-    xcom = task.execute({"ti": ti or TaskInstance(), "dag_run": SimpleNamespace(clear_number=clears)})
+#: When a DAG run has started, and the one that was made under its id when it was deleted.
+BEFORE, AGAIN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def execute(task: Any, ti: TaskInstance | None = None, clears: int = 0, started: datetime = BEFORE) -> dict[str, Any]:
+    run = SimpleNamespace(clear_number=clears, start_date=started)
+    xcom = task.execute({"ti": ti or TaskInstance(), "dag_run": run})
     assert json.loads(json.dumps(xcom)) == xcom
     return dict(xcom)
 
@@ -159,12 +165,38 @@ def test_a_clear_saves_again_if_the_task_was_done_and_goes_on_if_it_was_not(home
     assert len(Savepoints(home.savepoints).list()) == 2
 
 
-def test_a_clear_of_a_stop_that_was_done_stops_what_was_started_since(home: Home) -> None:
+@pytest.mark.parametrize(
+    ("max_tries", "again"),
+    [(1, {"clears": 1}), (2, {}), (1, {"started": AGAIN})],
+    ids=["of the DAG run", "over REST with reset_dag_runs=false", "DAG run deleted and made again"],
+)
+def test_a_clear_of_a_stop_that_was_done_stops_what_was_started_since(
+    home: Home, max_tries: int, again: dict[str, Any]
+) -> None:
     execute(stop(home), TaskInstance("stop"))
     with lease.holding(home.lease, "p", "later"):
+        execute(stop(home), TaskInstance("stop"))
+        assert requests.stop_requested(home, "later") is None, "it is a retry"
         with pytest.raises(TaskDeferred):
-            execute(stop(home, deferrable=True), TaskInstance("stop"), clears=1)
+            execute(stop(home, deferrable=True), TaskInstance("stop", max_tries=max_tries), **again)
         assert requests.stop_requested(home, "later") is not None
+
+
+def test_a_stop_that_has_timed_out_is_not_that_of_a_dag_run_that_was_made_again(home: Home) -> None:
+    with lease.holding(home.lease, "p", FIRST), pytest.raises(NotAnsweredError):
+        execute(stop(home, timeout=0), TaskInstance("stop"))
+    with lease.holding(home.lease, "p", "later"):
+        with pytest.raises(TaskDeferred):
+            execute(stop(home, deferrable=True), TaskInstance("stop"), started=AGAIN)
+        assert requests.stop_requested(home, "later") is not None
+
+
+def test_a_dag_run_that_was_made_again_takes_a_savepoint_of_its_own(home: Home) -> None:
+    with serving(home):
+        first = execute(save(home))
+        again = execute(save(home), started=AGAIN)
+        assert execute(save(home), started=AGAIN) == again
+    assert first["savepoint"] != again["savepoint"]
 
 
 def test_a_retry_finds_the_request_of_a_worker_that_died_and_its_answer(home: Home) -> None:
@@ -205,7 +237,7 @@ def test_the_drivers_own_words_are_in_the_error(home: Home) -> None:
     next(home.checkpoint(crafted.LINEAGE).glob("state/0/1/SSTs/000002-*")).unlink()
     with serving(home), pytest.raises(ExactlyOnceError, match=r"RefusedError: batch 2 .* is not whole.*is missing"):
         execute(save(home))
-    assert list(home.commands.iterdir()) == []
+    assert list(home.commands.glob("savepoint-*")) == []
 
 
 def test_a_driver_that_does_not_answer_in_time_is_named_and_asked_no_longer(home: Home) -> None:

@@ -54,9 +54,9 @@ class TaskInstance:
 
     dag_id, task_id, run_id, map_index = "shop", "stream", "run1", -1
 
-    def __init__(self, state: str = "running") -> None:
+    def __init__(self, state: str = "running", try_number: int = 1, max_tries: int = 1) -> None:
         self.pushed: dict[str, Any] = {}
-        self.state = state
+        self.state, self.try_number, self.max_tries = state, try_number, max_tries
 
     def xcom_push(self, key: str, value: Any) -> None:
         self.pushed[key] = value
@@ -271,6 +271,21 @@ def test_a_worker_that_shuts_down_does_with_the_driver_what_was_chosen(
     else:
         assert execute(operator(tmp_path, *plans))["commit"] == 2, "the next try begins anew"
     assert len(calls()) == (1 if detached else 2)
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize(
+    ("try_number", "max_tries"), [(2, 1), (5, 4)], ids=["the last of its retries", "the last one after clears"]
+)
+def test_no_driver_is_left_alone_by_the_last_try(
+    tmp_path: Path, try_number: int, max_tries: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = operator(tmp_path, "take-lease commit until-stop", retries=1)
+    stopped = "worker shuts down; the driver was stopped at commit 1"
+    with alarm(committed(tmp_path), task.on_kill), pytest.raises(WorkerShutdownError, match=stopped):
+        execute(task, TaskInstance("running", try_number, max_tries))
+    assert last_state(tmp_path) is DriverState.STOPPED
+    assert f"this is the last try, {try_number} of {max_tries + 1}" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("calls")

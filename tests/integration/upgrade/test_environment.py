@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.processes import TOKEN_VARIABLE
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.upgrade import shadow_run
+from airflow_provider_exactlyonce.upgrade import environment, shadow_run
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment, check_version, run_to_end
 from tests.waiting import HANG_SECONDS
 
@@ -84,3 +84,29 @@ def test_a_job_that_cant_be_checked_is_refused_in_the_commands_words(tmp_path: P
     said = str(raised.value)
     assert said.startswith(f"{job}:1: importing it fails: ModuleNotFoundError")
     assert "exactlyonce help" not in said
+
+
+def test_a_job_of_another_name_is_compared_and_not_refused_before(tmp_path: Path) -> None:
+    """The comparison says what differs, and what is to be done."""
+    tools = UpgradeEnvironment(config=dict, launch=lambda file, _: launch(file))
+    job = tmp_path / "job.py"
+    job.write_text(
+        "from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline\n"
+        "@pipeline(name='other', source=KafkaSource('in'), sink=KafkaSink('out', key='k'))\n"
+        "def other(events):\n    return events\n"
+    )
+    with pytest.raises(RefusedError, match=f"^there is no savepoint .*{tmp_path}"):
+        check_version(tools, str(job), "p", tmp_path / "1-ab")
+
+
+def test_a_check_that_takes_too_long_is_ended_and_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_CHECK_SECONDS", 0.5)
+    tools = UpgradeEnvironment(config=dict, launch=lambda file, _: launch(file))
+    job = tmp_path / "job.py"
+    job.write_text("import time\ntime.sleep(600)\n")
+    with pytest.raises(
+        ExactlyOnceError, match=f"the check of {job} was ended after 0.5 s: .*--against {tmp_path}/1-ab"
+    ):
+        check_version(tools, str(job), "p", tmp_path / "1-ab")

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_exactlyonce import exceptions
 from airflow_provider_exactlyonce.cli.broker import EXIT_NOT_RUNNING
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.main import program
+from airflow_provider_exactlyonce.cli.main import INTERRUPTED, program
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 
 PROGRAM = program()
@@ -51,7 +51,7 @@ def test_the_example_can_be_called(command: Command) -> None:
 @every_command
 def test_the_exit_codes_are_those_of_the_errors(command: Command) -> None:
     own = {EXIT_NOT_RUNNING} if command.prog == "exactlyonce broker status" else set()
-    assert {0, 64} <= set(command.exit_codes) <= KNOWN | own | {2}
+    assert {0, 64} <= set(command.exit_codes) <= KNOWN | own | {2, INTERRUPTED}
     assert all(command.exit_codes.values())
 
 

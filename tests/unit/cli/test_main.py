@@ -40,3 +40,16 @@ def test_what_kafka_says_in_the_middle_of_a_command_is_told_in_a_sentence(
     code = cli.main(["savepoint", "shop", "--home", str(home.path), "--bootstrap-servers", "a:1"])
     assert code == (trouble or ExactlyOnceError()).exit_code
     assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_command_that_is_interrupted_ends_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def take(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    home = Home(tmp_path / "home")
+    home.create("shop")
+    monkeypatch.setattr(request, "take", take)
+    assert cli.main(["savepoint", "shop", "--home", str(home.path), "--bootstrap-servers", "a:1"]) == 130
+    assert capsys.readouterr().err == "interrupted. The command may be tried again\n"

@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
 from airflow_provider_exactlyonce.sensors.kafka_transactions import KafkaTransactionsSensor
 from airflow_provider_exactlyonce.sensors.pipeline_state import PipelineStateSensor
 from tests.task_state import Store
-from tests.unit.test_conventions import CLASSES
+from tests.unit.test_conventions import CLASSES, parameters
 
 
 class NoClusterError(ExactlyOnceError):
@@ -145,6 +145,32 @@ def test_one_text_instead_of_a_list_is_shown_when_the_dag_is_parsed(name: str, w
     with pytest.raises(ValueError, match=rf"^t: {name}=<str>: give a"):
         task_of(StreamingPipelineOperator, world, **{name: "db"})
     task_of(StreamingPipelineOperator, world, **{name: "{{ params.given }}"})
+
+
+def same(row: dict[str, Any]) -> dict[str, Any]:
+    return row
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_no_templated_field_has_what_airflow_would_call(kind: type[BaseOperator], world: Path) -> None:
+    """Airflow calls a function in a templated field with its context."""
+    functions = {name: same for name, of in parameters(kind).items() if "Callable" in str(of.annotation)}
+    task = task_of(kind, world, **with_target(kind), **functions)
+    task.render_template_fields({})
+    for name in functions:
+        assert getattr(task, name) == f"{Path(__file__).resolve()}:same"
+    assert [name for name in kind.template_fields if callable(getattr(task, name))] == []
+
+
+def test_a_function_that_compares_reaches_the_plan(world: Path) -> None:
+    task = task_of(UpgradePipelineOperator, world, compare=same)
+    task.render_template_fields({})
+    assert isinstance(failure(task), NoClusterError)
+    plan = upgrade_plan.read(Home(world / "home"))
+    assert plan is not None
+    assert (plan.options.compare, plan.options.function) == ((), f"{Path(__file__).resolve()}:same")
+    with pytest.raises(ValueError, match=r"t: compare=.*: a function of a module"):
+        task_of(UpgradePipelineOperator, world, compare=lambda row: row)
 
 
 def test_an_upgrade_that_can_not_begin_leaves_no_plan(world: Path) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,8 +69,13 @@ def job(tmp_path: Path) -> str:
     return str(file)
 
 
-def execute(task: Any, ti: TaskInstance | None = None, clears: int = 0) -> Any:
-    xcom = task.execute({"ti": ti or TaskInstance(), "dag_run": SimpleNamespace(clear_number=clears)})
+#: When a DAG run has started, and the one that was made under its id when it was deleted.
+BEFORE, AGAIN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def execute(task: Any, ti: TaskInstance | None = None, clears: int = 0, started: datetime | None = None) -> Any:
+    run = SimpleNamespace(clear_number=clears, start_date=started)
+    xcom = task.execute({"ti": ti or TaskInstance(), "dag_run": run})
     assert json.loads(json.dumps(xcom)) == xcom
     return xcom
 
@@ -79,10 +84,10 @@ def upgrade(home: Home, job: str, **options: Any) -> UpgradePipelineOperator:
     return UpgradePipelineOperator(task_id="upgrade", checkpoint=str(home.path), application=job, **options)
 
 
-def begun(home: Home, job: str, step: UpgradeStep, **changes: Any) -> Plan:
+def begun(home: Home, job: str, step: UpgradeStep, started: datetime | None = None, **changes: Any) -> Plan:
     """Let the task write its plan, and bring that to a step."""
     with pytest.raises(ExactlyOnceError, match="is asked"):
-        execute(upgrade(home, job))
+        execute(upgrade(home, job), started=started)
     plan = upgrade_plan.read(home)
     assert plan is not None
     plan = replace(plan, step=step, **changes)
@@ -172,6 +177,13 @@ def test_a_plan_that_is_done_is_the_result_of_every_try_and_a_clear_makes_anothe
     again = upgrade_plan.read(home)
     assert again is not None
     assert (again.id != plan.id, again.step) == (True, UpgradeStep.CHECK)
+
+
+def test_a_dag_run_that_was_deleted_and_made_again_upgrades_again(home: Home, job: str) -> None:
+    ended = {"old": "v1", "new": "v2", "token": "t", "savepoint": "3-ab"}
+    first = begun(home, job, UpgradeStep.DONE, started=BEFORE, **ended)
+    assert execute(upgrade(home, job), started=BEFORE)["outcome"] == "done"
+    assert begun(home, job, UpgradeStep.DONE, started=AGAIN, **ended).id != first.id
 
 
 @pytest.mark.parametrize(

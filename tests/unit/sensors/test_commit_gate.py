@@ -35,6 +35,13 @@ def test_anything_but_one_target_is_an_error_when_the_dag_is_read(given: dict[st
         gate(**given)
 
 
+@pytest.mark.parametrize("idle_after", [-1, timedelta(seconds=-1), float("nan"), "600", True])
+def test_a_time_without_anything_to_do_that_can_not_be_is_an_error_when_the_dag_is_read(idle_after: Any) -> None:
+    with pytest.raises(ValueError, match=r"gate: idle_after=.*: a timedelta, or a number of seconds, not negative"):
+        gate(idle_after=idle_after)
+    assert gate(idle_after=0).idle_after == 0
+
+
 def test_all_that_depends_on_the_run_can_be_templated() -> None:
     sensor = gate()
     expected = {"pipeline", "commit", "watermark", "offsets", "timestamp", "kafka_conn_id"}

@@ -1,0 +1,52 @@
+"""The operator that runs a pipeline, as far as it goes without a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.control import supervisor
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.hooks import launch as launches
+from airflow_provider_exactlyonce.operators.streaming import Commits, StreamingPipelineOperator
+
+
+@pytest.mark.parametrize("until", [Commits(3), timedelta(hours=1)], ids=["commits", "duration"])
+def test_a_stream_that_has_failed_leaves_no_goal_to_a_dag_run_that_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Commits | timedelta
+) -> None:
+    goals: list[str | None] = []
+
+    class Starting:
+        log = None
+
+        def __init__(self, home: Home, launch: Callable[[], Launch], *_: Any, **__: Any) -> None:
+            launch()
+            raise ExactlyOnceError("the driver died")
+
+    def build(home: Home, settings: Any, *, until: str, goal: str | None) -> Launch:
+        goals.append(goal)
+        return Launch(command=[], printable="", environment={})
+
+    monkeypatch.setattr(supervisor, "Supervisor", Starting)
+    monkeypatch.setattr(launches, "build_launch", build)
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", "spark://local")
+    (tmp_path / "job.py").write_text("new")
+    for day in (1, 1, 2):
+        task = StreamingPipelineOperator(
+            task_id="t", checkpoint=str(tmp_path / "home"), application=str(tmp_path / "job.py"), until=until
+        )
+        context: Any = {
+            "ti": SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1),
+            "dag_run": SimpleNamespace(clear_number=0, start_date=datetime(2026, 1, day, tzinfo=UTC)),
+        }
+        with pytest.raises(ExactlyOnceError, match="the driver died"):
+            task.execute(context)
+    assert goals[0] == goals[1] != goals[2]

@@ -113,7 +113,7 @@ class PollingSensor(BaseSensorOperator):
         kept: Any = store.get(_KEY) if store is not None else None
         if kept is None or not kept["for"].items() <= self._for(context).items():  # 0.1.0 has kept less
             return None
-        return kept["fixed"]
+        return dict(kept["fixed"])
 
     def keep(self, context: Context, fixed: dict[str, Any]) -> dict[str, Any]:
         """Fix what is waited for, for this try and later ones; returns it."""

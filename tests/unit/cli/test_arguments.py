@@ -9,6 +9,7 @@ import pytest
 from airflow_provider_exactlyonce.cli import arguments, main
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import home as ledger_home
 from tests.ledger_records import claim_record
 
@@ -51,7 +52,7 @@ def test_a_home_that_this_machine_does_not_see_is_refused_and_nothing_is_made_th
         home.create("shop")
     before = sorted(tmp_path.rglob("*"))
     claim = claim_record(4, home="the ledger's", home_path=str(home))
-    monkeypatch.setattr(arguments.reach, "reached", lambda servers: {"bootstrap.servers": servers})
+    monkeypatch.setattr(reach, "reached", lambda servers: {"bootstrap.servers": servers})
     monkeypatch.setattr(ledger_home, "newest_claim", lambda config, pipeline: claim)
     given = ["shop" if word == "PIPELINE" else word for word in command]
     given = given if given != command else [*command, "shop"]

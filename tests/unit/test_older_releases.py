@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import json_store, moving, releases, requests, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.drivers import FailureDetector
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.moving import Move
 from airflow_provider_exactlyonce.control.releases import Release
@@ -116,7 +117,8 @@ def request(name: str) -> Kind:
 
 
 def stop_target(of: Path) -> str | None:
-    return StopRequest(home(of), "0f1e2d3c4b5a6978", reason="").target()
+    looks_once = FailureDetector(home(of), waits=False)
+    return StopRequest(home(of), "0f1e2d3c4b5a6978", reason="", detector=looks_once).target()
 
 
 def goal(of: Path) -> str | None:

@@ -45,10 +45,12 @@ _NUMBER: Final = r"-?[0-9]+(?:[.][0-9]+)?(?:[eE][-+]?[0-9]+)?"
 #: A double keeps a number of so many digits, unless it is nearer to zero than this.
 _KEPT_DIGITS: Final = 15
 _SMALLEST_NORMAL: Final = sys.float_info.min
+# Loops over alternatives are possessive: Java calls itself once more for each round of another one, and long records
+# would take all of its stack. None of them takes anything that may follow it.
 #: Characters of a number in quotes, which may be escaped, and have commas that Spark leaves out.
 _SIGN, _DIGIT, _E = r"(?:[-+]|\\u002[bBdD])?", r"(?:[0-9,]|\\u003[0-9])", r"(?:[eE]|\\u00[46]5)"
-_MORE_DIGITS: Final = rf"(?:[0,]|\\u0030)*(?:[1-9]|\\u003[1-9]){_DIGIT}{{4,}}"
-_ENDLESS_TEXT: Final = rf"""["']\s*{_SIGN}(?:{_DIGIT}|[.]|\\u002[eE])+{_E}{_SIGN}{_MORE_DIGITS}\s*["']"""
+_MORE_DIGITS: Final = rf"(?:[0,]|\\u0030)*+(?:[1-9]|\\u003[1-9]){_DIGIT}{{4,}}+"
+_ENDLESS_TEXT: Final = rf"""["']\s*{_SIGN}(?:{_DIGIT}|[.]|\\u002[eE])++{_E}{_SIGN}{_MORE_DIGITS}\s*["']"""
 _ENDLESS: Final = r"[-+]?[0-9.]+[eE][-+]?0*[1-9][0-9]{4,}"
 
 
@@ -306,10 +308,10 @@ def doubtful_time(schema: StructType) -> str | None:
     """
     patterns = []
     for kind, doubtful in (
-        (TimestampType, rf"""["'](?:{_BLANK}|\\.)*{_WITHOUT_DATE}|-?\d{{13}}"""),
+        (TimestampType, rf"""["'](?:{_BLANK}|\\.)*+{_WITHOUT_DATE}|-?\d{{13}}"""),
         (
             DateType,
-            rf"""["'](?!\d{{4}}-\d\d-\d\d["'])(?:{_BLANK}|\\.)*"""
+            rf"""["'](?!\d{{4}}-\d\d-\d\d["'])(?:{_BLANK}|\\.)*+"""
             rf"""[-+]?(?:\p{{Nd}}+(?:["']|{_BLANK}|\\)|\d{{4,7}}-)""",
         ),
     ):

@@ -300,6 +300,39 @@ def test_a_record_of_many_numbers_costs_what_its_length_does(spark: Any, schema:
     assert cpu_seconds.used() - before < 10, "with the square of its length it takes 40"
 
 
+#: What a long text may be made of, as it stands in quotes.
+UNITS = (
+    *(" ", r"\n", "0", "1", "1,", ",", ".", "-", "-1", "e", "E+", ":", "T", "1:", "[", "{", "}", "a", "ü", "'"),
+    *(r"\u0020", r"\u0030", r"\u0031", r"\u002e", r"\u002d", r"\u0065", r"\\", r"\""),
+    *("1.5,", "[1.5,", "1e5:", "2026-11-23", "Infinity"),
+)
+FIELDS = "at TIMESTAMP, day DATE, price DECIMAL(12,2), text STRING"
+
+
+@pytest.mark.parametrize(
+    ("schema", "before", "after"),
+    [(FIELDS, "{", "}"), (f"inner STRUCT<{FIELDS.replace(' ', ': ').replace(',: ', ', ')}>", '{"inner": {', "}}")],
+    ids=["flat", "nested"],
+)
+def test_a_text_of_any_length_is_judged(spark: Any, schema: str, before: str, after: str) -> None:
+    texts = [
+        (f'{before}"{name}": "', unit, f'"{after}') for unit in UNITS for name in ("at", "day", "price", "text", "note")
+    ]
+    texts += [(f'{before}"text": [', unit, f"1]{after}") for unit in UNITS]
+    texts += [(f'{before}"price": 1', unit, after) for unit in UNITS]
+    value = F.encode(F.concat("start", F.repeat("unit", F.lit(100_000)), "end"), "UTF-8")
+    records = spark.createDataFrame(texts, "start STRING, unit STRING, end STRING").select(
+        F.lit(None).cast("binary").alias("key"),
+        value.alias("value"),
+        F.lit("in").alias("topic"),
+        F.lit(0).alias("partition"),
+        F.monotonically_increasing_id().alias("offset"),
+        F.lit(None).cast(HEADERS_TYPE).alias("headers"),
+    )
+    misfits = KafkaSource("in", schema=schema).misfits(records).count()
+    assert 0 < misfits <= len(texts) - 2 * len(UNITS), "a STRING fits, and what the schema does not name"
+
+
 def test_what_is_nested_comes_as_it_was_written(spark: Any) -> None:
     text = '{"items": [{"id": 7, "price": 2.50, "small": -3}], "times": {"a": "2026-11-23T10:00:00Z"}}'
     (row,) = parsed(spark, text, schema=NESTED)

@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     SettingRefusedError,
 )
+from airflow_provider_exactlyonce.kafka.compression import growth
 from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.topic_settings import CLEAN_ELECTION, WRITABLE, check_settings
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, UnansweredError, WireClient, describe
@@ -99,6 +100,16 @@ class TopicFacts:
     def batch_bytes_maximum(self) -> int:
         """The size of the largest record batch that it takes, in bytes."""
         return int(self.settings["max.message.bytes"])
+
+    @property
+    def full_batch_bytes(self) -> int:
+        """The size of the largest record batch that it takes whatever is in it, in bytes as it is sent.
+
+        Where the topic has a codec of its own, the broker compresses what comes otherwise, and compares the new size
+        with its limit; records that don't shrink grow.
+        """
+        limit = self.batch_bytes_maximum
+        return limit - growth(self.settings["compression.type"], limit)
 
     def keeps(self, codec: str) -> bool:
         """Whether its batches stay compressed as they are sent; otherwise their size comes from the broker's codec."""

@@ -47,8 +47,7 @@ class RefusedRecord(ValueError):  # noqa: N818 - the fact; callers turn it into 
     """
 
     def __init__(self, row: int, partitions: NDArray[np.int32], keys: pa.Array, reason: str) -> None:
-        key = _shortened(keys[row].as_py())
-        super().__init__(f"the record in row {row} (partition {partitions[row]}, key {key}) {reason}")
+        super().__init__(f"{_name(row, partitions, keys)} {reason}")
 
 
 class OversizedRecord(RefusedRecord):
@@ -67,6 +66,7 @@ class Body:
     :param base_timestamp_milliseconds: CreateTime of the first record
     :param max_timestamp_milliseconds: CreateTime of the latest record
     :param digest: sum of the rows' digests, modulo 2**64
+    :param name: how messages call its record, where it is larger than a batch of several may be; None for others
     """
 
     partition: int
@@ -77,6 +77,7 @@ class Body:
     base_timestamp_milliseconds: int
     max_timestamp_milliseconds: int
     digest: int
+    name: str | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -93,6 +94,7 @@ def encode_bodies(
     timestamps: int | NDArray[np.int64],
     headers: pa.ListArray | None = None,
     body_bytes_maximum: int,
+    full_bytes_maximum: int | None = None,
     compression: Compression = UNCOMPRESSED,
     plain_bytes_maximum: int | None = None,
 ) -> list[Body]:
@@ -107,6 +109,7 @@ def encode_bodies(
     :param timestamps: CreateTime of each row, or of all, in milliseconds since 1970
     :param headers: a list of structs of ``key`` (string) and ``value`` (binary or null) a row, null for none
     :param body_bytes_maximum: the most that a batch may take, header included
+    :param full_bytes_maximum: the most that one of several records may take, None for no less
     :param compression: how to compress each body
     :param plain_bytes_maximum: the most that a batch may take before compression, None for no more than after it
     :raises OversizedRecord: for rows that exceed the limit alone, before compression; nothing is encoded then
@@ -129,12 +132,13 @@ def encode_bodies(
         times if len(times) == 1 else times[order],
     )
     _refuse_oversized(records, keys, partitions, order, body_bytes_maximum)
-    ends = _body_ends(records, targets, max(body_bytes_maximum, plain_bytes_maximum or 0))
+    full_bytes = body_bytes_maximum if full_bytes_maximum is None else max(full_bytes_maximum, HEADER_BYTES)
+    ends = _body_ends(records, targets, max(full_bytes, plain_bytes_maximum or 0))
     packed = [
         body
         for bounds in _spans(ends)
         for (start, end), plain in zip(pairwise(bounds.tolist()), write_bodies(records, bounds), strict=True)
-        for body in _pack(records, start, end, plain, compression, body_bytes_maximum)
+        for body in _pack(records, start, end, plain, compression, full_bytes)
     ]
     starts = np.array([body.start for body in packed])
     base_times, latest_times = records.time_ranges(starts)
@@ -148,6 +152,9 @@ def encode_bodies(
             base_timestamp_milliseconds=base_time,
             max_timestamp_milliseconds=latest_time,
             digest=digest,
+            name=_name(int(order[body.start]), partitions, keys)
+            if body.end - body.start == 1 and HEADER_BYTES + body.plain_bytes > full_bytes
+            else None,
         )
         for body, partition, base_time, latest_time, digest in zip(
             packed,
@@ -169,18 +176,18 @@ class _Packed(NamedTuple):
 
 
 def _pack(
-    records: RecordColumns, start: int, end: int, plain: memoryview, compression: Compression, body_bytes_maximum: int
+    records: RecordColumns, start: int, end: int, plain: memoryview, compression: Compression, full_bytes: int
 ) -> Iterator[_Packed]:
-    """Compress a body, if that makes it smaller; halve it until it is within the limit, which a single record is."""
+    """Compress a body, if that makes it smaller; halve it until it is full at most, or a single record."""
     packed = memoryview(compression.compress(plain))
     is_smaller = len(packed) < len(plain)
     payload = packed if is_smaller else plain
-    if HEADER_BYTES + len(payload) <= body_bytes_maximum:
+    if HEADER_BYTES + len(payload) <= full_bytes or end - start == 1:
         yield _Packed(start, end, payload, len(plain), compression if is_smaller else UNCOMPRESSED)
         return
     bounds = np.array([start, (start + end) // 2, end])
     for (first, last), half in zip(pairwise(bounds.tolist()), write_bodies(records, bounds), strict=True):
-        yield from _pack(records, first, last, half, compression, body_bytes_maximum)
+        yield from _pack(records, first, last, half, compression, full_bytes)
 
 
 def encode_few(records: Sequence[tuple[bytes | None, bytes | None]], timestamp_milliseconds: int) -> Body:
@@ -322,6 +329,10 @@ def _digest_column(digests: pa.Int64Array | pa.UInt64Array) -> NDArray[np.uint64
     if digests.type not in (pa.int64(), pa.uint64()):
         raise TypeError(f"digests must be int64 or uint64, found {digests.type}")
     return flat_numbers(digests, np.int64)[0].view(np.uint64)
+
+
+def _name(row: int, partitions: NDArray[np.int32], keys: pa.Array) -> str:
+    return f"the record in row {row} (partition {partitions[row]}, key {_shortened(keys[row].as_py())})"
 
 
 def _shortened(key: bytes | None) -> str:

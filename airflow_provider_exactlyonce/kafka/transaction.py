@@ -80,6 +80,17 @@ class ProducerLostError(ExactlyOnceError):
     """
 
 
+class BatchTooLargeError(BatchFailedError):
+    """A record batch is above the topic's limit, as it was sent or as the broker compressed it.
+
+    :ivar partition: the one that it was for
+    """
+
+    def __init__(self, partition: int, message: str) -> None:
+        super().__init__(message)
+        self.partition: Final = partition
+
+
 class TransactionSession:
     """A transactional id's session in the driver.
 
@@ -268,16 +279,17 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
     The same bytes with the same sequence are sent until the answer is definite: the broker removes duplicates.
 
     :param batches: {partition: record batch}
-    :raises BatchFailedError: when the broker refuses one; the attempt can't go on
+    :raises BatchTooLargeError: when one is above the topic's limit
+    :raises BatchFailedError: when the broker refuses one for another reason; the attempt can't go on
     :raises RecordRefusedError: when it would be refused again, such as a record without a key in a compacted topic
     :raises RefusedError: when the Kafka user lacks a right
     """
     offsets: dict[int, int] = {}
-    answered = ""
+    answered, refused = "", -1
 
     def send() -> int:
         """Send what is not acknowledged; return an error that is definite before one that is not."""
-        nonlocal answered
+        nonlocal answered, refused
         left = {partition: records for partition, records in batches.items() if partition not in offsets}
         transient: int = Code.NONE
         for partition, (code, offset, message) in client.produce(transactional_id, topic, left).items():
@@ -286,6 +298,7 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
                 continue
             answered = f"Produce to {topic}-{partition} answered {describe(code)} {message}".rstrip()
             if code not in TRANSIENT:
+                refused = partition
                 return code
             transient = code
         return transient
@@ -300,6 +313,8 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
     _check_rights(code, transactional_id, topic=topic)
     if code in (Code.INVALID_RECORD, Code.INVALID_TIMESTAMP):
         raise RecordRefusedError(answered)
+    if code == Code.MESSAGE_TOO_LARGE:
+        raise BatchTooLargeError(refused, answered)
     if code in TAKEN_OVER:
         raise BatchFailedError(f"{answered}: a newer run, or the batch took longer than its transaction time-out")
     if code != Code.NONE:

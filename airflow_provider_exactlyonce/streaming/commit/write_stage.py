@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.kafka.columns import as_binary, flat_numbers
 from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression, Shrinkage
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord, RefusedRecord
-from airflow_provider_exactlyonce.kafka.transaction import add_partitions, produce
+from airflow_provider_exactlyonce.kafka.transaction import BatchTooLargeError, add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import MeasuredBatches
 from airflow_provider_exactlyonce.streaming.commit.row_router import SHARES_PROPERTY, TaskShare, Tee, add_up
@@ -248,7 +248,7 @@ def _flush_bytes(task: WriteTask) -> int:
     known = task.targets.get(task.settings.topic or "")
     if known is None:
         return FLUSH_BYTES_MAXIMUM
-    full_bytes = _shrinkage(known, task.settings.compression).plain_bytes(known.batch_bytes_maximum)
+    full_bytes = _shrinkage(known, task.settings.compression).plain_bytes(known.full_batch_bytes)
     # Of bodies that are compressed to a tenth many more bytes are worth a request.
     most = FLUSH_BYTES_MAXIMUM * max(1, min(full_bytes // known.batch_bytes_maximum, _FLUSH_GROWTH_MAXIMUM))
     return int(min(max(0.9 * known.partitions * full_bytes, FLUSH_BYTES_MINIMUM), most))
@@ -287,7 +287,7 @@ def _look_up(task: WriteTask, topic: str) -> TopicFacts:
 def _encode(
     rows: pa.RecordBatch, partitions: NDArray[np.int32], topic: str, target: TopicFacts, task: WriteTask
 ) -> list[Body]:
-    limit, shrinkage = target.batch_bytes_maximum, _shrinkage(target, task.settings.compression)
+    full_bytes, shrinkage = target.full_batch_bytes, _shrinkage(target, task.settings.compression)
     try:
         bodies = record_batch.encode_bodies(
             rows["key"],
@@ -296,15 +296,16 @@ def _encode(
             partitions,
             timestamps=_timestamps(rows, target),
             headers=rows["headers"] if "headers" in rows.schema.names else None,
-            body_bytes_maximum=limit,
+            body_bytes_maximum=target.batch_bytes_maximum,
+            full_bytes_maximum=full_bytes,
             compression=task.settings.compression,
-            plain_bytes_maximum=shrinkage.plain_bytes(limit),
+            plain_bytes_maximum=shrinkage.plain_bytes(full_bytes),
         )
     except OversizedRecord as error:
         raise RecordTooLargeError(mark(RecordTooLargeError, f"topic {topic}: {error}")) from error
     except RefusedRecord as error:
         raise RecordRefusedError(mark(RecordRefusedError, f"topic {topic}: {error}")) from error
-    shrinkage.saw(((body.plain_bytes, len(body.payload)) for body in bodies), limit)
+    shrinkage.saw(((body.plain_bytes, len(body.payload)) for body in bodies), full_bytes)
     return bodies
 
 
@@ -396,6 +397,21 @@ class _Sender:
             add_partitions(client, task.settings.transactional_id, task.producer, topic, numbers)
         self._added |= places
 
+    def _refuse_single(
+        self, topic: str, turns: Sequence[GrantedPartition], bodies: Sequence[Body], error: BatchTooLargeError
+    ) -> None:
+        """Raise for a large record that the broker has made too large; in each attempt it would again."""
+        (body,) = (body for turn, body in zip(turns, bodies, strict=True) if turn.partition == error.partition)
+        if body.name is None:
+            return  # the limit is another one by now
+        target = self._targets[topic]
+        raise RecordTooLargeError(
+            f"topic {topic}: {body.name} takes {record_batch.HEADER_BYTES + body.plain_bytes} bytes as a record batch, "
+            f"and more than {target.batch_bytes_maximum}, the limit, as the broker compresses it "
+            f"(compression.type={target.settings['compression.type']}): raise the topic's max.message.bytes or make it "
+            "smaller"
+        ) from error
+
     def _append(
         self, topic: str, turns: Sequence[GrantedPartition], bodies: Sequence[Body], *, asks_next: bool
     ) -> None:
@@ -409,8 +425,12 @@ class _Sender:
             )
             for turn, body in zip(turns, bodies, strict=True)
         }
-        with marking(RecordRefusedError, RefusedError):
-            offsets = produce(_client(task.settings.config), task.settings.transactional_id, topic, stamped)
+        with marking(RecordRefusedError, RefusedError, RecordTooLargeError):
+            try:
+                offsets = produce(_client(task.settings.config), task.settings.transactional_id, topic, stamped)
+            except BatchTooLargeError as error:
+                self._refuse_single(topic, turns, bodies, error)
+                raise
         for number, (turn, body) in enumerate(zip(turns, bodies, strict=True), 1):
             place = TopicPartition(topic, turn.partition)
             self._sequencer.release(place, body.records, offsets[turn.partition], more=asks_next or number < len(turns))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from typing import Final
@@ -39,12 +40,17 @@ LONG_NUMBER: Final = r"[:,\[]\s*-?(?:[0-9.]+[eE][-+]?0*[0-9]{3}|[0-9]{16,}[eE]|(
 _OF_A_NUMBER: Final = r'^(?:-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?$|"-?Infinity"$|[\[{])'
 #: A number as it stands in what Spark writes, alone or in an object.
 _WRITTEN: Final = r"(?:^|[:,\[])(-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?)(?=$|[,\]}])"
-#: A number of a record that is the same as a double: it has 15 digits at most.
-_SHORT: Final = r"(?<![-+.0-9eE])-?(?=[0-9.]{1,15}(?![0-9.]))[0-9]+(?:[.][0-9]+)?(?:[eE][-+]?[0-9]{1,2})?(?![.0-9eE])"
+#: A number as it stands in a record, also in a string of it.
+_NUMBER: Final = r"-?[0-9]+(?:[.][0-9]+)?(?:[eE][-+]?[0-9]+)?"
+#: A double keeps a number of so many digits, unless it is nearer to zero than this.
+_KEPT_DIGITS: Final = 15
+_SMALLEST_NORMAL: Final = sys.float_info.min
+# Loops over alternatives are possessive: Java calls itself once more for each round of another one, and long records
+# would take all of its stack. None of them takes anything that may follow it.
 #: Characters of a number in quotes, which may be escaped, and have commas that Spark leaves out.
 _SIGN, _DIGIT, _E = r"(?:[-+]|\\u002[bBdD])?", r"(?:[0-9,]|\\u003[0-9])", r"(?:[eE]|\\u00[46]5)"
-_MORE_DIGITS: Final = rf"(?:[0,]|\\u0030)*(?:[1-9]|\\u003[1-9]){_DIGIT}{{4,}}"
-_ENDLESS_TEXT: Final = rf"""["']\s*{_SIGN}(?:{_DIGIT}|[.]|\\u002[eE])+{_E}{_SIGN}{_MORE_DIGITS}\s*["']"""
+_MORE_DIGITS: Final = rf"(?:[0,]|\\u0030)*+(?:[1-9]|\\u003[1-9]){_DIGIT}{{4,}}+"
+_ENDLESS_TEXT: Final = rf"""["']\s*{_SIGN}(?:{_DIGIT}|[.]|\\u002[eE])++{_E}{_SIGN}{_MORE_DIGITS}\s*["']"""
 _ENDLESS: Final = r"[-+]?[0-9.]+[eE][-+]?0*[1-9][0-9]{4,}"
 
 
@@ -219,25 +225,80 @@ def may_be_of_a_number(value: Column, kind: DataType) -> Column | None:
     return F.coalesce(value.rlike(_OF_A_NUMBER), F.lit(False)) if isinstance(kind, StringType) else None
 
 
-def is_rounded_text(value: Column, text: Column, kind: DataType) -> Column | None:
+def numbers_of(text: Column) -> Column:
+    """Return what the numbers of a record are, for :func:`is_rounded_text`; null without one that may be rounded."""
+    return F.when(text.rlike(LONG_NUMBER), _amounts(F.regexp_extract_all(text, F.lit(_NUMBER), F.lit(0))))
+
+
+def is_rounded_text(value: Column, text: Column, numbers: Column, kind: DataType) -> Column | None:
     """Return whether a text has a number that the record has not, None for a type without texts.
 
-    :param text: the record, which matches ``LONG_NUMBER``
+    :param text: the record
+    :param numbers: of the record, as :func:`numbers_of` has them
     """
-    if is_nested(kind):
-        return _any_within(value, kind, lambda value, kind: is_rounded_text(value, text, kind))
-    if not isinstance(kind, StringType):
+    texts = _texts_within(value, kind)
+    if texts is None:
         return None
+    written = F.flatten(F.transform(texts, lambda one: F.regexp_extract_all(one, F.lit(_WRITTEN), F.lit(1))))
+    is_rounded = F.size(F.array_except(_amounts(written), numbers)) > 0
+    became_infinite = F.exists(texts, lambda one: one.contains("Infinity")) & ~text.contains("Infinity")
+    return numbers.isNotNull() & (is_rounded | became_infinite)
 
-    def is_absent(number: Column) -> Column:
-        digits = F.replace(number, F.lit("."), F.lit("[.]"))
-        is_itself = F.regexp_like(text, F.concat(F.lit("(?<![0-9.eE])"), digits, F.lit("0*(?![0-9.eE])")))
-        short = F.regexp_extract_all(text, F.lit(_SHORT), F.lit(0))
-        return ~is_itself & ~F.exists(short, lambda one: one.cast("double") == number.cast("double"))
 
-    numbers = F.regexp_extract_all(value, F.lit(_WRITTEN), F.lit(1))
-    became_infinite = value.contains("Infinity") & ~text.contains("Infinity")
-    return F.coalesce(F.exists(numbers, is_absent) | became_infinite, F.lit(False))
+def _texts_within(value: Column, kind: DataType) -> Column | None:
+    """Return an array of all texts in a value, None for a type without texts."""
+    texts = None
+    match kind:
+        case StringType():
+            texts = F.array(value)
+        case StructType():
+            parts = [_texts_within(value.getField(field.name), field.dataType) for field in kind.fields]
+            stated = [part for part in parts if part is not None]
+            texts = F.concat(*stated) if stated else None
+        case ArrayType() | MapType():
+            (part,) = _within(kind)
+            if _texts_within(value, part) is not None:
+                parts_of = value if isinstance(kind, ArrayType) else F.map_values(value)
+                texts = F.flatten(F.transform(parts_of, lambda one: _certain(_texts_within(one, part))))
+    if texts is None:
+        return None
+    return F.filter(F.coalesce(texts, F.array()), lambda one: one.isNotNull())
+
+
+def _amounts(numbers: Column) -> Column:
+    """Return an array with a text for each number, the same for all that are written otherwise and are the same.
+
+    What Spark writes of a double may have more digits than the number that the double was made of. Where that one has
+    so few that the double keeps it, both are the same.
+    """
+
+    def as_kept(number: Column) -> Column:
+        kept = F.abs(number.cast("double")).between(_SMALLEST_NORMAL, sys.float_info.max)
+        has_few_digits = F.length(F.trim(_digits(number), F.lit("0"))) <= _KEPT_DIGITS
+        return F.when(has_few_digits & kept, number.cast("double").cast("string")).otherwise(number)
+
+    return F.transform(F.transform(numbers, as_kept), _amount)
+
+
+def _amount(number: Column) -> Column:
+    """Return the sign of a number, its digits without zeros around them, and the power of ten that they begin at."""
+    digits = _digits(number)
+    before_point = F.length(F.substring_index(_mantissa(number), ".", 1))
+    leading_zeros = F.length(digits) - F.length(F.ltrim(digits, F.lit("0")))
+    # Null for an exponent that is no int: no double has it, so such a number is none that Spark has written.
+    exponent = F.substring_index(F.lower(number), "e", -1).try_cast("int").cast("bigint")
+    power = before_point - leading_zeros + F.when(F.lower(number).contains("e"), exponent).otherwise(0)
+    significant = F.trim(digits, F.lit("0"))
+    sign = F.when(number.startswith("-"), "-").otherwise("")
+    return F.when(significant == "", "0").otherwise(F.concat(sign, significant, F.lit("e"), power.cast("string")))
+
+
+def _mantissa(number: Column) -> Column:
+    return F.substring_index(F.ltrim(F.lower(number), F.lit("-")), "e", 1)
+
+
+def _digits(number: Column) -> Column:
+    return F.replace(_mantissa(number), F.lit("."), F.lit(""))
 
 
 def doubtful_time(schema: StructType) -> str | None:
@@ -247,10 +308,10 @@ def doubtful_time(schema: StructType) -> str | None:
     """
     patterns = []
     for kind, doubtful in (
-        (TimestampType, rf"""["'](?:{_BLANK}|\\.)*{_WITHOUT_DATE}|-?\d{{13}}"""),
+        (TimestampType, rf"""["'](?:{_BLANK}|\\.)*+{_WITHOUT_DATE}|-?\d{{13}}"""),
         (
             DateType,
-            rf"""["'](?!\d{{4}}-\d\d-\d\d["'])(?:{_BLANK}|\\.)*"""
+            rf"""["'](?!\d{{4}}-\d\d-\d\d["'])(?:{_BLANK}|\\.)*+"""
             rf"""[-+]?(?:\p{{Nd}}+(?:["']|{_BLANK}|\\)|\d{{4,7}}-)""",
         ),
     ):

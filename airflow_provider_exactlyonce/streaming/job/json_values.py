@@ -65,6 +65,7 @@ class JsonValues:
         self._places = {place: name for place, name in (("offset", offset_column), ("topic", topic_column)) if name}
         kinds = set(json_types.kinds_within(schema))
         self._has_floats = not kinds.isdisjoint({FloatType, DoubleType})
+        self._has_texts = StringType in kinds
         self._doubtful_time = json_types.doubtful_time(schema)
         self._endless_decimal = json_types.endless_decimal(schema)
         self._as_given = json_types.as_given(schema) if self._has_floats or self._doubtful_time else None
@@ -178,14 +179,20 @@ class JsonValues:
         """Return why a record does not fit, null when it does."""
         if self._as_given is None:
             return self._misfit_of(record, None)
-        given = F.array(F.from_json(self._parsable(_text(record)), self._as_given, self._options))
-        return F.element_at(F.transform(given, lambda given: self._misfit_of(record, given)), 1)
+        given = F.from_json(self._parsable(_text(record)), self._as_given, self._options)
+        return _once(given, lambda given: self._misfit_of(record, given))
 
     def _misfit_of(self, record: _Record, as_given: Column | None) -> Column:
         """Return why a record does not fit.
 
         :param as_given: the same object, parsed to what stands there where Spark may have read another value
         """
+        if not self._has_texts:
+            return self._first_reason(record, as_given, F.lit(None))
+        numbers = json_types.numbers_of(_text(record))
+        return _once(numbers, lambda numbers: self._first_reason(record, as_given, numbers))
+
+    def _first_reason(self, record: _Record, as_given: Column | None, numbers: Column) -> Column:
         text = _text(record)
         reasons = [
             F.when(record["value"].isNull(), F.lit("it has no value (a tombstone)")),
@@ -211,9 +218,9 @@ class JsonValues:
             if (stays_itself := json_types.stays_itself(value, field.dataType)) is not None:
                 shown = given if json_types.is_nested(field.dataType) else value.cast("string")
                 reasons.append(F.when(~stays_itself, F.concat(message, shown)))
-            if (is_rounded := json_types.is_rounded_text(value, text, field.dataType)) is not None:
+            if (is_rounded := json_types.is_rounded_text(value, text, numbers, field.dataType)) is not None:
                 rounded = F.concat(message, F.lit("a number that has no quotes would be rounded to "), given)
-                reasons.append(F.when(text.rlike(json_types.LONG_NUMBER) & is_rounded, rounded))
+                reasons.append(F.when(is_rounded, rounded))
             becomes_another = None
             if as_given is not None:
                 becomes_another = json_types.becomes_another(value, as_given.getField(field.name), field.dataType)
@@ -260,6 +267,11 @@ class JsonValues:
 
 def _named(names: Iterable[str], columns: Iterable[Column]) -> list[Column]:
     return [column.alias(name) for name, column in zip(names, columns, strict=True)]
+
+
+def _once(value: Column, judge: Callable[[Column], Column]) -> Column:
+    """Judge a value that is computed once, however often its judge names it."""
+    return F.element_at(F.transform(F.array(value), judge), 1)
 
 
 def _text(record: _Record) -> Column:

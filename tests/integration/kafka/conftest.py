@@ -26,11 +26,11 @@ from tests.waiting import HANG_SECONDS, eventually
 
 @pytest.fixture
 def make_led_topic(make_topic: Callable[..., str], kafka_config: Mapping[str, str]) -> Iterator[Callable[..., str]]:
-    """Give ``make(partitions=2)``, which creates a topic and waits until its partitions take records at once."""
+    """Give ``make(partitions=2, **settings)``, which creates a topic and waits until it takes records at once."""
     with WireClient(kafka_config) as client:
 
-        def make(partitions: int) -> str:
-            topic = make_topic(partitions=partitions)
+        def make(partitions: int, **settings: str) -> str:
+            topic = make_topic(partitions=partitions, **settings)
 
             def is_led() -> bool:
                 try:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.exceptions import RecordTooLargeError
 from airflow_provider_exactlyonce.kafka import preflight, record_batch
+from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.streaming.commit import write_stage
@@ -94,3 +99,78 @@ def test_as_many_bodies_go_together_as_fit_a_request_whichever_are_granted(
     body = record_batch.encode_few([(b"k", b"v")], 0)
     bodies = [replace(body, payload=memoryview(bytes(size))) for size in sizes]
     assert write_stage._together(bodies) == together
+
+
+@contextmanager
+def writing(
+    config: Mapping[str, str], topic: str, compression: Compression
+) -> Iterator[Callable[[pa.RecordBatch], int]]:
+    """Give what writes rows in a transaction, and returns how many; it commits at the end."""
+    listener = SequencerListener(SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1"))
+    with WireClient(config) as client:
+        session = TransactionSession(client, f"t-{uuid.uuid4()}", timeout_milliseconds=60_000)
+        session.initialise()
+        session.begin()
+        settings = write_stage.WriterSettings(
+            config=config,
+            sequencer_key=listener.key,
+            transactional_id=session.transactional_id,
+            topic=topic,
+            compression=compression,
+        )
+        with SequencerServer(
+            listener, grant_timeout_seconds=30, attempt_timeout_seconds=60, on_failure=lambda: None
+        ) as server:
+            task = write_stage.WriteTask(
+                settings=settings,
+                sequencer=server.address,
+                producer=session.producer,
+                targets=preflight.check_topics(client, sinks=[topic], allow_single_replica=True),
+            )
+            numbers = itertools.count()
+
+            def write(rows: pa.RecordBatch) -> int:
+                written = write_stage.write_rows(iter([rows]), task, next(numbers), 0)
+                return sum(count for count, _ in written.values())
+
+            yield write
+        session.commit()
+    write_stage._clients.popitem()[1].close()
+
+
+def of_values(values: list[bytes]) -> pa.RecordBatch:
+    keys = [b"%d" % number for number in range(len(values))]
+    columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+    return pa.record_batch({**columns, "digest": pa.array(range(len(values)), pa.int64())})
+
+
+OWN_CODECS = ("gzip", "snappy", "lz4", "zstd")
+LIMIT = 200_000
+
+
+@pytest.mark.parametrize("sent", ["none", *OWN_CODECS])
+@pytest.mark.parametrize("kept", OWN_CODECS)
+def test_full_batches_of_what_does_not_shrink_fit_as_the_broker_compresses_them(
+    kafka_config: Mapping[str, str], make_led_topic: Callable[..., str], kept: str, sent: str
+) -> None:
+    topic = make_led_topic(partitions=1, **{"compression.type": kept, "max.message.bytes": str(LIMIT)})
+    chance = random.Random(20261123)
+    filling = [(LIMIT - 61) // together - 14 for together in (2, 3, 5) for _ in range(5 * together)]
+    values = [chance.randbytes(size) for size in [*filling, *[100] * 5_000, *[170_000] * 2]]
+    with writing(kafka_config, topic, Compression(sent)) as write:
+        assert write(of_values(values)) == len(values)
+    assert [record.value for record in read_committed(kafka_config, topic)] == values
+
+
+@pytest.mark.parametrize("kept", OWN_CODECS)
+def test_a_record_that_the_broker_makes_too_large_is_refused_by_name_and_one_that_shrinks_is_not(
+    kafka_config: Mapping[str, str], make_led_topic: Callable[..., str], kept: str
+) -> None:
+    topic = make_led_topic(partitions=1, **{"compression.type": kept, "max.message.bytes": str(LIMIT)})
+    length = LIMIT - 61 - 20  # of the batch's header and the record's
+    with writing(kafka_config, topic, Compression()) as write:
+        assert write(of_values([b"x" * length])) == 1
+        with pytest.raises(
+            RecordTooLargeError, match=rf"{topic}: the record .*key b'0'.* more than {LIMIT}.*type={kept}"
+        ):
+            write(of_values([random.Random(20261123).randbytes(length)]))

@@ -69,6 +69,9 @@ ANY: Final = (
         '"10.0.0.1"',
         '"release1.5, [1.2.3]"',
         "0.30000000000000004",
+        "1732354567.123456",
+        "12345678.9012345678",
+        "4.5e-07",
     ),
     *(
         "9223372036854775808",
@@ -403,6 +406,45 @@ def check_blocks(spark: Any, count: int) -> None:
         columns = [column.to_pylist() for column in decoded]
         found = {count - size + at: tuple(column[at] for column in columns) for at in np.flatnonzero(together).tolist()}
         assert found.items() <= alone.items()
+
+
+def written(chance: random.Random, number: float) -> str:
+    """Write a number in one of the ways of JSON, as the double has it or with a digit more or less."""
+    exact = chance.choice(
+        (repr(number), f"{number:.{chance.randrange(13, 18)}g}", f"{number:.{chance.randrange(2, 18)}f}")
+    )
+    sign, digits, power = Decimal(exact).as_tuple()
+    assert isinstance(power, int)
+    text = "".join(map(str, digits))
+    shift = chance.randrange(len(text) + 1)
+    mantissa = f"{text[:shift] or '0'}.{text[shift:]}{chance.choice(('0', '00', ''))}".rstrip(".")
+    if len(mantissa) > 1 and mantissa.startswith("0") and not mantissa.startswith("0."):
+        return exact
+    exponent = power + len(text) - shift
+    plus = chance.choice(("+", "+0", "")) if exponent >= 0 else ""
+    moved = f"{'-' * sign}{mantissa}{chance.choice('eE')}{plus}{exponent}"
+    return chance.choice((exact, moved))
+
+
+def test_a_number_fits_a_text_however_it_is_written_unless_it_would_be_rounded(spark: Any) -> None:
+    chance = random.Random(SEED)
+    numbers = [
+        written(chance, chance.choice((1, -1)) * chance.random() * 10.0 ** chance.randrange(-9, 16))
+        for _ in range(5_000)
+    ]
+    assert all(isinstance(json.loads(number), float | int) for number in numbers)
+    values = [
+        chance.choice(('{"id": 1, "name": %s}', '{"id": 1, "name": {"a": [%s, 1.5]}}')) % number for number in numbers
+    ]
+    rows = [(str(at).encode(), value.encode(), "in", 0, at, None) for at, value in enumerate(values)]
+    found = verdicts(spark.createDataFrame(rows, COLUMNS), "id BIGINT, name STRING")
+    unlike = [
+        (value, found[at])
+        for at, (number, value) in enumerate(zip(numbers, values, strict=True))
+        if (found[at][0] is None) != fits(json.loads(number, parse_float=Decimal), "string")
+    ]
+    assert not unlike
+    assert 500 < sum(verdict[0] is None for verdict in found.values()) < 4_500
 
 
 @pytest.mark.parametrize(

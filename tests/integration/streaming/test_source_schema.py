@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import random
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -14,6 +15,7 @@ from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource
 from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import HEADERS_TYPE, encode
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import find
+from tests import cpu_seconds
 
 SCHEMA = "id BIGINT NOT NULL, name STRING, price DECIMAL(12,2), ok BOOLEAN, at TIMESTAMP, tags ARRAY<STRING>"
 COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT"
@@ -174,12 +176,16 @@ READ_AS_ANOTHER = {
     '{"text": 12345678901234567.89}': f"{ROUNDED} to 1",
     '{"text": {"b": [-999.99999999999999999999999]}}': ROUNDED,
     '{"text": 1e400}': f'{ROUNDED} to "Inf',
-    '{"text": [12345678901234567e3]}': f"{ROUNDED} to [",
+    '{"text": [123456789012345678e3]}': f"{ROUNDED} to [",
     '{"price": 1e100000000}': "it has a decimal with an exponent of five digits or more: {",
     '{"price": "1,0e9,99999999"}': "it has a decimal with an exponent of five digits or more: {",
     '{"price": "1\\u0065999999999"}': "it has a decimal with an exponent of five digits or more: {",
     '{"\\u0070rice": 1e999999999}': "it has a decimal with an exponent of five digits or more: {",
     '{"text": 1e-400}': ROUNDED,
+    '{"text": 1.23456789e-320}': ROUNDED,
+    '{"text": [120000000000000000.5], "other": 12}': ROUNDED,
+    '{"text": {"a": -0.1234567890123456789}, "other": 0.12345678901234568}': ROUNDED,
+    '{"text": 1.00000000000000000001, "other": 1e99999999999}': ROUNDED,
     '{"price" : "-1.5E-99999999"}': "it has a decimal with an exponent of five digits or more: {",
 }
 ITSELF = (
@@ -193,6 +199,16 @@ ITSELF = (
         for text in (
             *('"10.0.0.1"', '"1.2.3"', '"release1.5"', '"It costs 5.50."', '"[10.0.0.1] GET /"', '"1.5"', "1e5", "0.0"),
             *(r'"{\"ip\":\"10.0.0.1\"}"', '{"a": 1.5e3, "b": [1.10, 1.5e-30]}', "0.30000000000000004"),
+            *("1732354567.123456", '{"at": 1.732354567123456e+9}', "[12345678.901234567, 1e0]", "4.5e-07", "1.50e150"),
+            *("0.0004567890123456789", "-0.00012345678901234567", "45e-8", "8.41e21", "8.2991717010566e+18", "0e-999"),
+            *(
+                '"8.2991717010566E18"',
+                '"1.5E99999999999"',
+                '"00.50"',
+                r'"[1.5E-7,\u003c"',
+                "1234567890123456.0",
+                "[12345678901234567e3]",
+            ),
         )
     ),
     *('{"price": 1.5e1, "text": "Infinity"}', '{"price": 0.0e-9999}', '{"price": 5000e-3, "id": "1e99999"}'),
@@ -266,6 +282,55 @@ def test_a_value_that_spark_would_read_as_another_one_does_not_fit(
     reasons = [bytes(row["headers"][-1]["value"]).decode() for row in source.misfits(frame).collect()]
     for reason, expected in zip(reasons, another.values(), strict=True):
         assert reason.startswith(expected)
+
+
+def fitting(spark: Any, schema: str, *values: str) -> list[int]:
+    source = KafkaSource("in", schema=schema, offset_column="place")
+    rows = source.fitted(kafka_frame(spark, *values), leave_out_bad=True).select("place").collect()
+    return sorted(row["place"] - 40 for row in rows)
+
+
+@pytest.mark.parametrize("schema", ["texts STRING", "texts ARRAY<STRING>"])
+def test_a_record_of_many_numbers_costs_what_its_length_does(spark: Any, schema: str) -> None:
+    chance = random.Random(20261123)
+    text = f'{{"texts": {[1 + chance.random() for _ in range(10_000)]}}}'
+    fitting(spark, schema, '{"texts": [0.30000000000000004]}')
+    before = cpu_seconds.used()
+    assert fitting(spark, schema, text) == [0]
+    assert cpu_seconds.used() - before < 10, "with the square of its length it takes 40"
+
+
+#: What a long text may be made of, as it stands in quotes.
+UNITS = (
+    *(" ", r"\n", "0", "1", "1,", ",", ".", "-", "-1", "e", "E+", ":", "T", "1:", "[", "{", "}", "a", "ü", "'"),
+    *(r"\u0020", r"\u0030", r"\u0031", r"\u002e", r"\u002d", r"\u0065", r"\\", r"\""),
+    *("1.5,", "[1.5,", "1e5:", "2026-11-23", "Infinity"),
+)
+FIELDS = "at TIMESTAMP, day DATE, price DECIMAL(12,2), text STRING"
+
+
+@pytest.mark.parametrize(
+    ("schema", "before", "after"),
+    [(FIELDS, "{", "}"), (f"inner STRUCT<{FIELDS.replace(' ', ': ').replace(',: ', ', ')}>", '{"inner": {', "}}")],
+    ids=["flat", "nested"],
+)
+def test_a_text_of_any_length_is_judged(spark: Any, schema: str, before: str, after: str) -> None:
+    texts = [
+        (f'{before}"{name}": "', unit, f'"{after}') for unit in UNITS for name in ("at", "day", "price", "text", "note")
+    ]
+    texts += [(f'{before}"text": [', unit, f"1]{after}") for unit in UNITS]
+    texts += [(f'{before}"price": 1', unit, after) for unit in UNITS]
+    value = F.encode(F.concat("start", F.repeat("unit", F.lit(100_000)), "end"), "UTF-8")
+    records = spark.createDataFrame(texts, "start STRING, unit STRING, end STRING").select(
+        F.lit(None).cast("binary").alias("key"),
+        value.alias("value"),
+        F.lit("in").alias("topic"),
+        F.lit(0).alias("partition"),
+        F.monotonically_increasing_id().alias("offset"),
+        F.lit(None).cast(HEADERS_TYPE).alias("headers"),
+    )
+    misfits = KafkaSource("in", schema=schema).misfits(records).count()
+    assert 0 < misfits <= len(texts) - 2 * len(UNITS), "a STRING fits, and what the schema does not name"
 
 
 def test_what_is_nested_comes_as_it_was_written(spark: Any) -> None:

@@ -37,6 +37,7 @@ def encode(
     body_bytes_maximum: int = 1_000_000,
     arrow_type: Any = None,
     compression: Compression = UNCOMPRESSED,
+    full_bytes_maximum: int | None = None,
 ) -> list[Body]:
     arrow_type = arrow_type or pa.binary()
     return encode_bodies(
@@ -46,6 +47,7 @@ def encode(
         np.array([row[3] for row in rows], dtype=np.int32),
         timestamps=NOW,
         body_bytes_maximum=body_bytes_maximum,
+        full_bytes_maximum=full_bytes_maximum,
         compression=compression,
     )
 
@@ -254,6 +256,23 @@ def test_negative_digests_are_added_modulo_two_to_the_64() -> None:
         body_bytes_maximum=1_000,
     )
     assert body.digest == 2**64 - 2
+
+
+@pytest.mark.parametrize("codec", ATTRIBUTES)
+@pytest.mark.parametrize("full_bytes", [-50, HEADER_BYTES + 1, 700, 1_500, 2_000])
+def test_only_a_record_alone_takes_more_than_a_full_batch_may_and_has_a_name_then(codec: str, full_bytes: int) -> None:
+    chance = random.Random(20261123)
+    sizes = [0, 10, 300, 300, 1_400, 1_900, 1, 1, 700, 650, 1_900]
+    rows: list[Row] = [(b"%d" % number, chance.randbytes(size), 1, 0) for number, size in enumerate(sizes)]
+    bodies = encode(rows, 2_000, compression=Compression(codec), full_bytes_maximum=full_bytes)
+    assert sum(body.records for body in bodies) == len(rows)
+    assert all(body.size_bytes <= (full_bytes if body.records > 1 else 2_000) for body in bodies)
+    first = 0
+    for body in bodies:
+        is_large = body.records == 1 and HEADER_BYTES + body.plain_bytes > full_bytes
+        name = f"the record in row {first} (partition 0, key b'{first}')"
+        assert body.name == (name if is_large else None)
+        first += body.records
 
 
 def test_a_record_that_cannot_fit_is_named_before_anything_is_encoded() -> None:

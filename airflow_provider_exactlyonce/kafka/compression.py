@@ -87,36 +87,6 @@ UNCOMPRESSED: Final = Compression()
 PLAIN_BYTES_MAXIMUM: Final = 16 << 20
 """No batch is larger before compression: many readers unpack one as a whole."""
 
-_SNAPPY_BLOCK_BYTES: Final = 1 << 15  # of the broker's SnappyOutputStream
-
-
-def growth(codec: str, plain_bytes: int) -> int:
-    """Return by how many bytes a broker's compression may make records larger at most; 0 without a codec.
-
-    These are the bounds that the libraries guarantee, whatever the level, and what Kafka's streams put around them:
-
-    * gzip: zlib's ``deflateBound``, for blocks with the fixed code, which other zlibs write also where stored ones
-      would be shorter; a header of 10 bytes and a trailer of 8
-    * snappy: ``MaxCompressedLength`` of each block of xerial's stream, before it its length; a header of 16 bytes
-    * lz4: ``Lz4BlockOutputStream`` stores a block that would grow; before it its length, a header of 7 bytes, 4 at the
-      end
-    * zstd: ``ZSTD_compressBound``; a header of 18 bytes at most, and an empty last block
-
-    :param codec: a topic's ``compression.type``
-    :param plain_bytes: of the records
-    """
-    match codec:
-        case "gzip":
-            return (plain_bytes >> 3) + (plain_bytes >> 8) + (plain_bytes >> 9) + 4 + 18
-        case "snappy":
-            return plain_bytes // 6 + (32 + _XERIAL_LENGTH.size) * -(-plain_bytes // _SNAPPY_BLOCK_BYTES) + 16
-        case "lz4":
-            return _LZ4_LENGTH.size * -(-plain_bytes // BLOCK_BYTES) + 7 + 4
-        case "zstd":
-            return (plain_bytes >> 8) + 64 + 18 + 3
-    return 0
-
-
 _MARGIN: Final = 1.25  # a batch that turns out too large is compressed twice
 
 

@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     SettingRefusedError,
 )
-from airflow_provider_exactlyonce.kafka.compression import growth
+from airflow_provider_exactlyonce.kafka.broker_compression import growth
 from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.topic_settings import CLEAN_ELECTION, WRITABLE, check_settings
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, UnansweredError, WireClient, describe

@@ -18,7 +18,6 @@ from airflow_provider_exactlyonce.kafka.compression import (
     UNCOMPRESSED,
     Compression,
     Shrinkage,
-    growth,
 )
 
 CONTENTS = {
@@ -97,18 +96,6 @@ def test_a_higher_level_packs_tighter(codec: str, levels: tuple[int, int]) -> No
     quick, tight = (bytes(Compression(codec, level).compress(memoryview(content))) for level in levels)
     assert undo(codec, quick) == undo(codec, tight) == content
     assert len(tight) < 0.9 * len(quick)
-
-
-@pytest.mark.parametrize("codec", [name for name in ATTRIBUTES if name != "none"])
-def test_nothing_grows_more_than_a_codec_may_make_it_grow(codec: str) -> None:
-    for length in (0, 1, 1_000, BLOCK_BYTES, 3 * BLOCK_BYTES + 5):
-        noise = random.Random(length).randbytes(length)
-        assert len(Compression(codec).compress(memoryview(noise))) <= length + growth(codec, length)
-
-
-@pytest.mark.parametrize("kind", ["producer", "uncompressed"])
-def test_a_topic_without_a_codec_of_its_own_makes_nothing_grow(kind: str) -> None:
-    assert growth(kind, 1_000_000) == 0
 
 
 def test_the_worst_of_the_last_batches_tells_how_much_to_compress_at_a_time() -> None:

@@ -119,12 +119,12 @@ class FailureDetector:
     def is_lost(self, token: str) -> bool:
         """Whether a driver holds the pipeline on another host, has been silent for too long, and nothing else tells."""
         held = leases.read(self._home.lease)
-        if held is None or held.token != token or not _only_its_lease_tells(self._home, held):
+        if held is None or held.token != token or held.machine == process_identity.this_machine():
             return False
         is_silent = False
         if self._watched is None or self._watched.token != token:
             self._watched = processes.RemoteDriver(token, self._home.lease)
-            if self._waits:
+            if self._waits and _only_its_lease_tells(self._home, held):
                 seen, life = leases.observe(self._home.lease)
                 if seen is None or seen.token != token:
                     return False
@@ -134,13 +134,15 @@ class FailureDetector:
         self._seen = token, held.heartbeat
         if is_silent:
             self._silent = self._seen
-        return self._silent == self._seen
+        # The intent is read at last: whoever waits in a bucket pays for each document of each look.
+        return self._silent == self._seen and _only_its_lease_tells(self._home, held)
 
 
 def _only_its_lease_tells(home: Home, held: Lease) -> bool:
+    if held.machine == process_identity.this_machine():
+        return False
     intent = intents.read(home.intent)
-    is_on_cluster = intent is not None and intent.token == held.token and intent.is_on_cluster
-    return held.machine != process_identity.this_machine() and not is_on_cluster
+    return intent is None or intent.token != held.token or not intent.is_on_cluster
 
 
 def is_announced(home: Home, token: str) -> bool:

@@ -166,9 +166,9 @@ def test_a_stop_is_not_done_because_a_driver_started_and_died_between_two_looks(
     second, third = Hold(), Hold()
     look, looks = drivers.awaiting_restart, iter(range(1, 1000))
 
-    def look_while_the_second_lives(home: Home) -> drivers.Death | None:
+    def look_while_the_second_lives(home: Home, *, lost: str | None = None) -> drivers.Death | None:
         if next(looks) > 1:
-            return look(home)
+            return look(home, lost=lost)
         second.let_go()
         assert third.reached.wait(HANG_SECONDS)
         return None

@@ -72,11 +72,12 @@ def test_the_result_of_a_driver_that_nobody_saw_end_is_given_to_who_asks_for_the
 DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
 #: The command, as far as it comes after the cluster was asked for the version that runs.
 COMMAND = """
-import argparse, os, sys
+import argparse, os, signal, sys
 from airflow_provider_exactlyonce.cli import backfill, main
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background programs ignore it
 home, *command = sys.argv[1:]
 launch = Launch(command=command, printable="", environment=dict(os.environ))
 backfill._backfill = lambda given: backfill._run(Home(home), launch, None)

@@ -86,8 +86,7 @@ class DriverLocator:
                 continue
             if not drivers.may_be_starting(self._home, intent, held) and not self._may_live_on_cluster(intent):
                 return self._ended_unseen(intent)
-            self._pass_stop_on(intent)
-            self.wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it")
+            self.wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it", starts=intent)
 
     def has_ended(self, intent: Intent) -> bool:
         """Whether the driver that we have left has certainly ended; kills one of this host that hangs."""
@@ -102,14 +101,17 @@ class DriverLocator:
             return False
         return not self._may_live_on_cluster(intent)
 
-    def wait(self, why: str) -> None:
+    def wait(self, why: str, *, starts: Intent | None = None) -> None:
         """Let some time pass before the next look, unless we were asked to stop.
 
+        :param starts: of a driver that is told so, too, when it comes up
         :raises StopRequestedError: when we were
         """
         self._supervision.on_poll()
         _log.info("%s", why)
         if self._stop.reason is not None:
+            if starts is not None:
+                self._pass_stop_on(starts)
             raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
         time.sleep(self._home.look_every(self._supervision.poll_seconds))
 

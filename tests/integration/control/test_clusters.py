@@ -18,6 +18,7 @@ import pytest
 from airflow_provider_exactlyonce.control import clusters, exit_classification, requests, stopping
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterDriver, ClusterState
+from airflow_provider_exactlyonce.control.driver_locator import DriverLocator
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -264,17 +265,24 @@ def test_a_driver_that_waits_for_room_for_too_long_is_unhealthy(home: Home, monk
     assert manager.gone == {"queued"}
 
 
-def test_a_stop_while_nobody_knows_whether_a_driver_was_submitted_waits_for_it_in_the_home(home: Home) -> None:
+def test_a_stop_while_nobody_knows_whether_a_driver_was_submitted_waits_for_it_in_the_home(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiting_for_room(home)
     left = intents.read(home.intent)
     assert left is not None
     intents.write(home.intent, replace(left, written=time.time()))
     manager = Manager(home, ClusterState.UNKNOWN)
     supervised = supervisor(home, manager, "exit=1")
-    with (
-        alarm(lambda: len(manager.asked) > 2, lambda: supervised.stop("the task was killed")),
-        pytest.raises(StopRequestedError),
-    ):
+    wait = DriverLocator.wait
+
+    def stopped_meanwhile(locator: DriverLocator, why: str, *, starts: Intent | None = None) -> None:
+        if len(manager.asked) > 2:
+            supervised.stop("the task was killed")
+        wait(locator, why, starts=starts)
+
+    monkeypatch.setattr(DriverLocator, "wait", stopped_meanwhile)
+    with pytest.raises(StopRequestedError):
         list(supervised.run())
     assert requests.stop_requested(home, "queued") == "the task was killed"
     assert requests.killed_by(home, "queued") == "shop/stream/run1/-1"

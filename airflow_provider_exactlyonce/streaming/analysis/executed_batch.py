@@ -127,9 +127,9 @@ class ExecutedBatch:
         elif name == _SCAN and _is_declared(node):
             self._scans.append(_Scan(node, is_read=is_read))
         elif name == _MAP and str(node.func().name()) == DECODING:
-            self._decoded.extend(_Decoded(node, scan, is_read=is_read) for scan in _scans_below(node, is_read=is_read))
+            self._decoded.extend(_Decoded(node, scan) for scan in _scans_below(node, is_read=is_read))
         elif name == _COUNT and is_count(node):
-            self._fitting.extend(_Fitting(node, scan, is_read=is_read) for scan in _scans_below(node, is_read=is_read))
+            self._fitting.extend(_Fitting(node, scan) for scan in _scans_below(node, is_read=is_read))
         elif "Limit" in name:  # tasks may end before they have read everything
             self._reads_all = False
         for child in elements(node.children()):
@@ -184,9 +184,13 @@ def _forget_shuffled(spark: SparkSession, node: Any) -> None:
 
 
 class _Scan:
-    """Reads a part of a Kafka stream, or of a table."""
+    """Reads a part of a Kafka stream, or of a table.
+
+    :ivar is_read: Spark has read it already, for all attempts
+    """
 
     def __init__(self, node: Any, *, is_read: bool) -> None:
+        self.is_read: Final = is_read
         self.topics: Final = frozenset(json.loads(node.end().json()))
         self._metric: Final = node.metrics().apply(_READ)
         self._before: Final = 0 if is_read else int(self._metric.value())
@@ -206,11 +210,11 @@ class _Scan:
 class _Decoded:
     """Decodes what a part of a Kafka stream reads, in workers."""
 
-    def __init__(self, node: Any, scan: _Scan, *, is_read: bool) -> None:
+    def __init__(self, node: Any, scan: _Scan) -> None:
         self._scan: Final = scan
         self.topics: Final = scan.topics
         self._metric: Final = node.metrics().apply(_RETURNED)
-        self._before: Final = 0 if is_read else int(self._metric.value())
+        self._before: Final = 0 if scan.is_read else int(self._metric.value())
 
     def left_out(self) -> int:
         """Return how many records it has read since, and not given out."""
@@ -220,10 +224,10 @@ class _Decoded:
 class _Fitting:
     """Counts the records of a Kafka stream that fit its schema, where the others have been left out."""
 
-    def __init__(self, node: Any, scan: _Scan, *, is_read: bool) -> None:
+    def __init__(self, node: Any, scan: _Scan) -> None:
         self.topics: Final = scan.topics
         self._node: Final = node
-        self._before: Final = 0 if is_read else self._count()
+        self._before: Final = 0 if scan.is_read else self._count()
 
     def seen(self) -> int:
         """Return how many have come since."""

@@ -85,8 +85,10 @@ def check_read_once(result: DataFrame) -> None:
     read: dict[str, Any] = {}
     for node in tree(analyzed(result)):
         topics = topics_of_mark(node, simple_name(node))
-        for stream in tree(node) if topics is not None else ():
-            if topics is not None and simple_name(stream) in _STREAMS and read.setdefault(topics, stream) != stream:
+        if topics is None:
+            continue
+        for stream in tree(node):
+            if simple_name(stream) in _STREAMS and read.setdefault(topics, stream) != stream:
                 raise RefusedError(
                     f"the function joins the stream of {topics} with itself, and Spark would read it twice, each time "
                     "up to an end of its own; rename the columns of one side before the join, as in "

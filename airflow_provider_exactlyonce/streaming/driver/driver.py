@@ -214,8 +214,9 @@ class Driver:
     ) -> None:
         # Whatever can be refused is, before the start of the run fences anybody.
         result, unsure, guarantee = self._plan_result(spark)
+        sources = sources_of(result)
         if not any(source.may_lose for source in self._pipeline.sources.values()):
-            check_sources_go_on(tail, sources_of(result))
+            check_sources_go_on(tail, sources)
         for name, rows in self._pipeline.routes.other_rows(result).items():
             committers[name].expect_columns(rows.schema)
         run.guarantee = guarantee.gives
@@ -231,7 +232,7 @@ class Driver:
             self._standing_by.close()
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         begins = table_begins(self._pipeline.sources.values(), self._lifecycle.begins)
-        settle_first_positions(checkpoint, sources_of(result), begins)
+        settle_first_positions(checkpoint, sources, begins)
         try:
             needs_replay = reconcile(checkpoint, run.lineage, run.tail)
         except RefusedError:

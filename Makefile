@@ -91,7 +91,7 @@ lock: ## remake requirements.lock from pyproject.toml (needs uv)
 	"$$uv" pip compile --quiet pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 		--no-header --output-file requirements.lock
 
-checksums: setup ## download the jars afresh and remake their checksums, after a change of devkit/ivy.xml, s3a.xml or gcs.xml
+checksums: setup ## download the jars afresh and remake their checksums, after a change of devkit/ivy.xml, s3a.xml, gcs.xml or azure.xml
 	@$(VENV_PYTHON) scripts/remake_checksums.py
 
 bench-commit: setup ## measure what a commit costs a batch, and how soon a reader sees it

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from airflow_provider_exactlyonce.devkit.ivy import retrieve
-from airflow_provider_exactlyonce.devkit.jars import DEVKIT, GCS, S3A, JarSet
+from airflow_provider_exactlyonce.devkit.jars import AZURE, DEVKIT, GCS, S3A, JarSet
 
 
 def remake(wanted: JarSet) -> None:
@@ -25,5 +25,5 @@ def remake(wanted: JarSet) -> None:
 
 
 if __name__ == "__main__":
-    for jars in (DEVKIT, S3A, GCS):
+    for jars in (DEVKIT, S3A, GCS, AZURE):
         remake(jars)

@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from upath import UPath
 
+from tests import azurite
 from tests.waiting import eventually
 
 KEY, SECRET = "key", "hunter2"
@@ -201,6 +202,7 @@ class Kind:
 
 S3 = Kind(scheme="s3", options=options, write="PUT", look="HEAD", version='"0123"')
 GCS = Kind(scheme="gs", options=gcs_options, write="POST", look="GET", version="123")
+AZURE = Kind(scheme="abfss", options=azurite.options, write="PUT", look="HEAD", version='"0x123"')
 
 
 @contextmanager

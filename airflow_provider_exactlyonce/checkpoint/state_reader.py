@@ -123,6 +123,7 @@ def local_session(name: str, place: Path) -> Iterator[SparkSession]:
         builder = builder.config(setting, value)
     session = builder.getOrCreate()
     try:
+        file_systems.give_access(session, place)
         yield session
     finally:
         session.stop()

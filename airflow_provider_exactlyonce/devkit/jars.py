@@ -76,6 +76,10 @@ GCS: Final = JarSet(
     f"gcs-{GCS_CONNECTOR_VERSION}", DEPENDENCIES.with_name("gcs.xml"), CHECKSUMS.with_name("gcs_checksums.txt")
 )
 
+AZURE: Final = JarSet(
+    f"azure-{HADOOP_VERSION}", DEPENDENCIES.with_name("azure.xml"), CHECKSUMS.with_name("azure_checksums.txt")
+)
+
 
 def broker_jars(progress: Progress = logger.info) -> list[Path]:
     """Return the class path of the embedded broker, resolving it first if it isn't there.
@@ -109,13 +113,21 @@ def gcs_jars(progress: Progress = logger.info) -> list[Path]:
     return _jars(GCS, progress)
 
 
+def azure_jars(progress: Progress = logger.info) -> list[Path]:
+    """Return what ``spark.jars`` needs to read and write Azure's storage, resolving it first if it isn't there.
+
+    :raises DevkitError: when it isn't there and can't be had
+    """
+    return _jars(AZURE, progress)
+
+
 def complete_spark(progress: Progress = logger.info) -> None:
     """Put the jars that a driver may need among Spark's own; what is there stays as it is.
 
     :raises DevkitError: when they aren't there and can't be had, or there is no Spark
     """
     folder = spark_jars()
-    buckets = (*s3a_jars(progress), *gcs_jars(progress))
+    buckets = (*s3a_jars(progress), *gcs_jars(progress), *azure_jars(progress))
     for jar in [*spark_connector_jars(progress), EXCLUSIVE_FILES_JAR, *buckets]:
         if not (folder / jar.name).exists():
             shutil.copyfile(jar, folder / jar.name)
@@ -164,7 +176,7 @@ def resolve(progress: Progress, jars: JarSet = DEVKIT) -> None:
 def clear_cache() -> None:
     """Remove what :func:`resolve` made, and nothing that somebody else put there."""
     cache = cache_directory()
-    ours = ("kafka-*-spark-*", "s3a-*", "gcs-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
+    ours = ("kafka-*-spark-*", "s3a-*", "gcs-*", "azure-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
     for path in [path for pattern in ours for path in cache.glob(pattern)]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -16,14 +16,18 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.hooks import google_cloud
+from airflow_provider_exactlyonce.hooks import azure, google_cloud
 from airflow_provider_exactlyonce.storage.opening import parts_of
 from airflow_provider_exactlyonce.storage.s3_environment import KEYS
 
 _log = logging.getLogger(__name__)
 
-#: The type of the connection that opens a place, by the place's scheme.
-_TYPES: Final[Mapping[str, str]] = {"s3": "aws", "gs": google_cloud.CONN_TYPE}
+#: The types of the connection that opens a place, by the place's scheme.
+_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "s3": ("aws",),
+    "gs": (google_cloud.CONN_TYPE,),
+    "abfss": azure.CONN_TYPES,
+}
 #: By connection and what it says: one that was changed is read anew, and the same one once.
 _OPTIONS: Final[dict[tuple[str, str], Mapping[str, Any]]] = {}
 _OPENING: Final = threading.Lock()
@@ -47,7 +51,7 @@ def split(location: str) -> tuple[str | None, str]:
 def open_place(conn_id: str, place: Any) -> Path:
     """Return a place in a bucket, with a connection's credentials; those that end are renewed by what opens it.
 
-    :param conn_id: connection of type ``aws``, or ``google_cloud_platform``
+    :param conn_id: connection of type ``aws``, ``google_cloud_platform``, ``wasb``, or ``adls``
     :param place: the same with the environment's
     :raises AirflowNotFoundException: when there is no such connection: the provider would go on without credentials
     :raises RefusedError: when it is of another type, or can't be used, or its provider lacks what it needs
@@ -59,8 +63,7 @@ def open_place(conn_id: str, place: Any) -> Path:
     with _OPENING:
         options = _OPTIONS.get((conn_id, said))
         if options is None:
-            read = google_cloud.options(connection) if place.protocol == "gs" else _options_of_s3(conn_id)
-            options = _OPTIONS[conn_id, said] = read
+            options = _OPTIONS[conn_id, said] = _options(connection, place.protocol)
     opened: Any = UPath(str(place), **options)
     return opened  # type: ignore[no-any-return]
 
@@ -78,9 +81,11 @@ def driver_environment(location: str, here: Path) -> Mapping[str, str]:
     conn_id, place = split(location)
     if conn_id is None:
         return {}
-    if urlsplit(place).scheme == "gs":
-        return google_cloud.driver_environment(_connection(conn_id, "gs"), here)
-    return _environment_of_s3(conn_id)
+    scheme = urlsplit(place).scheme
+    connection = _connection(conn_id, scheme)
+    if scheme == "gs":
+        return google_cloud.driver_environment(connection, here)
+    return azure.driver_environment(connection) if scheme == "abfss" else _environment_of_s3(conn_id)
 
 
 def check_for_cluster(location: str) -> None:
@@ -90,10 +95,12 @@ def check_for_cluster(location: str) -> None:
     :raises RefusedError: when it can't
     """
     conn_id, place = split(location)
-    if conn_id is not None and urlsplit(place).scheme == "gs" and google_cloud.has_key(_connection(conn_id, "gs")):
+    scheme = urlsplit(place).scheme
+    has_key = {"gs": google_cloud.has_key, "abfss": azure.has_key}.get(scheme)
+    if conn_id is not None and has_key is not None and has_key(_connection(conn_id, scheme)):
         raise RefusedError(
-            f"{location}: its connection has a key, which is in a file of this host, and the driver runs in a "
-            "cluster: use a connection without a key, and the cluster's own service account"
+            f"{location}: its connection has a key, which only this host has, and the driver runs in a cluster: use a "
+            "connection without a key, and the cluster's own identity"
         )
 
 
@@ -101,7 +108,6 @@ def _environment_of_s3(conn_id: str) -> Mapping[str, str]:
     """Credentials of a role that the connection assumes are handed on as they are."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 
-    _connection(conn_id, "s3")
     hook = S3Hook(aws_conn_id=conn_id)
     config = hook.conn_config
     variables = {
@@ -130,10 +136,10 @@ def _connection(conn_id: str, scheme: str) -> Any:
     from airflow.sdk import Connection
 
     connection = Connection.get(conn_id)
-    if connection.conn_type != _TYPES[scheme]:
+    if connection.conn_type not in _TYPES[scheme]:
         raise RefusedError(
             f"connection {conn_id} is of type {connection.conn_type}: a home on {scheme}: takes one of type "
-            f"{_TYPES[scheme]}"
+            f"{' or '.join(_TYPES[scheme])}"
         )
     return connection
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage import gcs_environment, hdfs_clients, s3_environment
+from airflow_provider_exactlyonce.storage import azure_environment, gcs_environment, hdfs_clients, s3_environment
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.remote import identity_of
 from airflow_provider_exactlyonce.storage.store import Store
@@ -25,12 +25,14 @@ LOCAL: Final = LocalStore()
 _SCHEMES: Final[Mapping[str, tuple[str, str, str]]] = {
     "s3": ("s3://bucket/directory", "s3fs", "s3"),
     "gs": ("gs://bucket/directory", "gcsfs", "gcs"),
+    "abfss": ("abfss://container/directory", "adlfs", "azure"),
     "hdfs": ("hdfs://host:port/directory", "hdfs-native", "hdfs"),
 }
 #: What opens a place with the environment's credentials is given.
 _OPTIONS: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
     "s3": s3_environment.options_of_environment,
     "gs": gcs_environment.options_of_environment,
+    "abfss": azure_environment.options_of_environment,
 }
 #: What fsspec takes for a pattern, or another part of a URL, and what Hadoop resolves.
 _ODD: Final = re.compile(r"[*?\[\]#;]|/(?=/)|/\.{1,2}(?=/|$)")
@@ -79,6 +81,11 @@ def place_of(location: Any) -> Path:
     form, package, extra = _SCHEMES[scheme]
     if not server or not key:
         raise RefusedError(f"{location!r} names no directory: give {form}")
+    if scheme == "abfss" and "." in server:  # which no container's name has
+        raise RefusedError(
+            f"{location!r} names the account with the container: give {form}, and the account in "
+            f"{azure_environment.ACCOUNT}, or in a DAG by a connection: abfss://CONN_ID@CONTAINER/DIRECTORY"
+        )
     if odd := _ODD.search(str(location).partition("://")[2].rstrip("/")):
         raise RefusedError(
             f"{location!r} has {odd[0]!r} in it, which clients take for something else than a part of a name: give the "
@@ -133,6 +140,8 @@ def hadoop_url(place: Any) -> str:
     """
     if isinstance(place, Path):
         return f"file:{place}"
+    if place.protocol == "abfss":
+        return azure_environment.hadoop_url(place)
     scheme, _, path = location_of(place).partition("://")
     return f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{path.rstrip('/')}"
 
@@ -166,7 +175,11 @@ def _opened(system: AbstractFileSystem) -> Store:
         from airflow_provider_exactlyonce.storage import gcs
 
         return gcs.open_store(system)
+    if type(system).__module__.startswith("adlfs"):
+        from airflow_provider_exactlyonce.storage import azure
+
+        return azure.open_store(system)
     raise RefusedError(
         f"{type(system).__name__} is no file system for a home: it is not known that of two who create a file one "
-        "does. Use a path, s3:, gs:, or hdfs:"
+        "does. Use a path, s3:, gs:, abfss:, or hdfs:"
     )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, gcs_jars, s3a_jars
+from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, azure_jars, gcs_jars, s3a_jars
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
-from airflow_provider_exactlyonce.storage import gcs_environment, s3_environment
+from airflow_provider_exactlyonce.storage import azure_environment, gcs_environment, s3_environment
 from airflow_provider_exactlyonce.storage.opening import is_local
-from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, FILE_MANAGER
+from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, FILE_MANAGER, REDACTION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ class SparkFileSystem:
     :param jars: that others may bring
     :param settings: of Hadoop; none is a secret
     :param keys: of Hadoop, secret: for executors, which lack the driver's environment
+    :param finds_keys: Hadoop looks for them in the environment of its process itself
     :param file_manager: with which Spark creates the files of a checkpoint, of two who create one only one
     :param needs: a class of the jars
     """
@@ -37,9 +39,13 @@ class SparkFileSystem:
     jars: Callable[[], Sequence[Path]] = tuple
     settings: Callable[[], Mapping[str, str]] = dict
     keys: Callable[[], Mapping[str, str]] = dict
+    finds_keys: bool = True
     file_manager: str
     needs: str | None = None
 
+
+#: It renames a finished file to its place, unless there is one.
+_RENAMING: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
 
 #: This machine's, mounted ones among them.
 LOCAL: Final = SparkFileSystem(
@@ -63,10 +69,15 @@ FILE_SYSTEMS: Final[Mapping[str, SparkFileSystem]] = {
         file_manager="exactlyonce.UploadingCheckpointFileManager",
         needs="com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
     ),
-    # It renames a finished file to its place, unless there is one.
-    "hdfs": SparkFileSystem(
-        file_manager="org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager",
+    "abfss": SparkFileSystem(
+        jars=azure_jars,
+        settings=azure_environment.hadoop_settings,
+        keys=azure_environment.hadoop_keys,
+        finds_keys=False,
+        file_manager=_RENAMING,
+        needs="org.apache.hadoop.fs.azurebfs.SecureAzureBlobFileSystem",
     ),
+    "hdfs": SparkFileSystem(file_manager=_RENAMING),
 }
 
 
@@ -92,6 +103,7 @@ def session_settings(place: Any) -> dict[str, str]:
     return {
         "spark.jars": ",".join(map(str, _jars(scheme))),
         FILE_MANAGER: system.file_manager,
+        REDACTION: DEFAULTS[REDACTION],
         **{f"{_HADOOP}{name}": value for name, value in system.settings().items()},
     }
 
@@ -104,7 +116,7 @@ def _jars(scheme: str, *, complete: bool = True) -> list[Path]:
 def prepare(spark: SparkSession, place: Any) -> None:
     """Let a driver's session work on the checkpoint in a place. What the user has set of Hadoop stays.
 
-    :raises SettingRefusedError: when the user's file manager is not exclusive there
+    :raises SettingRefusedError: when the user's file manager is not exclusive there, or Spark would show a secret
     :raises RefusedError: when Spark lacks a jar
     """
     given = spark.sparkContext._jsc.sc().conf()  # PySpark copies all of it whenever it is asked
@@ -129,8 +141,24 @@ def prepare(spark: SparkSession, place: Any) -> None:
             f"on {place.protocol}: of two drivers both could write one batch",
         )
     spark.conf.set(FILE_MANAGER, system.file_manager)
+    give_access(spark, place)
+
+
+def give_access(spark: SparkSession, place: Any) -> None:
+    """Let Hadoop reach the file system of a place. What the user has set of Hadoop stays.
+
+    :raises SettingRefusedError: when Spark would show a secret
+    """
+    if is_local(place):
+        return
+    system, given = FILE_SYSTEMS[place.protocol], spark.sparkContext._jsc.sc().conf()
+    is_here = str(spark.sparkContext.master).startswith("local")
+    keys = {} if is_here and system.finds_keys else system.keys()
+    hidden = given.get(REDACTION, "(?i)secret|password|token|access[.]?key")
+    for name in keys:
+        if not re.search(hidden, name):
+            raise SettingRefusedError(REDACTION, hidden, DEFAULTS[REDACTION], f"Spark would show {name} to others")
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
-    keys = {} if str(spark.sparkContext.master).startswith("local") else system.keys()
     for name, value in {**system.settings(), **keys}.items():
         if not given.contains(f"{_HADOOP}{name}"):
             hadoop.set(name, value)

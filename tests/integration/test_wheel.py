@@ -32,6 +32,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         "devkit/ivy.xml",
         "devkit/checksums.txt",
         "devkit/s3a.xml",
+        "devkit/azure.xml",
+        "devkit/azure_checksums.txt",
         "devkit/gcs.xml",
         "devkit/gcs_checksums.txt",
         "docs/errors.md",

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from upath import UPath
 
+from airflow_provider_exactlyonce.storage import azure as azure_store
 from airflow_provider_exactlyonce.storage import conditional
 from airflow_provider_exactlyonce.storage import gcs as gcs_store
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import Store
-from tests import memory_store, object_stores
+from tests import azurite, memory_store, object_stores
 from tests.hadoop_cluster import HadoopCluster
 from tests.object_stores import Faults, Kind
 
@@ -36,7 +37,15 @@ def gcs() -> Iterator[str]:
         yield address
 
 
-FAST, SLOW = ("local", "memory", "moto"), ("seaweedfs", "gcs", "hdfs")
+@pytest.fixture(scope="session")
+def azure() -> Iterator[str]:
+    with azurite.azurite() as address:
+        yield address
+
+
+FAST, SLOW = ("local", "memory", "moto"), ("seaweedfs", "gcs", "azure", "hdfs")
+#: Each kind of object store, and the fixture of a server of that kind.
+KINDS = {"moto": object_stores.S3, "gcs": object_stores.GCS, "azure": object_stores.AZURE}
 
 
 @pytest.fixture(params=[*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
@@ -50,20 +59,20 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         hadoop: HadoopCluster = request.getfixturevalue("hadoop")
         return UPath(f"{hadoop.hdfs}/{uuid.uuid4()}")  # type: ignore[return-value]
     address = request.getfixturevalue(request.param)
-    place: Path = (object_stores.GCS if request.param == "gcs" else object_stores.S3).place(address)
+    place: Path = KINDS.get(request.param, object_stores.S3).place(address)
     return place
 
 
-@pytest.fixture(scope="module", params=["s3", "gcs"])
+@pytest.fixture(scope="module", params=["moto", "gcs", pytest.param("azure", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Give each kind of object store."""
-    return object_stores.S3 if request.param == "s3" else object_stores.GCS
+    return KINDS[request.param]
 
 
 @pytest.fixture(scope="module")
 def server(kind: Kind, request: pytest.FixtureRequest) -> str:
     """Give the address of one of that kind."""
-    address: str = request.getfixturevalue("moto" if kind is object_stores.S3 else "gcs")
+    address: str = request.getfixturevalue(next(name for name, of in KINDS.items() if of is kind))
     return address
 
 
@@ -77,7 +86,8 @@ def faults(server: str) -> Iterator[Faults]:
 def place(kind: Kind, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a place of which the proxy is asked; what fails is repeated at once."""
     monkeypatch.setattr(conditional, "PAUSES", (0.0, 0.0, 0.0, 0.0))
-    monkeypatch.setattr(gcs_store, "_LOOKS", (0.0, 0.0, 0.0))
+    for store in (azure_store, gcs_store):
+        monkeypatch.setattr(store, "_LOOKS", (0.0, 0.0, 0.0))
     monkeypatch.setattr("asyncio.sleep", at_once)
     faults.planned.clear()
     place: Path = kind.place(faults.address)

@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.storage.opening import place_of, store_of
 from airflow_provider_exactlyonce.storage.s3 import S3Store
 from airflow_provider_exactlyonce.storage.store import HeldError
-from tests import object_stores
+from tests import azurite, object_stores
 from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming.harness import CONF, JOBS, Driver, World, check_counts
 from tests.object_stores import Faults
@@ -35,6 +35,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("default")]
 
 
+SECRETS = (object_stores.SECRET.encode(), azurite.KEY.encode())
 SUBMISSION = ("--master", "local[2]", *(part for pair in CONF.items() for part in ("--conf", "=".join(pair))))
 
 
@@ -88,7 +89,7 @@ class Pipeline:
         }
         driver = self.world.start(home=self.url, until=until, failpoints=failpoints, conf=conf, own_jvm=True)
         command = Path(f"/proc/{driver.process.pid}/cmdline").read_bytes()
-        assert object_stores.SECRET.encode() not in command
+        assert not any(secret in command for secret in SECRETS)
         return driver
 
     def finish(self, driver: Driver) -> None:
@@ -115,25 +116,26 @@ class Pipeline:
         check_counts(self.world)
         _, claims = self.world.ledger()
         assert {claim.home_path for claim in claims} == {str(self.home)} == {self.url.replace("a_connection@", "")}
-        if not self.url.startswith("s3:"):
-            return
         events = b"".join(file.read_bytes() for file in self.folder.rglob("*") if file.is_file())
-        assert b'"fs.s3a.secret.key":"*********(redacted)"' in events, "Spark hides what it has copied there"
+        if self.url.startswith("s3:"):
+            assert b'"fs.s3a.secret.key":"*********(redacted)"' in events, "Spark hides what it has copied there"
         for read in (events, *(driver.log.read_bytes() for driver in self.world.drivers)):
-            assert object_stores.SECRET.encode() not in read
+            assert not any(secret in read for secret in SECRETS)
 
 
 def on_clusters(*servers: str) -> list[Any]:
     return [pytest.param(server, marks=pytest.mark.cluster) for server in servers]
 
 
-@pytest.fixture(params=["moto", *on_clusters("seaweedfs", "gcs", "hadoop")])
+@pytest.fixture(params=["moto", *on_clusters("seaweedfs", "gcs", "azure", "hadoop")])
 def server(request: pytest.FixtureRequest) -> Server:
     running = request.getfixturevalue(request.param)
     if isinstance(running, HadoopCluster):
         return Server(f"{running.hdfs}/pipelines", {})
     if request.param == "gcs":
         return Server("gs://a_connection@bucket/pipelines", object_stores.gcs_environment(running))
+    if request.param == "azure":
+        return Server("abfss://a_connection@bucket/pipelines", azurite.environment(running))
     address = running.address if isinstance(running, Faults) else running
     return Server("s3://a_connection@bucket/pipelines", object_stores.environment(address))
 
@@ -345,7 +347,7 @@ def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["moto", *on_clusters("gcs", "hadoop")], indirect=True)
+@pytest.mark.parametrize("server", ["moto", *on_clusters("gcs", "azure", "hadoop")], indirect=True)
 def test_a_restore_that_is_killed_at_each_step_is_repeated_and_exact(pipeline: Pipeline) -> None:
     world = pipeline.world
     world.send(900)

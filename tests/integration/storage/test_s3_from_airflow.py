@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
-from tests import object_stores
+from tests import azurite, object_stores
 from tests.integration.operators.test_streaming import TaskInstance
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
 
@@ -40,7 +40,7 @@ def connect(
     address: str,
     connection: Callable[[str], dict[str, Any]] = object_stores.connection,
 ) -> None:
-    for name in [name for name in os.environ if name.startswith(("AWS_", "STORAGE_"))]:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "STORAGE_"))]:
         monkeypatch.delenv(name)
     connections: dict[str, dict[str, Any]] = {
         "LAKE": connection(address),
@@ -53,7 +53,7 @@ def connect(
 
 @pytest.mark.parametrize(
     ("server", "scheme", "connection"),
-    [("moto", "s3", object_stores.connection), ("gcs", "gs", object_stores.gcs_connection)],
+    [("moto", "s3", object_stores.connection), ("gcs", "gs", object_stores.gcs_connection), ("azure", "abfss", azurite.connection)],
 )
 def test_a_task_runs_its_pipeline_in_a_bucket_over_a_kill_and_lost_answers(
     world: World,
@@ -85,7 +85,7 @@ def test_a_task_runs_its_pipeline_in_a_bucket_over_a_kill_and_lost_answers(
     assert result["commit"] == world.commits()
     check_counts(world)
     logs = [log.read_bytes() for log in home_at(checkpoint).logs.iterdir()]
-    assert not any(object_stores.SECRET.encode() in log for log in logs)
+    assert not any(secret.encode() in log for log in logs for secret in (object_stores.SECRET, azurite.KEY))
 
 
 def test_the_operators_upgrade_a_pipeline_in_a_bucket_take_it_back_and_repeat_commits(

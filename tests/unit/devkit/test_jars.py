@@ -120,6 +120,11 @@ def test_s3a_is_of_sparks_hadoop() -> None:
     assert (pyspark_jars() / f"hadoop-client-api{hadoop}").is_file()
 
 
+def test_abfs_is_of_sparks_hadoop() -> None:
+    assert f'name="hadoop-azure" rev="{jars.HADOOP_VERSION}"' in jars.AZURE.dependencies.read_text()
+    assert f"azure/hadoop-azure-{jars.HADOOP_VERSION}.jar" in jars.AZURE.digests
+
+
 def test_the_connector_to_google_cloud_storage_is_the_one_that_is_named() -> None:
     assert f'name="gcs-connector" rev="{jars.GCS_CONNECTOR_VERSION}"' in jars.GCS.dependencies.read_text()
     assert list(jars.GCS.digests) == [f"gcs/gcs-connector-{jars.GCS_CONNECTOR_VERSION}-shaded.jar"]
@@ -244,7 +249,7 @@ def test_clearing_the_cache_removes_the_jars_and_nothing_of_others(cache: Path, 
 
 
 def test_spark_gets_the_jars_that_it_lacks_and_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [*jars.spark_connector_jars(), jars.EXCLUSIVE_FILES_JAR, *jars.s3a_jars(), *jars.gcs_jars()]
+    given = [*jars.spark_connector_jars(), jars.EXCLUSIVE_FILES_JAR, *jars.s3a_jars(), *jars.gcs_jars(), *jars.azure_jars()]
     folder = tmp_path / "jars"
     folder.mkdir()
     (folder / given[0].name).write_bytes(b"Spark's own")

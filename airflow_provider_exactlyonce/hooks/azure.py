@@ -1,0 +1,96 @@
+"""What a connection of type ``wasb`` or ``adls`` says of a storage account of Azure, for a task and for a driver.
+
+Airflow's provider for Azure is not needed: a home takes the account's key, a service principal, or what Azure's
+libraries find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage import azure_environment
+
+CONN_TYPES: Final = ("wasb", "adls")
+#: Other ways to credentials, which a driver has no way to follow.
+_OTHER_WAYS: Final = (
+    "connection_string",
+    "shared_access_key",
+    "sas_token",
+    "client_secret_auth_config",
+    "managed_identity_client_id",
+    "workload_identity_tenant_id",
+)
+
+
+def options(connection: Any) -> dict[str, Any]:
+    """Return what adlfs is given.
+
+    :raises RefusedError: when the connection can't be used
+    """
+    account, endpoint = _account(connection)
+    if tenant := _field(connection, "tenant_id"):
+        principal = (str(tenant), *_principal(connection))
+        return azure_environment.options(account, endpoint=endpoint, principal=principal)
+    return azure_environment.options(account, key=connection.password, endpoint=endpoint)
+
+
+def driver_environment(connection: Any) -> Mapping[str, str]:
+    """Return what a driver beside the task needs in its environment.
+
+    Of a connection without a key no credentials: the driver finds what the task finds.
+
+    :raises RefusedError: when the connection can't be used
+    """
+    account, endpoint = _account(connection)
+    known = {azure_environment.ACCOUNT: account, azure_environment.ENDPOINT: endpoint or ""}
+    if tenant := _field(connection, "tenant_id"):
+        # The worker's own key would go before it.
+        principal = (str(tenant), *_principal(connection))
+        return {**known, azure_environment.KEY: "", **dict(zip(azure_environment.PRINCIPAL, principal, strict=True))}
+    return {**known, azure_environment.KEY: connection.password or ""}
+
+
+def has_key(connection: Any) -> bool:
+    """Whether it has a key, or a principal's secret."""
+    return bool(connection.password)
+
+
+def _principal(connection: Any) -> tuple[str, str]:
+    if not connection.login or not connection.password:
+        raise RefusedError(
+            f"connection {connection.conn_id} has a tenant_id: it takes a service principal's name as its login, and "
+            "its secret as its password"
+        )
+    return connection.login, connection.password
+
+
+def _account(connection: Any) -> tuple[str, str | None]:
+    """Return the account and the URL of its blobs, None for Azure's public cloud."""
+    for name in _OTHER_WAYS:
+        if _field(connection, name) is not None:
+            raise RefusedError(
+                f"connection {connection.conn_id} has {name}: a home on abfss: takes an account's key as the password, "
+                "a service principal with tenant_id, or without both what Azure's libraries find"
+            )
+    host = (connection.host or "").rstrip("/")
+    endpoint = host if "://" in host else f"https://{host}" if "." in host else None
+    if endpoint is not None:
+        _, _, where = endpoint.partition("://")
+        server, _, account = where.partition("/")
+        account = account or server.partition(".")[0]
+        is_public = endpoint == f"https://{account}.blob.core.windows.net"
+        return account, None if is_public else endpoint
+    account = host or ("" if _field(connection, "tenant_id") else connection.login or "")
+    if not account:
+        raise RefusedError(
+            f"connection {connection.conn_id} names no storage account: give its name as the login, or the URL of its "
+            "blobs as the host"
+        )
+    return account, None
+
+
+def _field(connection: Any, name: str) -> Any:
+    """Return a field that is filled, None for an empty one."""
+    return connection.extra_dejson.get(name) or None

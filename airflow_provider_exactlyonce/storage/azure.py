@@ -1,0 +1,250 @@
+"""Azure's blobs: by conditions on a blob's ETag, which each of its contents gets anew."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from azure.core import MatchConditions
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+from azure.identity import ClientSecretCredential, DefaultAzureCredential
+from azure.storage.blob import BlobClient, BlobServiceClient
+from typing_extensions import override
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+
+from airflow_provider_exactlyonce.storage import conditional
+from airflow_provider_exactlyonce.storage.azure_environment import endpoint_of
+from airflow_provider_exactlyonce.storage.conditional import Condition, ConditionalStore, Found, UnmadeError
+from airflow_provider_exactlyonce.storage.remote import identity_of
+from airflow_provider_exactlyonce.storage.store import ChangedError, FileFacts, OutcomeUnknownError, Stored
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+T = TypeVar("T")
+
+#: Names of metadata are names of a programming language's here.
+_MARK: Final = conditional.MARK.replace("-", "_")
+#: What Hadoop, and a storage account with directories, say of one.
+_DIRECTORY: Final = "hdi_isfolder"
+#: For a connection, and for an answer to a document: watchers wait for them. A request is sent once.
+_PATIENCE: Final = {"connection_timeout": 5, "read_timeout": 15, "retry_total": 0, "logging_enable": False}
+#: Seconds before each try of a question; it changes nothing.
+_LOOKS: Final = (0.0, 0.2, 0.5)
+#: How many blobs are deleted at a time.
+_DELETED_AT_ONCE: Final = 8
+#: Between looks at a copy that Azure makes by itself; one within an account is made at once.
+_COPY_SECONDS: Final = 0.5
+_MISSING: Final = "BlobNotFound"
+#: The condition was not met.
+_NOT_MET: Final = frozenset({"ConditionNotMet", "BlobAlreadyExists"})
+#: HTTP status of a refusal after which the same request may succeed.
+_TEMPORARY: Final = frozenset({408, 429})
+_DENIED: Final = frozenset({401, 403})
+_NO_CONNECTION: Final = (ConnectTimeoutError, NewConnectionError)
+_FAILURES: Final = (OSError, AzureError)
+
+
+def open_store(system: AbstractFileSystem) -> AzureStore:
+    """Return the store of a file system, with its credentials.
+
+    :param system: of adlfs
+    :raises RefusedError: when no account was named
+    """
+    given = system.storage_options
+    url = endpoint_of(given)
+    if text := given.get("connection_string"):
+        return AzureStore(system, BlobServiceClient.from_connection_string(text, **_PATIENCE))
+    credential = (
+        ClientSecretCredential(given["tenant_id"], given["client_id"], given["client_secret"])
+        if "client_secret" in given
+        else DefaultAzureCredential()
+    )
+    return AzureStore(system, BlobServiceClient(url, credential, **_PATIENCE))
+
+
+class AzureStore(ConditionalStore):
+    """Blobs of one account.
+
+    :param system: of adlfs, which reads what is copied elsewhere
+    :param account: sends each request once
+    """
+
+    failures = _FAILURES
+    remedy = (
+        "The server has to keep the conditions If-None-Match and If-Match of writes and deletes; `exactlyonce help "
+        "homes` has the servers that were tested"
+    )
+
+    def __init__(self, system: AbstractFileSystem, account: BlobServiceClient) -> None:
+        super().__init__(system)
+        self._account: Final = account
+
+    @override
+    def read(self, place: Path) -> Stored | None:
+        def download() -> Stored | None:
+            answer = self._blob(place).download_blob(max_concurrency=1)
+            if _is_directory(answer.properties):
+                return None
+            return Stored(content=answer.readall(), version=str(answer.properties.etag))
+
+        return _asked(place, download)
+
+    @override
+    def delete(self, place: Path) -> None:
+        _asked(place, self._blob(place).delete_blob)
+
+    @override
+    def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
+        there: Any = target
+        blob = self._blob(target)
+        if isinstance(source, Path) or identity_of(source.fs) != identity_of(there.fs):
+            with self.os_errors(target), source.open("rb") as read:
+                blob.upload_blob(read, overwrite=True)
+            return
+        copying = _asked(target, lambda: blob.start_copy_from_url(self._blob(source).url))
+        if copying is None:
+            raise FileNotFoundError(str(source))
+        status = copying["copy_status"]
+        while status == "pending":  # one within an account is made at once
+            time.sleep(_COPY_SECONDS)
+            made = _asked(target, blob.get_blob_properties)
+            status = made.copy.status if made is not None and made.copy.id == copying["copy_id"] else "replaced"
+        if status != "success":
+            raise OSError(f"{target}: Azure's copy of {source} is {status}")
+
+    @override
+    def remove(self, directory: Path) -> None:
+        container, key = self._split(directory)
+        names = [key, *(found.name for found in self._blobs(container, f"{key}/"))]
+
+        def delete(name: str) -> None:
+            _asked(f"{container}/{name}", self._account.get_blob_client(container, name).delete_blob)
+
+        # An account with directories deletes empty ones only.
+        by_depth = itertools.groupby(sorted(names, key=_depth, reverse=True), _depth)
+        with ThreadPoolExecutor(_DELETED_AT_ONCE) as pool:
+            for _, doomed in by_depth:
+                list(pool.map(delete, doomed))
+
+    @override
+    def _unchanged(self, version: str | None) -> Condition:
+        return {"If-None-Match": "*"} if version is None else {"If-Match": version}
+
+    @override
+    def _put(self, place: Path, content: bytes, mark: str, condition: Condition) -> str:
+        upload = functools.partial(self._blob(place).upload_blob, content, overwrite=True, metadata={_MARK: mark})
+        return str(_sent(place, upload, condition)["etag"])
+
+    @override
+    def _drop(self, place: Path, condition: Condition) -> None:
+        _sent(place, self._blob(place).delete_blob, condition)
+
+    @override
+    def _found(self, place: Path) -> Found | None:
+        found = _asked(place, self._blob(place).get_blob_properties)
+        if found is None or _is_directory(found):
+            return None
+        facts = FileFacts(size=found.size, modified=found.last_modified.timestamp())
+        return Found(facts=facts, version=str(found.etag), mark=found.metadata.get(_MARK))
+
+    @override
+    def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
+        return (found.name for found in self._blobs(bucket, prefix, delimiter) if not _is_directory(found))
+
+    def _blobs(self, container: str, prefix: str, delimiter: str = "") -> list[Any]:
+        """Ask for the blobs, and directories, that begin so."""
+        within = self._account.get_container_client(container)
+        listing = functools.partial(within.walk_blobs, delimiter=delimiter) if delimiter else within.list_blobs
+
+        def ask() -> list[Any]:
+            return list(listing(name_starts_with=prefix, include=["metadata"]))
+
+        return _asked(f"{container}/{prefix}", ask) or []
+
+    def _blob(self, place: Path) -> BlobClient:
+        return self._account.get_blob_client(*self._split(place))
+
+
+def _depth(name: str) -> int:
+    return name.count("/")
+
+
+def _is_directory(found: Any) -> bool:
+    """Whether a blob stands for a directory; what is listed up to a delimiter is none, and has no metadata."""
+    return (found.get("metadata") or {}).get(_DIRECTORY) == "true"
+
+
+def _asked(place: Path | str, question: Callable[[], T]) -> T | None:
+    """Return the answer to what may be repeated; None is: there is no such blob."""
+    failed: Exception | None = None
+    for pause in _LOOKS:
+        time.sleep(pause)
+        try:
+            return question()
+        except _FAILURES as error:
+            if _code(error) == _MISSING:
+                return None
+            failed = error
+            if _is_final(error):
+                break
+    assert failed is not None
+    raise _as_os_error(place, failed) from failed
+
+
+def _sent(place: Path, request: Callable[..., T], condition: Condition) -> T:
+    """Send a request that writes, once; raises what became of it."""
+    version = condition.get("If-Match")
+    kind = {"match_condition": MatchConditions.IfNotModified, "etag": version} if version else {}
+    if condition and not version:
+        kind = {"match_condition": MatchConditions.IfMissing}
+    try:
+        return request(**kind)
+    except _FAILURES as error:
+        if _code(error) in _NOT_MET or (version and _code(error) == _MISSING):
+            raise ChangedError(f"{place} is not what it was when it was read") from error
+        if _is_unsent(error):
+            raise UnmadeError(str(_as_os_error(place, error))) from error
+        if _is_final(error):
+            raise _as_os_error(place, error) from error
+        raise OutcomeUnknownError(str(_as_os_error(place, error))) from error
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the HTTP status of an answer, None when there was none."""
+    return error.status_code if isinstance(error, HttpResponseError) else None
+
+
+def _code(error: BaseException) -> str | None:
+    """Return Azure's code of an answer; it is in a header, as the answer to a look has nothing else."""
+    code = getattr(error, "error_code", None)
+    return None if code is None else str(getattr(code, "value", code))
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether the same request would fail again, and has done nothing."""
+    status = _status(error)
+    return status is not None and 400 <= status < 500 and status not in _TEMPORARY
+
+
+def _is_unsent(error: BaseException) -> bool:
+    """Whether there was no connection, or no token: the server has not heard of the request."""
+    if isinstance(error, ClientAuthenticationError):
+        return _status(error) is None
+    reason = getattr(error, "inner_exception", None)
+    return any(isinstance(known, _NO_CONNECTION) for known in (reason, *getattr(reason, "args", ())))
+
+
+def _as_os_error(place: Path | str, error: BaseException) -> OSError:
+    if isinstance(error, OSError):
+        return error
+    status = _status(error)
+    if status is None:
+        return OSError(f"{place}: Azure: {error}")
+    kind = PermissionError if status in _DENIED else OSError
+    return kind(f"{place}: Azure answers {status}: {_code(error) or str(error).splitlines()[0]}")

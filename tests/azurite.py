@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,7 @@ def options(address: str) -> dict[str, Any]:
     return azure_environment.options(ACCOUNT, key=KEY, endpoint=f"{address}/{ACCOUNT}")
 
 
-def environment(address: str) -> Mapping[str, str]:
+def environment(address: str) -> dict[str, str]:
     """Return the variables by which a driver finds an emulator."""
     return {
         azure_environment.ACCOUNT: ACCOUNT,
@@ -79,7 +79,7 @@ def _is_made(server: subprocess.Popen[bytes], address: str) -> bool:
 
 
 def _program() -> Path:
-    """Return the emulator, fetched into the per-user cache, 190 MB, the first time; skips where npm is not installed."""
+    """Return the emulator in the per-user cache, 190 MB; fetch it first if it isn't there. Skips without npm."""
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip(f"Azurite {VERSION} needs Node.js with npm, and it is not installed")

@@ -144,6 +144,12 @@ def _connection(conn_id: str, scheme: str) -> Any:
     return connection
 
 
+def _options(connection: Any, scheme: str) -> Mapping[str, Any]:
+    if scheme == "gs":
+        return google_cloud.options(connection)
+    return azure.options(connection) if scheme == "abfss" else _options_of_s3(connection.conn_id)
+
+
 def _options_of_s3(conn_id: str) -> Mapping[str, Any]:
     from airflow.sdk.io import get_fs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -33,7 +33,7 @@ _MARK: Final = conditional.MARK.replace("-", "_")
 #: What Hadoop, and a storage account with directories, say of one.
 _DIRECTORY: Final = "hdi_isfolder"
 #: For a connection, and for an answer to a document: watchers wait for them. A request is sent once.
-_PATIENCE: Final = {"connection_timeout": 5, "read_timeout": 15, "retry_total": 0, "logging_enable": False}
+_PATIENCE: Final[Mapping[str, Any]] = {"connection_timeout": 5, "read_timeout": 15, "retry_total": 0}
 #: Seconds before each try of a question; it changes nothing.
 _LOOKS: Final = (0.0, 0.2, 0.5)
 #: How many blobs are deleted at a time.
@@ -110,7 +110,7 @@ class AzureStore(ConditionalStore):
         copying = _asked(target, lambda: blob.start_copy_from_url(self._blob(source).url))
         if copying is None:
             raise FileNotFoundError(str(source))
-        status = copying["copy_status"]
+        status: str | None = str(copying["copy_status"])
         while status == "pending":  # one within an account is made at once
             time.sleep(_COPY_SECONDS)
             made = _asked(target, blob.get_blob_properties)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 #: The account's name, and its key.
 ACCOUNT: Final = "AZURE_STORAGE_ACCOUNT_NAME"
@@ -65,6 +68,15 @@ def endpoint_of(given: Mapping[str, Any]) -> str:
         )
     words = dict(word.split("=", 1) for word in given.get("connection_string", "").split(";") if word)
     return words.get("BlobEndpoint") or f"https://{given['account_host']}"
+
+
+def system_of(place: Any) -> AbstractFileSystem:
+    """Return the file system of a place.
+
+    :raises RefusedError: when no account was named
+    """
+    endpoint_of(place.storage_options)
+    return place.fs
 
 
 def hadoop_url(place: Any) -> str:

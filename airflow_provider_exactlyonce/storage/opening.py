@@ -34,6 +34,11 @@ _OPTIONS: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
     "gs": gcs_environment.options_of_environment,
     "abfss": azure_environment.options_of_environment,
 }
+#: What opens one that may have no way to its credentials.
+_SYSTEMS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "gs": gcs_environment.system_of,
+    "abfss": azure_environment.system_of,
+}
 #: What fsspec takes for a pattern, or another part of a URL, and what Hadoop resolves.
 _ODD: Final = re.compile(r"[*?\[\]#;]|/(?=/)|/\.{1,2}(?=/|$)")
 _HADOOP_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a"}
@@ -154,7 +159,7 @@ def store_of(place: Any) -> Store:
     """
     if isinstance(place, Path):
         return LOCAL
-    system = gcs_environment.system_of(place) if place.protocol == "gs" else place.fs
+    system = _SYSTEMS[place.protocol](place) if place.protocol in _SYSTEMS else place.fs
     key = (identity_of(system), os.getpid())  # clients do not outlive a fork
     if key not in _STORES:
         _STORES[key] = _opened(system)

@@ -260,7 +260,7 @@ def test_who_waits_for_a_home_reads_its_lease_once_a_look_and_the_account_now_an
     [
         ("s3://AKIA:hunter2@bucket/shop", "has a password in it"),
         ("s3://AKIA:hunter2@[bucket/shop", "is no URL"),
-        ("abfss://lake@bucket/shop", "a connection opens s3://"),
+        ("hdfs://lake@bucket/shop", "a connection opens s3://"),
         ("s3://@bucket/shop", "a connection opens s3://"),
         ("s3://lake@bucket", "names no directory"),
     ],

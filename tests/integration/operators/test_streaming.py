@@ -415,7 +415,7 @@ def test_what_can_not_be_is_refused_before_anything_starts(
     [
         ({"until": "tomorrow"}, "until='tomorrow': one of available, forever, commits:N"),
         ({"until": Commits(0)}, "until='commits:0': one of"),
-        ({"checkpoint": "abfss://bucket/home"}, "abfss: is not read"),
+        ({"checkpoint": "webhdfs://host/home"}, "webhdfs: is not read"),
     ],
 )
 def test_a_literal_that_can_not_be_is_refused_when_the_dag_is_parsed(

@@ -175,5 +175,5 @@ def test_a_driver_that_hears_nothing_takes_and_gives_up_nothing(path: Path, faul
 def test_a_home_on_a_file_system_without_an_implementation_is_refused_by_name() -> None:
     from airflow_provider_exactlyonce.control.home import Home
 
-    with pytest.raises(RefusedError, match="abfss: is not read"):
-        Home("abfss://google_default@bucket/pipelines/shop")
+    with pytest.raises(RefusedError, match="webhdfs: is not read"):
+        Home("webhdfs://google_default@bucket/pipelines/shop")

@@ -53,7 +53,11 @@ def connect(
 
 @pytest.mark.parametrize(
     ("server", "scheme", "connection"),
-    [("moto", "s3", object_stores.connection), ("gcs", "gs", object_stores.gcs_connection), ("azure", "abfss", azurite.connection)],
+    [
+        ("moto", "s3", object_stores.connection),
+        ("gcs", "gs", object_stores.gcs_connection),
+        ("azure", "abfss", azurite.connection),
+    ],
 )
 def test_a_task_runs_its_pipeline_in_a_bucket_over_a_kill_and_lost_answers(
     world: World,

@@ -24,7 +24,10 @@ RENAMING = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("server", "manager"), [("moto", S3), ("seaweedfs", S3), ("gcs", GCS), ("azure", RENAMING), ("hadoop", RENAMING)])
+@pytest.mark.parametrize(
+    ("server", "manager"),
+    [("moto", S3), ("seaweedfs", S3), ("gcs", GCS), ("azure", RENAMING), ("hadoop", RENAMING)],
+)
 def test_of_all_who_create_a_file_of_a_checkpoint_one_does(
     server: str, manager: str, request: pytest.FixtureRequest
 ) -> None:

@@ -139,7 +139,7 @@ def test_a_key_is_on_this_host_and_no_way_for_a_driver_in_a_cluster(
 ) -> None:
     for extra in ({"keyfile_dict": key}, {"key_path": "/key.json"}):
         connect(**extra)
-        with pytest.raises(RefusedError, match="has a key, which is in a file of this host"):
+        with pytest.raises(RefusedError, match="has a key, which only this host has"):
             check_for_cluster(HOME)
     check_for_cluster("gs://bucket/shop")
     check_for_cluster("s3://lake@bucket/shop")

@@ -50,7 +50,7 @@ def gate(**options: Any) -> BaseOperator:
         (stream, "if_running", "adpot", "adopt, fail, replace"),
         (stream, "stop_timeout", "60", "stop_timeout='60': a timedelta"),
         (stream, "poll_interval", -1, "poll_interval=-1"),
-        (stream, "checkpoint", "abfss://bucket/home", "abfss: is not read"),
+        (stream, "checkpoint", "webhdfs://host/home", "webhdfs: is not read"),
         (backfill, "commits", "17-25", "commits='17-25' is not FIRST..LAST"),
         (backfill, "watermark", "2026-01-01", "is not FROM..TO"),
         (backfill, "start", "noon", "a start and an end"),

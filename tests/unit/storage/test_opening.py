@@ -52,6 +52,7 @@ def test_a_place_on_hdfs_keeps_its_name_node(location: str) -> None:
     [
         ("s3://bucket/home", "s3fs", "s3"),
         ("gs://bucket/home", "gcsfs", "gcs"),
+        ("abfss://container/home", "adlfs", "azure"),
         ("hdfs://namenode:8020/home", "hdfs-native", "hdfs"),
     ],
 )
@@ -66,7 +67,9 @@ def test_a_client_that_is_not_installed_is_named(
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("abfss://a@b/home", r"'abfss://a@b/home': a home is a local path.*s3://, gs://, hdfs://; abfss: is not read"),
+        ("webhdfs://a/b", r"'webhdfs://a/b': a home is .*s3://, gs://, abfss://, hdfs://; webhdfs: is not read"),
+        ("abfss://bucket", "names no directory: give abfss://container/directory"),
+        ("abfss://box@orders.dfs.core.windows.net/x", "names the account with the container: give abfss://container"),
         ("gs://bucket", "names no directory: give gs://bucket/directory"),
         ("s3://bucket", "names no directory"),
         ("s3:///home", "names no directory"),

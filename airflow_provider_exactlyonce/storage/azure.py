@@ -243,8 +243,8 @@ def _is_unsent(error: BaseException) -> bool:
 def _as_os_error(place: Path | str, error: BaseException) -> OSError:
     if isinstance(error, OSError):
         return error
-    status = _status(error)
+    status, said = _status(error), " ".join(str(error).split())
     if status is None:
-        return OSError(f"{place}: Azure: {error}")
+        return OSError(f"{place}: Azure: {said}")
     kind = PermissionError if status in _DENIED else OSError
-    return kind(f"{place}: Azure answers {status}: {_code(error) or str(error).splitlines()[0]}")
+    return kind(f"{place}: Azure answers {status}: {_code(error) or said}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 T = TypeVar("T")
+
+# It would log each request and all its headers.
+logging.getLogger("azure.core.pipeline.policies.http_logging_policy").setLevel(logging.WARNING)
 
 #: Names of metadata are names of a programming language's here.
 _MARK: Final = conditional.MARK.replace("-", "_")

@@ -100,6 +100,8 @@ def hadoop_settings() -> dict[str, str]:
         "fs.abfss.impl": "org.apache.hadoop.fs.azurebfs.SecureAzureBlobFileSystem",
         "fs.AbstractFileSystem.abfs.impl": "org.apache.hadoop.fs.azurebfs.Abfs",
         "fs.AbstractFileSystem.abfss.impl": "org.apache.hadoop.fs.azurebfs.Abfss",
+        # Its threads, two of each client, would keep the JVM from ending.
+        "fs.azure.metrics.collection.enabled": "false",
     }
     if not os.environ.get(KEY):
         settings |= {"fs.azure.account.auth.type": "OAuth", **_identity()}

@@ -34,7 +34,7 @@ from airflow_provider_exactlyonce.failpoints import HOME_COPY_NAMES
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.storage.opening import hadoop_url, store_of
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
-from tests import object_stores
+from tests import azurite, object_stores
 from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming.harness import World, check_counts, read_committed
 from tests.unit.checkpoint import crafted
@@ -104,7 +104,14 @@ def bucket(moto: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"s3://bucket/{uuid.uuid4()}"
 
 
-@pytest.fixture(params=["bucket", "hadoop"])
+@pytest.fixture
+def container(azure: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in azurite.environment(azure).items():
+        monkeypatch.setenv(name, value)
+    return f"abfss://bucket/{uuid.uuid4()}"
+
+
+@pytest.fixture(params=["bucket", "container", "hadoop"])
 def remote(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return where a home can be that is on no file system of this machine; it is reached by the environment."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -288,15 +295,19 @@ def test_a_copy_for_which_there_is_no_room_names_the_file_and_goes_on_when_there
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", HOME_COPY_NAMES)
-@pytest.mark.parametrize("way", ["there", "back"])
+@pytest.mark.parametrize("way", ["there", "back", "across"])
 def test_a_copy_to_or_from_another_file_system_that_is_killed_is_repeated_and_ends_the_same(
-    pipeline: Pipeline, tmp_path: Path, remote: str, way: str, step: str
+    pipeline: Pipeline, tmp_path: Path, remote: str, bucket: str, way: str, step: str
 ) -> None:
-    old, new = Home(tmp_path / "old"), Home(remote)
-    filled(pipeline, old)
+    first, there = Home(tmp_path / "old"), Home(remote)
+    filled(pipeline, first)
+    old, new = first, there
     if way == "back":
-        pipeline.copy(old, new)
-        old, new = new, Home(tmp_path / "new")
+        old, new = there, Home(tmp_path / "new")
+    elif way == "across":
+        old = Home(f"{bucket}/old")
+    if old is not first:
+        pipeline.copy(first, old)
     words = ("home", "copy", str(old), str(new))
     pipeline.command(*words, failpoints=step, code=-signal.SIGKILL)
     answer = pipeline.command(*words)

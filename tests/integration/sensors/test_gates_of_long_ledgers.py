@@ -13,7 +13,7 @@ from tests.waiting import eventually
 MANY = 1_200
 
 
-@pytest.mark.parametrize("ends", ["abort", "commit"])
+@pytest.mark.parametrize("ends", ["abort", pytest.param("commit", marks=pytest.mark.slow)])
 def test_a_partition_that_only_the_oldest_commit_wrote_keeps_every_gate_closed_while_it_is_held(
     pipeline: HandWrittenPipeline, foreign: Producer, ends: str
 ) -> None:

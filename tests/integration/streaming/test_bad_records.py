@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -114,10 +114,12 @@ def counting(spark: SparkSession, kafka_config: Mapping[str, str], tmp_path: Pat
     return Counting(spark, kafka_config, tmp_path)
 
 
-@pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize(
-    "schema", [pytest.param(name, marks=[] if name == SPARKS else pytest.mark.slow) for name in SCHEMAS]
-)
+def slow_but(*fast: str, of: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in of]
+
+
+@pytest.mark.parametrize("query", slow_but("a filter", "no column", "an array", of=QUERIES))
+@pytest.mark.parametrize("schema", slow_but(SPARKS, of=SCHEMAS))
 def test_what_fits_is_counted_before_the_users_function_has_a_say(
     counting: Counting, orders: str, schema: str, query: str
 ) -> None:
@@ -125,7 +127,13 @@ def test_what_fits_is_counted_before_the_users_function_has_a_say(
     assert [(of.records, of.fitting) for of in counts if of.records] == [(BATCH, BATCH), (BATCH, BATCH - len(BAD))]
 
 
-@pytest.mark.parametrize("query", ["nothing", "twice", "an aggregation", "a shuffle", "a join with what is broadcast"])
+@pytest.mark.parametrize(
+    "query",
+    slow_but(
+        *("twice", "an aggregation", "a join with what is broadcast"),
+        of=["nothing", "twice", "an aggregation", "a shuffle", "a join with what is broadcast"],
+    ),
+)
 def test_each_attempt_of_a_batch_reads_all_of_it(counting: Counting, orders: str, query: str) -> None:
     counts = counting.run(orders, SCHEMAS[SPARKS], QUERIES[query], attempts=3)
     assert [(of.records, of.fitting) for of in counts if of.records] == [(BATCH, BATCH), (BATCH, BATCH - len(BAD))]
@@ -194,7 +202,11 @@ def test_a_source_that_has_nothing_new_is_one_of_several(
 
 @pytest.mark.parametrize(
     ("schema", "fitting"),
-    [("id BIGINT NOT NULL", [10, 6]), ("k STRING", [10, 6]), ("more STRING NOT NULL", [0, 0])],
+    [
+        ("id BIGINT NOT NULL", [10, 6]),
+        pytest.param("k STRING", [10, 6], marks=pytest.mark.slow),
+        pytest.param("more STRING NOT NULL", [0, 0], marks=pytest.mark.slow),
+    ],
 )
 def test_of_two_sources_that_read_one_topic_both_have_to_fit(
     counting: Counting, orders: str, schema: str, fitting: list[int]

@@ -325,7 +325,8 @@ def test_a_text_of_any_length_is_judged(spark: Any, schema: str, before: str, af
     ]
     texts += [(f'{before}"text": [', unit, f"1]{after}") for unit in UNITS]
     texts += [(f'{before}"price": 1', unit, after) for unit in UNITS]
-    value = F.encode(F.concat("start", F.repeat("unit", F.lit(10_000)), "end"), "UTF-8")
+    # Of blanks 2,000 once took all of a thread's stack.
+    value = F.encode(F.concat("start", F.repeat("unit", F.lit(4_000)), "end"), "UTF-8")
     records = spark.createDataFrame(texts, "start STRING, unit STRING, end STRING").select(
         F.lit(None).cast("binary").alias("key"),
         value.alias("value"),

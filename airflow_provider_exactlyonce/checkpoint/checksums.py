@@ -71,7 +71,7 @@ def read(file: Path, like: str = _CRC32) -> str:
     algorithm = like.partition(":")[0]
     total = 0
     sums = bytearray()
-    with store_of(file).os_errors(file), file.open("rb") as opened:
+    with store_of(file).reading(file) as opened:
         while piece := opened.read(_READ_BYTES):
             if algorithm == _CRC32C:
                 total = _crc32c(piece, total)

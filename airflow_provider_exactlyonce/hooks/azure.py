@@ -93,4 +93,6 @@ def _account(connection: Any) -> tuple[str, str | None]:
 
 def _field(connection: Any, name: str) -> Any:
     """Return a field that is filled, None for an empty one."""
-    return connection.extra_dejson.get(name) or None
+    extra = connection.extra_dejson
+    # Where an older Airflow has put it.
+    return extra.get(name) or extra.get(f"extra__{connection.conn_type}__{name}") or None

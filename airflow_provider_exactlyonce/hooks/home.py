@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def home_at(checkpoint: str) -> Home:
     """Return the home that a user has named.
 
-    :param checkpoint: a local path, a ``file:`` URI, ``hdfs://HOST:PORT/PATH``, ``s3://CONN_ID@BUCKET/PATH``, or
-        ``gs://CONN_ID@BUCKET/PATH``; without a connection the environment's credentials count
+    :param checkpoint: a local path, a ``file:`` URI, ``hdfs://HOST:PORT/PATH``, ``s3://CONN_ID@BUCKET/PATH``,
+        ``gs://CONN_ID@BUCKET/PATH``, or ``abfss://CONN_ID@CONTAINER/PATH``; without a connection the environment's
+        credentials count
     :raises RefusedError: when it is of another kind, or the connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
     """

@@ -8,29 +8,40 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 from azure.identity import ClientSecretCredential, DefaultAzureCredential
-from azure.storage.blob import BlobClient, BlobServiceClient
+from azure.storage.blob import BlobClient, BlobServiceClient, LinearRetry
 from typing_extensions import override
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from airflow_provider_exactlyonce.storage import conditional
-from airflow_provider_exactlyonce.storage.azure_environment import endpoint_of
+from airflow_provider_exactlyonce.storage.azure_environment import account_key, endpoint_of
 from airflow_provider_exactlyonce.storage.conditional import Condition, ConditionalStore, Found, UnmadeError
-from airflow_provider_exactlyonce.storage.remote import identity_of
-from airflow_provider_exactlyonce.storage.store import ChangedError, FileFacts, OutcomeUnknownError, Stored
+from airflow_provider_exactlyonce.storage.remote import COPIED_BYTES
+from airflow_provider_exactlyonce.storage.store import (
+    ChangedError,
+    FileFacts,
+    OutcomeUnknownError,
+    Readable,
+    Store,
+    Stored,
+)
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 T = TypeVar("T")
 
-# It would log each request and all its headers.
-logging.getLogger("azure.core.pipeline.policies.http_logging_policy").setLevel(logging.WARNING)
+# It would log each request and all its headers, unless somebody has said what it shall log.
+_REQUESTS: Final = logging.getLogger("azure.core.pipeline.policies.http_logging_policy")
+if _REQUESTS.level == logging.NOTSET:
+    _REQUESTS.setLevel(logging.WARNING)
 
 #: Names of metadata are names of a programming language's here.
 _MARK: Final = conditional.MARK.replace("-", "_")
@@ -44,12 +55,12 @@ _LOOKS: Final = (0.0, 0.2, 0.5)
 _DELETED_AT_ONCE: Final = 8
 #: Between looks at a copy that Azure makes by itself; one within an account is made at once.
 _COPY_SECONDS: Final = 0.5
-_MISSING: Final = "BlobNotFound"
+_MISSING: Final = frozenset({"BlobNotFound", "CannotVerifyCopySource"})
 #: The condition was not met.
 _NOT_MET: Final = frozenset({"ConditionNotMet", "BlobAlreadyExists"})
 #: HTTP status of a refusal after which the same request may succeed.
-_TEMPORARY: Final = frozenset({408, 429})
-_DENIED: Final = frozenset({401, 403})
+_TEMPORARY: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+_DENIED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _NO_CONNECTION: Final = (ConnectTimeoutError, NewConnectionError)
 _FAILURES: Final = (OSError, AzureError)
 
@@ -62,21 +73,24 @@ def open_store(system: AbstractFileSystem) -> AzureStore:
     """
     given = system.storage_options
     url = endpoint_of(given)
-    if text := given.get("connection_string"):
-        return AzureStore(system, BlobServiceClient.from_connection_string(text, **_PATIENCE))
-    credential = (
-        ClientSecretCredential(given["tenant_id"], given["client_id"], given["client_secret"])
-        if "client_secret" in given
-        else DefaultAzureCredential()
-    )
-    return AzureStore(system, BlobServiceClient(url, credential, **_PATIENCE))
+    credential: Any
+    if key := account_key(given):
+        credential = {"account_name": given["account_name"], "account_key": key}
+    elif "client_secret" in given:
+        names = ("tenant_id", "client_id", "client_secret")
+        credential = ClientSecretCredential(*(given[name] for name in names), **_PATIENCE)
+    else:
+        credential = DefaultAzureCredential(**_PATIENCE)
+    patient = {**_PATIENCE, "retry_policy": LinearRetry(backoff=1, retry_total=2)}
+    return AzureStore(system, *(BlobServiceClient(url, credential, **words) for words in (_PATIENCE, patient)))
 
 
 class AzureStore(ConditionalStore):
     """Blobs of one account.
 
-    :param system: of adlfs, which reads what is copied elsewhere
+    :param system: of adlfs; it is not asked, as it takes the environment's credentials before those that it is given
     :param account: sends each request once
+    :param patient: repeats what was not answered; for files that take several requests
     """
 
     failures = _FAILURES
@@ -85,9 +99,10 @@ class AzureStore(ConditionalStore):
         "homes` has the servers that were tested"
     )
 
-    def __init__(self, system: AbstractFileSystem, account: BlobServiceClient) -> None:
+    def __init__(self, system: AbstractFileSystem, account: BlobServiceClient, patient: BlobServiceClient) -> None:
         super().__init__(system)
         self._account: Final = account
+        self._patient: Final = patient
 
     @override
     def read(self, place: Path) -> Stored | None:
@@ -104,13 +119,8 @@ class AzureStore(ConditionalStore):
         _asked(place, self._blob(place).delete_blob)
 
     @override
-    def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
-        there: Any = target
+    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
         blob = self._blob(target)
-        if isinstance(source, Path) or identity_of(source.fs) != identity_of(there.fs):
-            with self.os_errors(target), source.open("rb") as read:
-                blob.upload_blob(read, overwrite=True)
-            return
         copying = _asked(target, lambda: blob.start_copy_from_url(self._blob(source).url))
         if copying is None:
             raise FileNotFoundError(str(source))
@@ -121,6 +131,26 @@ class AzureStore(ConditionalStore):
             status = made.copy.status if made is not None and made.copy.id == copying["copy_id"] else "replaced"
         if status != "success":
             raise OSError(f"{target}: Azure's copy of {source} is {status}")
+
+    @override
+    def copy_from(self, store: Store, source: Path, target: Path) -> None:
+        blob = self._patient.get_blob_client(*self._split(target))
+
+        def upload() -> None:
+            with store.reading(source) as read:
+                blob.upload_blob(iter(functools.partial(read.read, COPIED_BYTES), b""), overwrite=True)
+
+        _asked(target, upload)
+
+    @override
+    @contextmanager
+    def reading(self, place: Path) -> Iterator[Readable]:
+        blob = self._patient.get_blob_client(*self._split(place))
+        answer = _asked(place, lambda: blob.download_blob(max_concurrency=1))
+        if answer is None:
+            raise FileNotFoundError(str(place))
+        with self.os_errors(place):
+            yield answer
 
     @override
     def remove(self, directory: Path) -> None:
@@ -138,7 +168,9 @@ class AzureStore(ConditionalStore):
 
     @override
     def _unchanged(self, version: str | None) -> Condition:
-        return {"If-None-Match": "*"} if version is None else {"If-Match": version}
+        if version is None:
+            return {"match_condition": MatchConditions.IfMissing}
+        return {"match_condition": MatchConditions.IfNotModified, "etag": version}
 
     @override
     def _put(self, place: Path, content: bytes, mark: str, condition: Condition) -> str:
@@ -192,7 +224,9 @@ def _asked(place: Path | str, question: Callable[[], T]) -> T | None:
         try:
             return question()
         except _FAILURES as error:
-            if _code(error) == _MISSING:
+            if isinstance(error, FileNotFoundError):
+                raise
+            if _is_missing(error):
                 return None
             failed = error
             if _is_final(error):
@@ -203,14 +237,10 @@ def _asked(place: Path | str, question: Callable[[], T]) -> T | None:
 
 def _sent(place: Path, request: Callable[..., T], condition: Condition) -> T:
     """Send a request that writes, once; raises what became of it."""
-    version = condition.get("If-Match")
-    kind = {"match_condition": MatchConditions.IfNotModified, "etag": version} if version else {}
-    if condition and not version:
-        kind = {"match_condition": MatchConditions.IfMissing}
     try:
-        return request(**kind)
+        return request(**condition)
     except _FAILURES as error:
-        if _code(error) in _NOT_MET or (version and _code(error) == _MISSING):
+        if _code(error) in _NOT_MET or ("etag" in condition and _is_missing(error)):
             raise ChangedError(f"{place} is not what it was when it was read") from error
         if _is_unsent(error):
             raise UnmadeError(str(_as_os_error(place, error))) from error
@@ -228,6 +258,11 @@ def _code(error: BaseException) -> str | None:
     """Return Azure's code of an answer; it is in a header, as the answer to a look has nothing else."""
     code = getattr(error, "error_code", None)
     return None if code is None else str(getattr(code, "value", code))
+
+
+def _is_missing(error: BaseException) -> bool:
+    """Whether there is certainly no such blob."""
+    return _status(error) == HTTPStatus.NOT_FOUND and _code(error) in _MISSING
 
 
 def _is_final(error: BaseException) -> bool:

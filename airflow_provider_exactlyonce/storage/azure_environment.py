@@ -21,11 +21,14 @@ ACCOUNT: Final = "AZURE_STORAGE_ACCOUNT_NAME"
 KEY: Final = "AZURE_STORAGE_ACCOUNT_KEY"
 #: Where its blobs are, when that is not Azure's public cloud: another one, or an emulator.
 ENDPOINT: Final = "AZURE_STORAGE_ENDPOINT"
+#: Where Azure's libraries get tokens, when that is not the public cloud's server.
+_AUTHORITY: Final = "AZURE_AUTHORITY_HOST"
 #: A service principal: its directory, its name, and its secret.
 PRINCIPAL: Final = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
 
 _FEDERATED: Final = "AZURE_FEDERATED_TOKEN_FILE"
-_OAUTH: Final = "fs.azure.account.oauth2"
+#: The setting that has the secret: Spark shows nobody what has this word in its name, and Hadoop's own has not.
+_SECRET: Final = "exactlyonce.azure.secret"
 _PROVIDERS: Final = "org.apache.hadoop.fs.azurebfs.oauth2"
 
 
@@ -43,8 +46,17 @@ def options(
     :param key: of the account; without it, and without a principal, the credentials are those that are found
     :param endpoint: URL of its blobs, None for Azure's public cloud
     :param principal: its directory, its name, and its secret
+    :raises RefusedError: when the endpoint is no URL of blobs, or an emulator's, and there is no key
     """
     url = (endpoint or f"https://{account}.blob.core.windows.net").rstrip("/")
+    parts = urlsplit(url)
+    if not parts.netloc or parts.scheme != ("http" if _is_emulator(url) else "https"):
+        raise RefusedError(
+            f"the blobs of account {account} are at {endpoint!r}: give https://HOST, or an emulator's "
+            "http://HOST:PORT/ACCOUNT"
+        )
+    if _is_emulator(url) and not key:
+        raise RefusedError(f"the blobs of account {account} are at {endpoint!r}: an emulator needs the account's key")
     found: dict[str, Any] = {"anon": False}
     if key:
         words = {"AccountName": account, "AccountKey": key, "BlobEndpoint": url}
@@ -52,7 +64,7 @@ def options(
     elif principal:
         found = dict(zip(("tenant_id", "client_id", "client_secret"), principal, strict=True))
     # With a connection string it asks nobody for the host.
-    return {"account_name": account, "account_host": urlsplit(url).netloc, "use_listings_cache": False, **found}
+    return {"account_name": account, "account_host": parts.netloc, "use_listings_cache": False, **found}
 
 
 def endpoint_of(given: Mapping[str, Any]) -> str:
@@ -66,8 +78,19 @@ def endpoint_of(given: Mapping[str, Any]) -> str:
             f"a home on abfss: is in a container of a storage account, and none is named: set {ACCOUNT}, or in a DAG "
             "name a connection: abfss://CONN_ID@CONTAINER/DIRECTORY"
         )
-    words = dict(word.split("=", 1) for word in given.get("connection_string", "").split(";") if word)
-    return words.get("BlobEndpoint") or f"https://{given['account_host']}"
+    return _words(given).get("BlobEndpoint") or f"https://{given['account_host']}"
+
+
+def account_key(given: Mapping[str, Any]) -> str | None:
+    """Return an account's key, None where there is none.
+
+    :param given: what :func:`options` has made
+    """
+    return _words(given).get("AccountKey")
+
+
+def _words(given: Mapping[str, Any]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in given.get("connection_string", "").split(";") if word)
 
 
 def system_of(place: Any) -> AbstractFileSystem:
@@ -92,9 +115,13 @@ def hadoop_url(place: Any) -> str:
 
 
 def hadoop_settings() -> dict[str, str]:
-    """Return what Hadoop is told of the account that the environment names; none is a secret."""
+    """Return what Hadoop is told of the account that the environment names, and of no other; none is a secret.
+
+    :raises RefusedError: when it names none
+    """
     given = options_of_environment()
     endpoint = endpoint_of(given)
+    account = _hadoop_account(given["account_name"], endpoint)
     settings = {
         "fs.abfs.impl": "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem",
         "fs.abfss.impl": "org.apache.hadoop.fs.azurebfs.SecureAzureBlobFileSystem",
@@ -102,9 +129,8 @@ def hadoop_settings() -> dict[str, str]:
         "fs.AbstractFileSystem.abfss.impl": "org.apache.hadoop.fs.azurebfs.Abfss",
         # Its threads, two of each client, would keep the JVM from ending.
         "fs.azure.metrics.collection.enabled": "false",
+        **{f"fs.azure.account.{name}.{account}": value for name, value in _credentials().items()},
     }
-    if not os.environ.get(KEY):
-        settings |= {"fs.azure.account.auth.type": "OAuth", **_identity()}
     if _is_emulator(endpoint):
         settings |= {
             "fs.azure.abfs.endpoint": urlsplit(endpoint).netloc,
@@ -118,32 +144,34 @@ def hadoop_settings() -> dict[str, str]:
 
 
 def hadoop_keys() -> dict[str, str]:
-    """Return the secrets of the environment as settings of Hadoop, which does not look there."""
-    given = options_of_environment()
-    secret = os.environ.get(PRINCIPAL[2])
-    if key := os.environ.get(KEY):
-        return {f"fs.azure.account.key.{_hadoop_account(given['account_name'], endpoint_of(given))}": key}
-    return {f"{_OAUTH}.client.secret": secret} if secret else {}
+    """Return the secret of the environment as a setting of Hadoop, which does not look there."""
+    secret = os.environ.get(KEY) or os.environ.get(PRINCIPAL[2])
+    return {_SECRET: secret} if secret else {}
 
 
-def _identity() -> dict[str, str]:
-    """Return how Hadoop gets a token, in the order in which Azure's library for Python looks."""
+def _credentials() -> dict[str, str]:
+    """Return how Hadoop gets in, in the order in which Azure's library for Python looks; a secret by its setting."""
+    if os.environ.get(KEY):
+        return {"auth.type": "SharedKey", "key": f"${{{_SECRET}}}"}
     tenant, client, secret = map(os.environ.get, PRINCIPAL)
-    known = {f"{_OAUTH}.client.id": client} if client else {}
+    authority = os.environ.get(_AUTHORITY, "https://login.microsoftonline.com").rstrip("/")
+    found = {"auth.type": "OAuth", **({"oauth2.client.id": client} if client else {})}
     if tenant and client and secret:
-        return {
-            "fs.azure.account.oauth.provider.type": f"{_PROVIDERS}.ClientCredsTokenProvider",
-            f"{_OAUTH}.client.endpoint": f"https://login.microsoftonline.com/{tenant}/oauth2/token",
-            **known,
+        provider = "ClientCredsTokenProvider"
+        found |= {
+            "oauth2.client.endpoint": f"{authority}/{tenant}/oauth2/token",
+            "oauth2.client.secret": f"${{{_SECRET}}}",
         }
-    if tenant and client and (token := os.environ.get(_FEDERATED)):
-        return {
-            "fs.azure.account.oauth.provider.type": f"{_PROVIDERS}.WorkloadIdentityTokenProvider",
-            f"{_OAUTH}.msi.tenant": tenant,
-            f"{_OAUTH}.token.file": token,
-            **known,
+    elif tenant and client and (token := os.environ.get(_FEDERATED)):
+        provider = "WorkloadIdentityTokenProvider"
+        found |= {
+            "oauth2.msi.authority": f"{authority}/",
+            "oauth2.msi.tenant": tenant,
+            "oauth2.token.file": token,
         }
-    return {"fs.azure.account.oauth.provider.type": f"{_PROVIDERS}.MsiTokenProvider", **known}
+    else:
+        provider = "MsiTokenProvider"
+    return {**found, "oauth.provider.type": f"{_PROVIDERS}.{provider}"}
 
 
 def _is_emulator(endpoint: str) -> bool:

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from typing_extensions import override
 
@@ -25,8 +25,8 @@ MARK: Final = "exactlyonce-write"
 #: Seconds before each try of a request that writes.
 PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 
-#: What has to be so, in a server's words; nothing for a request without a condition.
-Condition: TypeAlias = Mapping[str, str]
+#: What has to be so, in a client's words; nothing for a request without a condition.
+Condition: TypeAlias = Mapping[str, Any]
 
 
 class UnmadeError(OSError):

@@ -25,8 +25,16 @@ from hdfs_native import WriteOptions
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage.remote import COPIED_BYTES, RemoteStore, identity_of, path_of
-from airflow_provider_exactlyonce.storage.store import HIDDEN, FileFacts, OutcomeUnknownError, Stored, version_of
+from airflow_provider_exactlyonce.storage.remote import COPIED_BYTES, RemoteStore, path_of
+from airflow_provider_exactlyonce.storage.store import (
+    HIDDEN,
+    FileFacts,
+    OutcomeUnknownError,
+    Readable,
+    Store,
+    Stored,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from hdfs_native.fsspec import HdfsFileSystem
@@ -140,19 +148,25 @@ class HdfsStore(RemoteStore):
         return [str(status.path).removeprefix(top) for status in listed if not status.isdir]
 
     @override
-    def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
+    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
+        self.copy_from(self, source, target)
+
+    @override
+    def copy_from(self, store: Store, source: Path, target: Path) -> None:
         _asked(self._client.mkdirs, path_of(target.parent), 0o700, True)
-        with self._opened(source) as read, self._new_file(path_of(target), durable=True, overwrite=True) as written:
+        new_file = self._new_file(path_of(target), durable=True, overwrite=True)
+        with store.reading(source) as read, new_file as written:
             shutil.copyfileobj(read, written, COPIED_BYTES)
+
+    @override
+    @contextmanager
+    def reading(self, place: Path) -> Iterator[Readable]:
+        with self.os_errors(place), _asked(self._client.read, path_of(place)) as read:
+            yield read
 
     @override
     def remove(self, directory: Path) -> None:
         _asked(self._client.delete, path_of(directory), True)
-
-    def _opened(self, source: Any) -> Any:
-        if isinstance(source, Path) or identity_of(source.fs) != identity_of(self.system):
-            return source.open("rb")
-        return _asked(self._client.read, path_of(source))
 
     @contextmanager
     def _new_file(self, path: str, *, durable: bool, overwrite: bool = False) -> Iterator[Any]:

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.store import (
     FileFacts,
     HeldError,
+    Readable,
     Store,
     Stored,
     version_of,
@@ -105,10 +106,18 @@ class LocalStore(Store):
     @override
     def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if final and isinstance(source, Path) and _linked(source, target):
-            return
-        with source.open("rb") as read, target.open("wb") as written:
+        if not (final and _linked(source, target)):
+            self.copy_from(self, source, target)
+
+    @override
+    def copy_from(self, store: Store, source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with store.reading(source) as read, target.open("wb") as written:
             shutil.copyfileobj(read, written, _COPIED_BYTES)
+
+    @override
+    def reading(self, place: Path) -> AbstractContextManager[Readable]:
+        return place.open("rb")
 
     @override
     def flush(self, places: Sequence[Path]) -> None:

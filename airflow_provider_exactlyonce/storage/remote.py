@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.storage.store import Store
+from airflow_provider_exactlyonce.storage.store import Readable, Store
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -39,14 +39,20 @@ class RemoteStore(Store):
             self.system.rm_file(path_of(place))
 
     @override
-    def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
-        there: Any = target
+    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
         with self.os_errors(target):
-            if not isinstance(source, Path) and identity_of(source.fs) == identity_of(there.fs):
-                self.system.cp_file(path_of(source), path_of(target))
-                return
-            with source.open("rb") as read, self.system.open(path_of(target), "wb") as written:
-                shutil.copyfileobj(read, written, COPIED_BYTES)
+            self.system.cp_file(path_of(source), path_of(target))
+
+    @override
+    def copy_from(self, store: Store, source: Path, target: Path) -> None:
+        with self.os_errors(target), store.reading(source) as read, self.system.open(path_of(target), "wb") as written:
+            shutil.copyfileobj(read, written, COPIED_BYTES)
+
+    @override
+    @contextmanager
+    def reading(self, place: Path) -> Iterator[Readable]:
+        with self.os_errors(place), self.system.open(path_of(place), "rb") as read:
+            yield read
 
     @override
     @contextmanager

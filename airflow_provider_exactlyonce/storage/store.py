@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 
@@ -61,6 +61,13 @@ class HeldError(ExactlyOnceError):
     def __init__(self, message: str, note: str) -> None:
         super().__init__(message)
         self.note: Final = note
+
+
+class Readable(Protocol):
+    """An open file."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return so many of the next bytes, fewer or none at its end; all that are left for -1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +203,24 @@ class Store(ABC):
 
     @abstractmethod
     def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
-        """Copy a file of any store to a place of this one, inside the file system where that can be done.
+        """Copy a file of this store, inside the file system where that can be done.
 
         :param final: nobody changes the source again, and both may share their bytes
         :raises FileNotFoundError: when there is no source
+        """
+
+    @abstractmethod
+    def copy_from(self, store: Store, source: Path, target: Path) -> None:
+        """Copy a file of another store to a place of this one.
+
+        :raises FileNotFoundError: when there is no source
+        """
+
+    @abstractmethod
+    def reading(self, place: Path) -> AbstractContextManager[Readable]:
+        """Open a file that is read from its first byte to its last.
+
+        :raises FileNotFoundError: when there is none
         """
 
     def os_errors(self, place: Path) -> AbstractContextManager[None]:

@@ -55,10 +55,7 @@ def content_of(place: Path) -> Content | None:
     if store_of(place).facts(place) is None:
         return None
     size, digest = 0, hashlib.sha256()
-    with (
-        store_of(place).os_errors(place),
-        place.open("rb") as file,
-    ):  # not by hashlib.file_digest: files of HDFS have no readinto
+    with store_of(place).reading(place) as file:  # not by hashlib.file_digest: files of HDFS have no readinto
         while piece := file.read(_READ_BYTES):
             size += len(piece)
             digest.update(piece)
@@ -78,8 +75,11 @@ def copy_file(source: Path, target: Path) -> tuple[Content, bool]:
     facts = store_of(target).facts(target)
     if facts is not None and facts.size == wanted.size and content_of(target) == wanted:
         return wanted, False
-    with store_of(source).os_errors(source):
-        store_of(target).copy(source, target)
+    here, there = store_of(source), store_of(target)
+    if here is there:
+        there.copy(source, target)
+    else:
+        there.copy_from(here, source, target)
     check_content(target, wanted)
     return wanted, True
 

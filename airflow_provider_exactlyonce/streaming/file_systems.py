@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, azure_
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.storage import azure_environment, gcs_environment, s3_environment
 from airflow_provider_exactlyonce.storage.opening import is_local
-from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, FILE_MANAGER, REDACTION
+from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, FILE_MANAGER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,7 +102,6 @@ def session_settings(place: Any) -> dict[str, str]:
     return {
         "spark.jars": ",".join(map(str, _jars(scheme))),
         FILE_MANAGER: system.file_manager,
-        REDACTION: DEFAULTS[REDACTION],
         **{f"{_HADOOP}{name}": value for name, value in system.settings().items()},
     }
 
@@ -116,7 +114,7 @@ def _jars(scheme: str, *, complete: bool = True) -> list[Path]:
 def prepare(spark: SparkSession, place: Any) -> None:
     """Let a driver's session work on the checkpoint in a place. What the user has set of Hadoop stays.
 
-    :raises SettingRefusedError: when the user's file manager is not exclusive there, or Spark would show a secret
+    :raises SettingRefusedError: when the user's file manager is not exclusive there
     :raises RefusedError: when Spark lacks a jar
     """
     given = spark.sparkContext._jsc.sc().conf()  # PySpark copies all of it whenever it is asked
@@ -145,19 +143,12 @@ def prepare(spark: SparkSession, place: Any) -> None:
 
 
 def give_access(spark: SparkSession, place: Any) -> None:
-    """Let Hadoop reach the file system of a place. What the user has set of Hadoop stays.
-
-    :raises SettingRefusedError: when Spark would show a secret
-    """
+    """Let Hadoop reach the file system of a place. What the user has set of Hadoop stays."""
     if is_local(place):
         return
     system, given = FILE_SYSTEMS[place.protocol], spark.sparkContext._jsc.sc().conf()
     is_here = str(spark.sparkContext.master).startswith("local")
     keys = {} if is_here and system.finds_keys else system.keys()
-    hidden = given.get(REDACTION, "(?i)secret|password|token|access[.]?key")
-    for name in keys:
-        if not re.search(hidden, name):
-            raise SettingRefusedError(REDACTION, hidden, DEFAULTS[REDACTION], f"Spark would show {name} to others")
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
     for name, value in {**system.settings(), **keys}.items():
         if not given.contains(f"{_HADOOP}{name}"):

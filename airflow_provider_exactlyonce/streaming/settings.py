@@ -31,9 +31,6 @@ FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 #: How large the Arrow batches for Python workers become.
 ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 
-#: Names of settings whose values Spark shows nobody.
-REDACTION: Final = "spark.redaction.regex"
-
 #: Whether a query without state is planned anew while it runs.
 ADAPTIVE: Final = "spark.sql.adaptive.streaming.stateless.enabled"
 
@@ -59,8 +56,6 @@ DEFAULTS: Final[Mapping[str, str]] = {
     # Of 10 KB records a task's all are one Arrow batch at the default of 64 MB: memory that is touched only once, and a
     # Python worker that waits for the whole of it. A batch took 17 % longer so.
     ARROW_BYTES: "4m",
-    # Spark's own, and the key of an account of Azure's.
-    REDACTION: "(?i)secret|password|token|access[.]?key|account[.]?key",
     ADAPTIVE: "false",  # stages that run before the batch's attempt are not counted, nor attempted again
     "spark.sql.session.timeZone": "UTC",  # timestamps in the output are the same wherever the driver runs
 }

@@ -200,13 +200,19 @@ def test_a_copy_has_the_bytes_and_outlives_its_source(folder: Path, tmp_path: Pa
     store.copy(source, folder / "b" / "copy")
     store.copy(source, folder / "b" / "shared", final=True)
     store.flush([folder / "b" / "copy", folder / "b" / "shared", folder / "b"])
-    store_of(tmp_path).copy(source, tmp_path / "here" / "copy", final=True)
-    store.copy(tmp_path / "here" / "copy", folder / "b" / "back", final=True)
+    here = store_of(tmp_path)
+    here.copy_from(store, source, tmp_path / "here" / "copy")
+    store.copy_from(here, tmp_path / "here" / "copy", folder / "b" / "back")
     store.delete(source)
     copies = [store.read(folder / "b" / name) for name in ("copy", "shared", "back")]
     assert [copy and copy.content for copy in copies] == [b"bytes"] * 3
     with pytest.raises(FileNotFoundError):
         store.copy(source, folder / "b" / "nothing")
+    for to in (tmp_path / "nothing", folder / "b" / "nothing"):
+        with pytest.raises(FileNotFoundError):
+            store_of(to).copy_from(store, source, to)
+    with pytest.raises(FileNotFoundError), store.reading(source):
+        pass
 
 
 def test_the_contract_is_tried_out_and_nothing_is_left(folder: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -14,13 +17,16 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
+from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, S3FileSystem
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.cli import main as cli
+from tests import object_stores
 from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
 
 JOB: Final = "table_counts.py"
-DELTA, ICEBERG = KINDS = ("delta", "iceberg")
+DELTA, ICEBERG, IN_A_BUCKET = KINDS = ("delta", "iceberg", "delta on S3")
 FILES: Final = 2  # that a version of the Delta table adds
 ROWS: Final = 40  # that a version adds
 _VERSION: Final = 1_000_000
@@ -46,6 +52,7 @@ class ReadTable(ABC):
     """A table that rows are added to."""
 
     kind: str
+    system: FileSystem = LocalFileSystem()
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -105,44 +112,79 @@ class ReadTable(ABC):
             row
             for version, number, path in (*self._whole, *self._files())
             if start <= version * _VERSION + number < end
-            for row in pq.read_table(path, partitioning=None).to_pylist()
+            for row in pq.read_table(path, filesystem=self.system, partitioning=None).to_pylist()
         ]
 
 
 class ReadDelta(ReadTable):
     kind = DELTA
+    options: Mapping[str, str] = {}
 
     @property
     def place(self) -> str:
         return str(self.folder / "orders")
 
     def _append(self, added: pa.Table) -> None:
-        write_deltalake(self.place, added, mode="append", partition_by=["part"])
+        write_deltalake(self.place, added, mode="append", partition_by=["part"], storage_options={**self.options})
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
-        for entry in sorted(Path(self.place, "_delta_log").glob("*.json")):
-            actions = [json.loads(line) for line in entry.read_text().splitlines()]
+        for version, entry in self._log():
+            actions = [json.loads(line) for line in self.system.open_input_stream(entry).read().splitlines()]
             added = [action["add"] for action in actions if "add" in action and action["add"]["dataChange"]]
             if any(action["remove"]["dataChange"] for action in actions if "remove" in action):
                 continue
             for number, file in enumerate(added):
-                yield int(entry.stem), number, f"{self.place}/{unquote(file['path'])}"
+                yield version, number, f"{self._root}/{unquote(file['path'])}"
+
+    def _log(self) -> list[tuple[int, str]]:
+        """Return the versions that are in the log, and their files."""
+        listed = self.system.get_file_info(FileSelector(f"{self._root}/_delta_log"))
+        return sorted((int(entry.base_name[:-5]), entry.path) for entry in listed if entry.extension == "json")
+
+    @property
+    def _root(self) -> str:
+        return self.place.removeprefix("s3://")
+
+    def _opened(self) -> DeltaTable:
+        return DeltaTable(self.place, storage_options={**self.options})
 
     def delete(self, condition: str) -> None:
-        DeltaTable(self.place).delete(condition)
+        self._opened().delete(condition)
 
     def _expired(self) -> tuple[int, list[str]]:
-        table = DeltaTable(self.place)
+        table = self._opened()
         table.create_checkpoint()
-        for version in range(table.version()):
-            Path(self.place, "_delta_log", f"{version:020d}.json").unlink()
-        return table.version(), sorted(table.file_uris())
+        for version, entry in self._log():
+            if version < table.version():
+                self.system.delete_file(entry)
+        return table.version(), sorted(uri.removeprefix("s3://") for uri in table.file_uris())
 
     def compact(self) -> None:
-        DeltaTable(self.place).optimize.compact()
+        self._opened().optimize.compact()
 
     def vacuum(self) -> None:
-        DeltaTable(self.place).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+        self._opened().vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+
+
+class ReadDeltaInABucket(ReadDelta):
+    def __init__(self, folder: Path, address: str) -> None:
+        super().__init__(folder)
+        self.options = {**object_stores.environment(address), "AWS_ALLOW_HTTP": "true"}
+        self.system = S3FileSystem(
+            access_key=object_stores.KEY,
+            secret_key=object_stores.SECRET,
+            endpoint_override=address,
+            region=self.options["AWS_REGION"],
+        )
+
+    @property
+    def place(self) -> str:
+        return f"s3://bucket{self.folder}/orders"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        stores = json.dumps({"lake": self.options})
+        return {**super().environment, "TEST_CONN_ID": "lake", "EXACTLYONCE_STORES": stores}
 
 
 class ReadIceberg(ReadTable):
@@ -216,6 +258,20 @@ class TablePipeline:
         last = self.start(None, *arguments)
         assert last.wait() == 0, last.output()[-4000:]
         return last
+
+    def command(self, *words: str) -> None:
+        """Run a command on the pipeline in a process of its own."""
+        world = self.world
+        at = ["--home", str(world.home), "--bootstrap-servers", world.config["bootstrap.servers"]]
+        names = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
+        done = subprocess.run(
+            [sys.executable, "-m", cli.__name__, words[0], world.pipeline, *words[1:], *at],
+            env={**os.environ, **names, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
 
     def check(self, *, complete: bool = True) -> None:
         """Recompute each commit's rows from its source ranges, and compare them with the sink record by record."""

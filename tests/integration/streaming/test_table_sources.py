@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,12 +27,15 @@ from airflow_provider_exactlyonce.streaming import DeltaSource, KafkaSink
 from airflow_provider_exactlyonce.streaming import pipeline as pipeline_of
 from airflow_provider_exactlyonce.streaming.job.guarantees import examine as examine_guarantee
 from airflow_provider_exactlyonce.testing.job import run_job
-from tests.integration.streaming.harness import World
+from tests import object_stores
+from tests.integration.streaming.harness import CONF, JOBS, World
 from tests.integration.streaming.read_tables import (
     DELTA,
     ICEBERG,
+    IN_A_BUCKET,
     KINDS,
     ReadDelta,
+    ReadDeltaInABucket,
     ReadIceberg,
     ReadTable,
     TablePipeline,
@@ -39,12 +44,23 @@ from tests.integration.streaming.read_tables import (
 REFUSED, BAD_DATA, DATA_LOST = 64, 67, 72
 
 
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    with object_stores.moto() as address:
+        yield address
+
+
 @pytest.fixture(params=KINDS)
 def pipeline(
     request: pytest.FixtureRequest, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> TablePipeline:
     """Give a pipeline that reads a table, of which it has read nothing; commands know the table's connection, too."""
-    table: ReadTable = ReadDelta(tmp_path / "lake") if request.param == DELTA else ReadIceberg(tmp_path / "lake")
+    folder = tmp_path / "lake"
+    table: ReadTable
+    if request.param == IN_A_BUCKET:
+        table = ReadDeltaInABucket(folder, request.getfixturevalue("moto"))
+    else:
+        table = ReadDelta(folder) if request.param == DELTA else ReadIceberg(folder)
     for name, value in table.environment.items():
         monkeypatch.setenv(name, value)
     return TablePipeline(world, table)
@@ -60,10 +76,14 @@ def delta(pipeline: TablePipeline) -> ReadDelta:
     return pipeline.table
 
 
+def slow(*kinds: str) -> list[Any]:
+    return [pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+
+
 only_delta = pytest.mark.parametrize("pipeline", [DELTA], indirect=True)
 
 
-@pytest.mark.parametrize("pipeline", [DELTA, pytest.param(ICEBERG, marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("pipeline", [DELTA, *slow(ICEBERG, IN_A_BUCKET)], indirect=True)
 def test_what_is_added_is_counted_once_and_a_driver_that_died_after_its_commit_repeats_nothing(
     pipeline: TablePipeline,
 ) -> None:
@@ -120,6 +140,27 @@ def test_a_restored_pipeline_replays_the_recorded_versions_and_goes_on(pipeline:
     pipeline.finish()
     assert pipeline.world.commits() == before + 1
     pipeline.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_state_is_rescaled_and_the_job_upgraded_between_two_versions(pipeline: TablePipeline, tmp_path: Path) -> None:
+    pipeline.table.append(3)
+    pipeline.finish()
+    pipeline.command("rescale", "--state-partitions", "3")
+    pipeline.table.append(4)
+    driver = pipeline.start("after-end-transaction:run=2", own_jvm=True)
+    assert driver.wait() == -signal.SIGKILL, driver.output()[-4000:]
+    second = tmp_path / "second.py"
+    second.write_text(f"{(JOBS / pipeline.world.job).read_text()}# another version\n")
+    conf = [part for pair in CONF.items() for part in ("--conf", "=".join(pair))]
+    pipeline.command("upgrade", str(second), "--stable-after", "1", "--master", "local[2]", *conf)
+    pipeline.table.append()
+    pipeline.world.job = str(second)
+    pipeline.finish()
+    pipeline.check()
+    versions = [run.version for run in pipeline.world.ledger()[1]]
+    assert versions[0] == versions[1] != versions[2] == versions[-1]
 
 
 @pytest.mark.slow

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, azure_jars
+from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
 from airflow_provider_exactlyonce.storage import azure_environment, s3_environment
 from airflow_provider_exactlyonce.streaming import file_systems
-from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, REDACTION
+
+#: Of spark.redaction.regex.
+SPARKS_DEFAULT = re.compile("(?i)secret|password|token|access[.]?key")
 
 
 def test_a_home_on_this_machine_gets_the_class_of_this_package_with_the_other_jars() -> None:
@@ -33,16 +35,22 @@ def test_a_home_in_a_bucket_needs_its_module_and_a_class_of_this_package(
     assert file_systems.driver_jars(arguments, complete=False) == [EXCLUSIVE_FILES_JAR]
 
 
-def test_a_home_in_azures_storage_needs_its_module_and_spark_has_the_class() -> None:
-    assert file_systems.driver_jars(["--home", "abfss://lake@container/home"]) == azure_jars()
+def test_a_home_in_azures_storage_needs_its_module_and_no_class_of_this_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = Path("connector.jar")
+    system = replace(file_systems.FILE_SYSTEMS["abfss"], jars=lambda: [module])
+    monkeypatch.setattr(file_systems, "FILE_SYSTEMS", {"abfss": system})
+    assert file_systems.driver_jars(["--home", "abfss://lake@container/home"]) == [module]
     assert file_systems.driver_jars(["--home", "abfss://container/home"], complete=False) == []
 
 
 @pytest.mark.parametrize("scheme", file_systems.FILE_SYSTEMS)
-def test_spark_shows_no_key_that_hadoop_is_given(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*s3_environment.KEYS, azure_environment.ACCOUNT, azure_environment.KEY):
+def test_spark_shows_no_secret_that_hadoop_is_given(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*s3_environment.KEYS, azure_environment.KEY):
         monkeypatch.setenv(name, "hunter2")
-    keys = file_systems.FILE_SYSTEMS[scheme].keys()
-    secret = [name for name, value in keys.items() if value == "hunter2"]
+    monkeypatch.setenv(azure_environment.ACCOUNT, "orders")
+    system = file_systems.FILE_SYSTEMS[scheme]
+    secret = [name for name, value in {**system.settings(), **system.keys()}.items() if "hunter2" in value]
     assert bool(secret) is (scheme in ("s3", "abfss"))
-    assert [name for name in secret if not re.search(DEFAULTS[REDACTION], name)] == []
+    assert [name for name in secret if not SPARKS_DEFAULT.search(name)] == []

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
-from azure.identity import ClientSecretCredential, DefaultAzureCredential
 from azure.storage.blob import BlobClient, BlobServiceClient, LinearRetry
 from typing_extensions import override
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
@@ -73,16 +72,19 @@ def open_store(system: AbstractFileSystem) -> AzureStore:
     """
     given = system.storage_options
     url = endpoint_of(given)
-    credential: Any
-    if key := account_key(given):
-        credential = {"account_name": given["account_name"], "account_key": key}
-    elif "client_secret" in given:
-        names = ("tenant_id", "client_id", "client_secret")
-        credential = ClientSecretCredential(*(given[name] for name in names), **_PATIENCE)
-    else:
-        credential = DefaultAzureCredential(**_PATIENCE)
+    key = account_key(given)
+    credential = {"account_name": given["account_name"], "account_key": key} if key else _identity(given)
     patient = {**_PATIENCE, "retry_policy": LinearRetry(backoff=1, retry_total=2)}
     return AzureStore(system, *(BlobServiceClient(url, credential, **words) for words in (_PATIENCE, patient)))
+
+
+def _identity(given: Mapping[str, Any]) -> Any:
+    """Return what gets tokens: by a principal, or by what is found."""
+    from azure.identity import ClientSecretCredential, DefaultAzureCredential  # with a key nobody needs it
+
+    if "client_secret" not in given:
+        return DefaultAzureCredential(**_PATIENCE)
+    return ClientSecretCredential(given["tenant_id"], given["client_id"], given["client_secret"], **_PATIENCE)
 
 
 class AzureStore(ConditionalStore):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -15,15 +17,8 @@ PRINCIPAL = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "app", "AZURE_CLIENT_SEC
 
 @pytest.fixture(autouse=True)
 def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        *azure_environment.PRINCIPAL,
-        "AZURE_FEDERATED_TOKEN_FILE",
-        "AZURE_STORAGE_ENDPOINT",
-        "AZURE_AUTHORITY_HOST",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
 
 
 def test_a_name_is_judged_without_an_account_and_nothing_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from airflow_provider_exactlyonce.tables.positions import DELTA, ICEBERG, PARTIT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from airflow_provider_exactlyonce.streaming.job.table_stream import TableReading
+
 STOP: Final = "stop"
 SKIP: Final = "skip"
 _PARTS: Final = 3  # of an Iceberg table's name, at least
@@ -107,21 +109,29 @@ class TableSource(Source):
 
         :raises RefusedError: when the table is not there, or its columns are not those that are declared
         """
-        from airflow_provider_exactlyonce.streaming.job.table_stream import TableReading, stream
+        from airflow_provider_exactlyonce.streaming.job.table_stream import stream
 
-        reading = TableReading(
+        options = {} if self.conn_id is None else source_clusters.store_from_environment(self.conn_id)
+        return mark(stream(spark, self._reading(options, begins)), self.topics)
+
+    @override
+    def stand_in(self, spark: SparkSession) -> DataFrame:
+        # Only a stream of this kind has columns that are not null; state knows of its keys whether they are.
+        from airflow_provider_exactlyonce.streaming.job.table_stream import stand_in
+
+        return mark(stand_in(spark, self._reading({}, NOWHERE)), self.topics)
+
+    def _reading(self, options: Mapping[str, str], begins: Begins) -> TableReading:
+        from airflow_provider_exactlyonce.streaming.job.table_stream import TableReading
+
+        return TableReading(
             name=self.name,
             columns=columns_of(self.schema, self._shown),
             start=Position.of({**self.first_offsets, **begins}[self.name][PARTITION]),
             files=self.max_files_per_trigger,
             skips=self.on_rewrite == SKIP,
-            options={} if self.conn_id is None else source_clusters.store_from_environment(self.conn_id),
+            options=options,
         )
-        return mark(stream(spark, reading), self.topics)
-
-    @override
-    def stand_in(self, spark: SparkSession) -> DataFrame:
-        return mark(self._as_values.stand_in(spark), self.topics)
 
     @property
     @override

@@ -96,6 +96,12 @@ def stream(spark: SparkSession, reading: TableReading) -> DataFrame:
     reading = replace(reading, complete=log.end().version - 1)  # before the look at the columns: none may be lost since
     if (misfit := table_rows.misfit(columns, log.columns(), needs_all=True)) is not None:
         raise RefusedError(f"the source's schema does not fit table {reading.name}: {misfit}. Declare what it has")
+    return stand_in(spark, reading)
+
+
+def stand_in(spark: SparkSession, reading: TableReading) -> DataFrame:
+    """Return the same stream without a look at the table, which it opens when a query asks it for a batch."""
+    columns = reading.columns
     format_name = f"exactlyonce_table_{hashlib.sha256(reading.name.encode()).hexdigest()[:12]}"
 
     class TableDataSource(DataSource):  # travels to Spark's processes with what it closes over

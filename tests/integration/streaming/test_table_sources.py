@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.ledger import gate
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.streaming import DeltaSource, KafkaSink
 from airflow_provider_exactlyonce.streaming import pipeline as pipeline_of
+from airflow_provider_exactlyonce.streaming.analysis.planned_state import stateful_operators
 from airflow_provider_exactlyonce.streaming.job.guarantees import examine as examine_guarantee
 from airflow_provider_exactlyonce.testing.job import run_job
 from tests import object_stores
@@ -306,6 +307,20 @@ def test_gates_doctor_and_status_tell_of_a_table(pipeline: TablePipeline, capsys
     told = json.loads(capsys.readouterr().out)
     newest = world.ledger()[0][-1]
     assert told["source"] == {pipeline.table.name: {"0": newest.source[pipeline.table.name][0][1]}}
+
+
+def test_a_stand_in_has_the_columns_of_the_stream_and_is_planned_without_the_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = pa.table({"id": [1], "k": ["a"], "tags": [["x"]]})
+    write_deltalake(tmp_path / "orders", rows)
+    source = DeltaSource(str(tmp_path / "orders"), "id BIGINT NOT NULL, k STRING, tags ARRAY<STRING> NOT NULL")
+    stand_in, stream = source.stand_in(spark), source.read(spark, {})
+    assert stand_in.schema == stream.schema
+    shutil.rmtree(tmp_path / "orders")
+    keyed = [frame.groupBy("id").count() for frame in (stand_in, stream)]
+    planned, real = (stateful_operators(frame, "update", {"spark.sql.shuffle.partitions": "1"}) for frame in keyed)
+    assert planned == real != ()
 
 
 def test_a_table_gives_exactly_once_and_a_test_gives_rows_for_it(spark: SparkSession) -> None:

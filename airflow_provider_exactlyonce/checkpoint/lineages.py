@@ -21,8 +21,8 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+from airflow_provider_exactlyonce.storage import trees
 from airflow_provider_exactlyonce.storage.opening import hadoop_url, is_link, store_of
-from airflow_provider_exactlyonce.storage.trees import bytes_of, directories_of
 
 _UNFINISHED: Final = ".unfinished-"
 _NAMING: Final = re.compile(r"state/[^/]+/_metadata/v2/[^/]+")
@@ -51,7 +51,7 @@ def make(
     # What shares its bytes with a savepoint was flushed with it.
     store.flush([place for place in copied if not is_link(place)])
     json_store.write(target / "lineage.json", lineage.document())
-    store.flush(directories_of(target, copied))
+    store.flush(trees.directories_of(target, copied))
     failpoints.reach("restore-copied")
     store.delete(_mark_of(target))
     failpoints.reach("restore-renamed")
@@ -125,9 +125,9 @@ def _copy(checkpoint: Path, source: Path, paths: Iterable[str], lineage_id: str)
         if path == "metadata":
             continue
         if _NAMING.fullmatch(path):  # Spark has written absolute paths into it
-            store.replace(checkpoint / path, naming(checkpoint, bytes_of(source / path).decode()).encode())
+            store.replace(checkpoint / path, naming(checkpoint, trees.bytes_of(source / path).decode()).encode())
         else:
-            store.copy(source / path, checkpoint / path, final=STATE_DATA.fullmatch(path) is not None)
+            trees.copy(source / path, checkpoint / path, final=STATE_DATA.fullmatch(path) is not None)
         copied.append(checkpoint / path)
     store.replace(checkpoint / "metadata", json.dumps({"id": lineage_id}, separators=(",", ":")).encode())
     return copied

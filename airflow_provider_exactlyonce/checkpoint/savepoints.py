@@ -36,6 +36,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.storage import trees
 from airflow_provider_exactlyonce.storage.opening import is_link, store_of
 
 _ID: Final = re.compile(r"(\d+)(-[0-9a-z]+)+")
@@ -397,7 +398,7 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known_files: Mapping
     store, directories = store_of(target), {target, *((target / path).parent for path in paths)}
     for number, path in enumerate(paths):
         try:
-            store.copy(source / path, target / path, final=STATE_DATA.fullmatch(path) is not None)
+            trees.copy(source / path, target / path, final=STATE_DATA.fullmatch(path) is not None)
         except FileNotFoundError as error:
             raise BatchGoneError(
                 f"{source / path} is gone: Spark keeps fewer batches than pass while a savepoint is taken; raise "

@@ -75,13 +75,22 @@ def copy_file(source: Path, target: Path) -> tuple[Content, bool]:
     facts = store_of(target).facts(target)
     if facts is not None and facts.size == wanted.size and content_of(target) == wanted:
         return wanted, False
-    here, there = store_of(source), store_of(target)
-    if here is there:
-        there.copy(source, target)
-    else:
-        there.copy_from(here, source, target)
+    copy(source, target)
     check_content(target, wanted)
     return wanted, True
+
+
+def copy(source: Path, target: Path, *, final: bool = False) -> None:
+    """Copy a file to a place of any file system, inside one where that can be done.
+
+    :param final: nobody changes the source again, and both may share their bytes
+    :raises FileNotFoundError: when there is no source
+    """
+    here, there = store_of(source), store_of(target)
+    if here is there:
+        there.copy(source, target, final=final)
+    else:
+        there.copy_from(here, source, target)
 
 
 def check_content(place: Path, wanted: Content) -> None:

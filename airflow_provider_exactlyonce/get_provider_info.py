@@ -53,6 +53,7 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [
             _modules(
                 "hooks.arguments",
+                "hooks.azure",
                 "hooks.clusters",
                 "hooks.connections",
                 "hooks.google_cloud",

@@ -121,7 +121,10 @@ class AzureStore(ConditionalStore):
         _asked(place, self._blob(place).delete_blob)
 
     @override
-    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
+    def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
+        if of is not None:
+            self._upload(of, source, target)
+            return
         blob = self._blob(target)
         copying = _asked(target, lambda: blob.start_copy_from_url(self._blob(source).url))
         if copying is None:
@@ -134,8 +137,7 @@ class AzureStore(ConditionalStore):
         if status != "success":
             raise OSError(f"{target}: Azure's copy of {source} is {status}")
 
-    @override
-    def copy_from(self, store: Store, source: Path, target: Path) -> None:
+    def _upload(self, store: Store, source: Path, target: Path) -> None:
         blob = self._patient.get_blob_client(*self._split(target))
 
         def upload() -> None:
@@ -151,7 +153,7 @@ class AzureStore(ConditionalStore):
         answer = _asked(place, lambda: blob.download_blob(max_concurrency=1))
         if answer is None:
             raise FileNotFoundError(str(place))
-        with self.os_errors(place):
+        with self._os_errors(place):
             yield answer
 
     @override

@@ -148,20 +148,16 @@ class HdfsStore(RemoteStore):
         return [str(status.path).removeprefix(top) for status in listed if not status.isdir]
 
     @override
-    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
-        self.copy_from(self, source, target)
-
-    @override
-    def copy_from(self, store: Store, source: Path, target: Path) -> None:
+    def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
         _asked(self._client.mkdirs, path_of(target.parent), 0o700, True)
         new_file = self._new_file(path_of(target), durable=True, overwrite=True)
-        with store.reading(source) as read, new_file as written:
+        with (of or self).reading(source) as read, new_file as written:
             shutil.copyfileobj(read, written, COPIED_BYTES)
 
     @override
     @contextmanager
     def reading(self, place: Path) -> Iterator[Readable]:
-        with self.os_errors(place), _asked(self._client.read, path_of(place)) as read:
+        with self._os_errors(place), _asked(self._client.read, path_of(place)) as read:
             yield read
 
     @override

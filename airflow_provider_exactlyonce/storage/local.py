@@ -104,15 +104,11 @@ class LocalStore(Store):
         return FileFacts(size=status.st_size, modified=status.st_mtime)
 
     @override
-    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
+    def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not (final and _linked(source, target)):
-            self.copy_from(self, source, target)
-
-    @override
-    def copy_from(self, store: Store, source: Path, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with store.reading(source) as read, target.open("wb") as written:
+        if of is None and final and _linked(source, target):
+            return
+        with (of or self).reading(source) as read, target.open("wb") as written:
             shutil.copyfileobj(read, written, _COPIED_BYTES)
 
     @override

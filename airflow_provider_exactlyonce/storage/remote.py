@@ -35,28 +35,26 @@ class RemoteStore(Store):
 
     @override
     def delete(self, place: Path) -> None:
-        with self.os_errors(place), contextlib.suppress(FileNotFoundError):
+        with self._os_errors(place), contextlib.suppress(FileNotFoundError):
             self.system.rm_file(path_of(place))
 
     @override
-    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
-        with self.os_errors(target):
-            self.system.cp_file(path_of(source), path_of(target))
-
-    @override
-    def copy_from(self, store: Store, source: Path, target: Path) -> None:
-        with self.os_errors(target), store.reading(source) as read, self.system.open(path_of(target), "wb") as written:
-            shutil.copyfileobj(read, written, COPIED_BYTES)
+    def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
+        with self._os_errors(target):
+            if of is None:
+                self.system.cp_file(path_of(source), path_of(target))
+                return
+            with of.reading(source) as read, self.system.open(path_of(target), "wb") as written:
+                shutil.copyfileobj(read, written, COPIED_BYTES)
 
     @override
     @contextmanager
     def reading(self, place: Path) -> Iterator[Readable]:
-        with self.os_errors(place), self.system.open(path_of(place), "rb") as read:
+        with self._os_errors(place), self.system.open(path_of(place), "rb") as read:
             yield read
 
-    @override
     @contextmanager
-    def os_errors(self, place: Path) -> Iterator[None]:
+    def _os_errors(self, place: Path) -> Iterator[None]:
         try:
             yield
         except self.failures as error:
@@ -75,7 +73,7 @@ class RemoteStore(Store):
 
     @override
     def remove(self, directory: Path) -> None:
-        with self.os_errors(directory), contextlib.suppress(FileNotFoundError):
+        with self._os_errors(directory), contextlib.suppress(FileNotFoundError):
             self.system.rm(path_of(directory), recursive=True)
 
 

@@ -30,7 +30,7 @@ import hashlib
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -202,17 +202,11 @@ class Store(ABC):
         """Return what is known of a file, None when there is certainly none."""
 
     @abstractmethod
-    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
-        """Copy a file of this store, inside the file system where that can be done.
+    def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
+        """Copy a file to a place of this store, inside the file system where that can be done.
 
+        :param of: the source's store, None for this one
         :param final: nobody changes the source again, and both may share their bytes
-        :raises FileNotFoundError: when there is no source
-        """
-
-    @abstractmethod
-    def copy_from(self, store: Store, source: Path, target: Path) -> None:
-        """Copy a file of another store to a place of this one.
-
         :raises FileNotFoundError: when there is no source
         """
 
@@ -222,10 +216,6 @@ class Store(ABC):
 
         :raises FileNotFoundError: when there is none
         """
-
-    def os_errors(self, place: Path) -> AbstractContextManager[None]:
-        """Turn errors of the client below into :class:`OSError` while a place is used without its store."""
-        return nullcontext()
 
     @abstractmethod
     def flush(self, places: Sequence[Path]) -> None:

@@ -87,10 +87,7 @@ def copy(source: Path, target: Path, *, final: bool = False) -> None:
     :raises FileNotFoundError: when there is no source
     """
     here, there = store_of(source), store_of(target)
-    if here is there:
-        there.copy(source, target, final=final)
-    else:
-        there.copy_from(here, source, target)
+    there.copy(source, target, of=None if here is there else here, final=final)
 
 
 def check_content(place: Path, wanted: Content) -> None:

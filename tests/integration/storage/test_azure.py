@@ -125,7 +125,7 @@ def test_what_is_copied_and_is_not_there_is_missing(azure: str, tmp_path: Path) 
     with pytest.raises(FileNotFoundError):
         store.copy(folder / "a", folder / "b")
     with pytest.raises(FileNotFoundError):
-        store.copy_from(store_of(tmp_path), tmp_path / "a", folder / "b")
+        store.copy(tmp_path / "a", folder / "b", of=store_of(tmp_path))
     assert not is_there(folder / "b")
 
 
@@ -136,9 +136,9 @@ def test_a_file_of_many_blocks_is_read_and_written_over_lost_answers(azure: str,
         folder: Any = AZURE.place(faults.address)
         store, local = store_of(folder), store_of(tmp_path)
         faults.plan("PUT", "", "503", "lose", "", "drop")
-        store.copy_from(local, tmp_path / "large", folder / "large")
+        store.copy(tmp_path / "large", folder / "large", of=local)
         faults.plan("GET", "", "503", "", "drop")
-        local.copy_from(store, folder / "large", tmp_path / "back")
+        local.copy(folder / "large", tmp_path / "back", of=store)
     assert (tmp_path / "back").read_bytes() == content
 
 

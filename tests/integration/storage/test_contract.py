@@ -201,8 +201,8 @@ def test_a_copy_has_the_bytes_and_outlives_its_source(folder: Path, tmp_path: Pa
     store.copy(source, folder / "b" / "shared", final=True)
     store.flush([folder / "b" / "copy", folder / "b" / "shared", folder / "b"])
     here = store_of(tmp_path)
-    here.copy_from(store, source, tmp_path / "here" / "copy")
-    store.copy_from(here, tmp_path / "here" / "copy", folder / "b" / "back")
+    here.copy(source, tmp_path / "here" / "copy", of=store, final=True)
+    store.copy(tmp_path / "here" / "copy", folder / "b" / "back", of=here, final=True)
     store.delete(source)
     copies = [store.read(folder / "b" / name) for name in ("copy", "shared", "back")]
     assert [copy and copy.content for copy in copies] == [b"bytes"] * 3
@@ -210,7 +210,7 @@ def test_a_copy_has_the_bytes_and_outlives_its_source(folder: Path, tmp_path: Pa
         store.copy(source, folder / "b" / "nothing")
     for to in (tmp_path / "nothing", folder / "b" / "nothing"):
         with pytest.raises(FileNotFoundError):
-            store_of(to).copy_from(store, source, to)
+            store_of(to).copy(source, to, of=store)
     with pytest.raises(FileNotFoundError), store.reading(source):
         pass
 

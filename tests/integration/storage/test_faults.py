@@ -199,7 +199,7 @@ def test_a_checkpoint_that_is_not_wholly_read_is_not_taken_for_one_that_lacks_so
     local = crafted.checkpoint(tmp_path / "local", batches=1)
     store = store_of(place)
     for path in store_of(tmp_path).files(local.path):
-        store.copy_from(store_of(tmp_path), local.path / path, place / path)
+        store.copy(local.path / path, place / path, of=store_of(tmp_path))
     there = Checkpoint(place)
     assert integrity.files_of(there, 0) == integrity.files_of(local, 0)
     never_taken_for_a_no(faults, partial(integrity.newest_whole, there), step=4)

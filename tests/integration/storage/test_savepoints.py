@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 def upload(checkpoint: Checkpoint, remote: Any) -> Checkpoint:
     for file in checkpoint.path.rglob("*"):
         if file.is_file():
-            store_of(remote).copy_from(store_of(file), file, remote / str(file.relative_to(checkpoint.path)))
+            store_of(remote).copy(file, remote / str(file.relative_to(checkpoint.path)), of=store_of(file))
     return Checkpoint(remote)
 
 

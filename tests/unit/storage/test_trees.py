@@ -25,9 +25,7 @@ def test_a_file_is_copied_to_another_file_system_once(tmp_path: Path) -> None:
 
 def test_a_copy_with_other_bytes_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"bytes")
-    monkeypatch.setattr(
-        type(store_of(tmp_path)), "copy", lambda self, source, target: target.write_bytes(b"byteZ") and None
-    )
+    monkeypatch.setattr(type(store_of(tmp_path)), "copy", lambda *places, **_: places[2].write_bytes(b"byteZ") and None)
     with pytest.raises(ExactlyOnceError, match="was written, and has Content"):
         copy_file(tmp_path / "a", tmp_path / "b")
 

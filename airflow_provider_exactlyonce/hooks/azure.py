@@ -30,10 +30,9 @@ def options(connection: Any) -> dict[str, Any]:
     :raises RefusedError: when the connection can't be used
     """
     account, endpoint = _account(connection)
-    if tenant := _field(connection, "tenant_id"):
-        principal = (str(tenant), *_principal(connection))
-        return azure_environment.options(account, endpoint=endpoint, principal=principal)
-    return azure_environment.options(account, key=connection.password, endpoint=endpoint)
+    principal = _principal(connection)
+    key = None if principal else connection.password
+    return azure_environment.options(account, key=key, endpoint=endpoint, principal=principal)
 
 
 def driver_environment(connection: Any) -> Mapping[str, str]:
@@ -44,12 +43,14 @@ def driver_environment(connection: Any) -> Mapping[str, str]:
     :raises RefusedError: when the connection can't be used
     """
     account, endpoint = _account(connection)
-    known = {azure_environment.ACCOUNT: account, azure_environment.ENDPOINT: endpoint or ""}
-    if tenant := _field(connection, "tenant_id"):
-        # The worker's own key would go before it.
-        principal = (str(tenant), *_principal(connection))
-        return {**known, azure_environment.KEY: "", **dict(zip(azure_environment.PRINCIPAL, principal, strict=True))}
-    return {**known, azure_environment.KEY: connection.password or ""}
+    principal = _principal(connection)
+    return {
+        azure_environment.ACCOUNT: account,
+        azure_environment.ENDPOINT: endpoint or "",
+        # An empty one is none; the worker's own would go before a principal.
+        azure_environment.KEY: "" if principal else connection.password or "",
+        **(dict(zip(azure_environment.PRINCIPAL, principal, strict=True)) if principal else {}),
+    }
 
 
 def has_key(connection: Any) -> bool:
@@ -57,13 +58,17 @@ def has_key(connection: Any) -> bool:
     return bool(connection.password)
 
 
-def _principal(connection: Any) -> tuple[str, str]:
+def _principal(connection: Any) -> tuple[str, str, str] | None:
+    """Return a service principal's directory, name and secret, None where there is none."""
+    tenant = _field(connection, "tenant_id")
+    if tenant is None:
+        return None
     if not connection.login or not connection.password:
         raise RefusedError(
             f"connection {connection.conn_id} has a tenant_id: it takes a service principal's name as its login, and "
             "its secret as its password"
         )
-    return connection.login, connection.password
+    return str(tenant), connection.login, connection.password
 
 
 def _account(connection: Any) -> tuple[str, str | None]:

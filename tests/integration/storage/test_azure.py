@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from pathlib import Path
@@ -12,12 +11,11 @@ import pytest
 from azure.storage.blob import BlobClient, BlobServiceClient
 from upath import UPath
 
-from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.storage import azure_environment, conditional
 from airflow_provider_exactlyonce.storage.opening import is_there, store_of
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from tests import azurite, object_stores
+from tests.integration.storage.reached_homes import check_reached
 from tests.object_stores import AZURE
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -145,13 +143,5 @@ def test_a_file_of_many_blocks_is_read_and_written_over_lost_answers(azure: str,
 def test_a_task_reaches_its_home_by_a_connection_and_a_command_by_the_environment(
     azure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(azurite.connection(azure)))
     url = f"abfss://lake@bucket/{uuid.uuid4()}"
-    made = home_at(url)
-    assert (made.location, str(made)) == (url, url.replace("lake@", ""))
-    lineage = made.create("shop")
-    for name, value in azurite.environment(azure).items():
-        monkeypatch.setenv(name, value)
-    found = Home(url)
-    assert found.pipeline() == "shop"
-    assert found.uses(lineage.id)
+    check_reached(url, azurite.connection(azure), azurite.environment(azure), monkeypatch)

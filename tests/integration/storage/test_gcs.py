@@ -15,13 +15,12 @@ import pytest
 from google.auth.exceptions import TransportError
 from upath import UPath
 
-from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.storage import conditional
 from airflow_provider_exactlyonce.storage import gcs as adapter
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, Store
 from tests import object_stores
+from tests.integration.storage.reached_homes import check_reached
 from tests.object_stores import Faults, Kind
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -124,17 +123,8 @@ def test_a_long_directory_is_listed_page_by_page(store: Store, place: Path, monk
 def test_a_task_reaches_its_home_by_a_connection_and_a_command_by_the_environment(
     gcs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
-    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(object_stores.gcs_connection(gcs)))
     url = f"gs://lake@bucket/{uuid.uuid4()}"
-    made = home_at(url)
-    assert (made.location, str(made)) == (url, url.replace("lake@", ""))
-    lineage = made.create("shop")
-    for name, value in object_stores.gcs_environment(gcs).items():
-        monkeypatch.setenv(name, value)
-    found = Home(url)
-    assert found.pipeline() == "shop"
-    assert found.uses(lineage.id)
+    check_reached(url, object_stores.gcs_connection(gcs), object_stores.gcs_environment(gcs), monkeypatch)
 
 
 def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(gcs: str) -> None:

@@ -305,7 +305,7 @@ def test_a_copy_to_or_from_another_file_system_that_is_killed_is_repeated_and_en
     if way == "back":
         old, new = there, Home(tmp_path / "new")
     elif way == "across":
-        old = Home(f"{bucket}/old")
+        old = Home(f"{bucket}-old")
     if old is not first:
         pipeline.copy(first, old)
     words = ("home", "copy", str(old), str(new))

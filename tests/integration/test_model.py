@@ -66,6 +66,7 @@ def test_the_protocol_holds_in_small_bounds(tmp_path: Path) -> None:
     assert "Search not completed" not in output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")
 def test_a_commit_in_doubt_that_is_aborted_has_a_counterexample(tmp_path: Path) -> None:
     output = run_checker(
@@ -83,6 +84,7 @@ def test_several_sinks_hold_in_small_bounds(tmp_path: Path) -> None:
     assert "Search not completed" not in output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")
 def test_a_ledger_that_commits_before_the_other_sinks_has_a_counterexample(tmp_path: Path) -> None:
     output = run_checker(tmp_path, "sinks", "-DDRIVERS=2", "-DUNITS=2", "-DSINKS=1", "-DTROUBLES=1", "-DLEDGER_FIRST")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -11,6 +12,7 @@ from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 
 
+@pytest.mark.slow  # a broker of its own, twice
 def test_offsets_are_told_soon_after_a_brokers_restart(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "broker") as broker:
         config = {"bootstrap.servers": broker.bootstrap_servers}

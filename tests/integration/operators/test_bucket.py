@@ -104,6 +104,7 @@ def breaking(break_it: Callable[[], None], store: Faults, home: Home) -> Iterato
         broken.result()
 
 
+@pytest.mark.slow
 def test_a_driver_is_supervised_over_its_restarts_and_the_key_is_in_its_environment_only(
     checkpoint: str, tmp_path: Path, request: pytest.FixtureRequest, said: Callable[[], str]
 ) -> None:

@@ -90,6 +90,7 @@ def killed_at(shop: Shop, step: str) -> None:
     assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
 
 
+@pytest.mark.slow  # the crash matrix has drivers, and the sinks' conformance has each step of theirs
 def test_each_sink_has_each_record_once_whichever_step_the_driver_dies_at(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

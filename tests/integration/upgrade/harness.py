@@ -160,10 +160,17 @@ class Story:
         assert producer.flush(30) == 0
         self.sent += records
 
+    def producer(self) -> Producer:
+        return Producer({**self.world.source_config, "enable.idempotence": True})
+
+    def give(self, records: int) -> None:
+        """Produce as much at once."""
+        self.send(self.producer(), records)
+
     @contextmanager
     def load(self, records_per_second: int = 80) -> Iterator[None]:
         """Produce all the time."""
-        producer, over = Producer({**self.world.source_config, "enable.idempotence": True}), threading.Event()
+        producer, over = self.producer(), threading.Event()
 
         def work() -> None:
             while not over.wait(0.25):

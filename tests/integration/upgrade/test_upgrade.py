@@ -15,6 +15,21 @@ from tests.integration.upgrade.harness import Story
 INTENDED = ["--compare", "k,start,total,n", "--allow", "changed", "--allow", "missing"]
 
 
+def test_an_upgrade_of_a_stopped_pipeline_loses_and_doubles_nothing(story: Story) -> None:
+    story.give(900)
+    story.start()
+    story.drain()
+    assert story.run("stop").returncode == 0
+    story.give(900)
+    done = story.upgrade("second", "--stable-after", "1")
+    assert done.returncode == 0, done.stderr[-5000:]
+    answer = json.loads(done.stdout)
+    assert (answer["outcome"], answer["changed"], story.in_use()) == ("done", True, "second")
+    assert story.state().state is DriverState.STOPPED
+    assert story.check() == ["first", "second"]
+
+
+@pytest.mark.slow
 def test_an_upgrade_under_load_loses_and_doubles_nothing(story: Story) -> None:
     with story.load():
         story.start()

@@ -291,7 +291,7 @@ SQL = ("coalesce(sum(v), 0.00) AS total", "count(*) AS n", "sum(i) AS ids", "max
 @pytest.mark.parametrize(
     "what",
     [
-        pytest.param(SQL, id="sql"),
+        pytest.param(SQL, id="sql", marks=pytest.mark.slow),
         pytest.param((aggregation(merges=True),), id="combined"),
         pytest.param((aggregation(merges=False),), id="rows", marks=pytest.mark.slow),
     ],

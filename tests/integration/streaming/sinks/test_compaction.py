@@ -343,6 +343,7 @@ def test_a_compaction_whose_request_is_lost_or_late_is_no_error_of_a_batch(
     assert live.audit(entries) == []
 
 
+@pytest.mark.slow
 def test_compactions_of_two_pipelines_run_beside_each_other_and_beside_appends(lake: Lake, tmp_path: Path) -> None:
     lives = [Live(lake.sink(compact_every=2), tmp_path, pipeline=name) for name in ("shop", "other")]
 
@@ -393,6 +394,7 @@ def test_a_thousand_commits_stay_whole_beside_compactions_maintenance_and_reader
     assert len(lake.current_files()) < 200
 
 
+@pytest.mark.slow  # two tests above have both orders of a deletion and a compaction
 def test_deletions_of_others_beside_compactions_are_neither_lost_nor_undone(lake: Lake, tmp_path: Path) -> None:
     live = Live(lake.sink(compact_every=2), tmp_path)
 

@@ -158,5 +158,5 @@ class SequencerMachine(RuleBasedStateMachine):
         assert (self.sequencer.failure is not None) == self.failed
 
 
-SequencerMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+SequencerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 test_the_sequencer_does_what_its_model_does = SequencerMachine.TestCase

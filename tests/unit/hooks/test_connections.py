@@ -41,3 +41,66 @@ def test_a_connection_of_another_type_is_named(monkeypatch: pytest.MonkeyPatch) 
         connections.schema_registry("given")
     with pytest.raises(RefusedError, match="connection given is of type kafka: conn_id takes one of type spark"):
         spark_submit.cluster_of("given", {})
+
+
+PRINCIPAL = {"tenant_id": "here"}
+KEY = {"type": "service_account", "private_key": "hush"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"conn_type": "aws", "login": "me", "password": "hush", "extra": {"endpoint_url": "http://minio:9000"}},
+            {"aws_access_key_id": "me", "aws_secret_access_key": "hush", "aws_endpoint_url": "http://minio:9000"}
+            | {"aws_allow_http": "true"},
+        ),
+        (
+            {"conn_type": "wasb", "login": "shop", "password": "hush"},
+            {"azure_storage_account_name": "shop", "azure_storage_account_key": "hush"},
+        ),
+        (
+            {"conn_type": "wasb", "host": "http://127.0.0.1:10000/shop", "password": "hush"},
+            {"azure_storage_account_name": "shop", "azure_storage_account_key": "hush", "allow_http": "true"}
+            | {"azure_storage_endpoint": "http://127.0.0.1:10000/shop"},
+        ),
+        (
+            {"conn_type": "adls", "host": "shop", "login": "app", "password": "hush", "extra": PRINCIPAL},
+            {"azure_storage_account_name": "shop", "azure_tenant_id": "here"}
+            | {"azure_client_id": "app", "azure_client_secret": "hush"},
+        ),
+        ({"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": KEY}}, {"google_service_account_key": KEY}),
+        ({"conn_type": "google_cloud_platform"}, {}),
+        ({"conn_type": "generic", "extra": {"user": "me"}}, {"user": "me"}),
+    ],
+)
+def test_a_connection_to_a_store_is_told_in_delta_rs_words(
+    given: dict[str, Any], told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, **given)
+    options = json.loads(connections.stores(["given"]))["given"]
+    for name in options.keys() & {"google_service_account_key"}:
+        options[name] = json.loads(options[name])
+    assert options == told
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"conn_type": "wasb", "login": "shop", "extra": {"sas_token": "hush"}}, "has sas_token: a home or a table"),
+        (
+            {"conn_type": "aws", "extra": {"role_arn": "a"}},
+            "has role_arn='a': delta-rs takes roles from the environment",
+        ),
+        (
+            {"conn_type": "google_cloud_platform", "extra": {"gcs.endpoint": "http://here", "is_anonymous": True}},
+            "has gcs.endpoint=http://here: a table of Delta Lake is on Google's own servers",
+        ),
+    ],
+)
+def test_a_store_that_a_table_can_not_be_in_is_refused(
+    given: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, **given)
+    with pytest.raises(RefusedError, match=f"connection given {why}"):
+        connections.stores(["given"])

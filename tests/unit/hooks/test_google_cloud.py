@@ -97,7 +97,7 @@ def test_an_emulator_is_asked_without_credentials(connect: Callable[..., None], 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"key_secret_name": "a"}, "has key_secret_name: a home on gs: takes a service account's key"),
+        ({"key_secret_name": "a"}, "has key_secret_name: a home or a table on gs: takes a service account's key"),
         ({"impersonation_chain": "a@b"}, "has impersonation_chain"),
         ({"credential_config_file": "/a"}, "has credential_config_file"),
         ({"is_anonymous": True}, "has is_anonymous: an emulator takes both"),

@@ -55,7 +55,7 @@ class IcebergDeclaration(TableDeclaration):
         :raises RefusedError: when the connection is not known here, or is to an object store
         """
         given = self._of_connection(_WORDS)
-        if of_a_store := sorted(name for name in given if name.startswith("aws_")):
+        if of_a_store := sorted(name for name in given if name.startswith(("aws_", "azure_", "google_"))):
             raise RefusedError(
                 f"connection {self.conn_id} of sink {self.name} has {', '.join(of_a_store)}, which is of an object "
                 "store. Name one of type iceberg, whose extra has the store's keys as s3.access-key-id and so on"

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pyarrow.fs import FileSystem
-from pyiceberg.io.pyarrow import PyArrowFileIO
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
+from airflow_provider_exactlyonce.tables.iceberg_store import IcebergStore
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -24,17 +23,16 @@ class IcebergFiles(TableFiles):
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self.properties: Final = properties
-        self._io: Final = PyArrowFileIO(dict(properties))
+        self._store: Final = IcebergStore(properties)
 
     @override
     def local(self, name: str) -> Path | None:
-        scheme, _, path = self._io.parse_location(name, self._io.properties)
-        return Path(path) if scheme == "file" else None
+        path = self._store.local(name)
+        return None if path is None else Path(path)
 
     @override
-    def remote(self, name: str) -> tuple[FileSystem | Any, str]:
-        scheme, host, path = self._io.parse_location(name, self._io.properties)
-        return self._io.fs_by_scheme(scheme, host), path
+    def remote(self, name: str) -> tuple[Any, str]:
+        return self._store.system(name)
 
     def keep_metadata(self, table: Table) -> None:
         """Make what a commit has written beside its data outlive a loss of power; pyiceberg does not wait for disks."""

@@ -1,10 +1,12 @@
-"""A Delta table on an object store, where S3 is emulated; skipped without the package ``moto[server]``."""
+"""A Delta table on object stores that are emulated: S3, skipped without the package ``moto[server]``, and Azure's."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,11 +15,12 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import TableNotFoundError
 
+from airflow_provider_exactlyonce.hooks import connections
 from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.testing import sink_crashes
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
-from tests import object_stores
+from tests import azurite, object_stores
 from tests.clean_forks import Forks, clean_forks
 from tests.integration.streaming.sinks.lake import Live, rows
 
@@ -27,37 +30,67 @@ pytest.importorskip("moto.server")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
-@pytest.fixture(scope="module")
-def options() -> Iterator[dict[str, str]]:
-    """Give what delta-rs needs to know of a store with the bucket ``bucket``."""
+@dataclass(frozen=True)
+class Store:
+    """One with the bucket ``bucket``.
+
+    :param url: of the bucket
+    :param options: what delta-rs needs to know of it
+    """
+
+    url: str
+    secret: str
+    options: Mapping[str, str]
+
+    def place(self, path: Path) -> str:
+        return f"{self.url}{path}"
+
+
+@contextmanager
+def s3() -> Iterator[Store]:
     with object_stores.moto() as address:
         keys = {"aws_access_key_id": object_stores.KEY, "aws_secret_access_key": object_stores.SECRET}
-        yield {**keys, "aws_endpoint_url": address, "aws_region": "us-east-1", "aws_allow_http": "true"}
+        options = {**keys, "aws_endpoint_url": address, "aws_region": "us-east-1", "aws_allow_http": "true"}
+        yield Store("s3://bucket", object_stores.SECRET, options)
+
+
+@contextmanager
+def azure() -> Iterator[Store]:
+    with azurite.azurite() as address:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("AIRFLOW_CONN_LAKE", json.dumps(azurite.connection(address)))
+            options = json.loads(connections.stores(["lake"]))["lake"]
+        yield Store(f"abfss://bucket@{azurite.ACCOUNT}.dfs.core.windows.net", azurite.KEY, options)
+
+
+@pytest.fixture(scope="module", params=[s3, azure], ids=lambda kind: kind.__name__)
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    with request.param() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def forks(options: dict[str, str]) -> Iterator[Forks]:
+def forks(store: Store) -> Iterator[Forks]:
     """Give what makes children, which have the connection to the store as a driver has it."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("EXACTLYONCE_STORES", json.dumps({"emulated": options}))
+        patched.setenv("EXACTLYONCE_STORES", json.dumps({"emulated": dict(store.options)}))
         with clean_forks(__name__) as forks:
             yield forks
 
 
-class TestDeltaOnS3(SinkConformance):
+class TestDelta(SinkConformance):
     kills = 3
     faults = 3
-    secrets = (object_stores.SECRET,)
     mode: Mapping[str, Any] = {"partition_by": "k"}
-    options: ClassVar[Mapping[str, str]]
+    at: ClassVar[Store]
 
     @pytest.fixture(autouse=True)
-    def store(self, options: dict[str, str], forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-        type(self).options = options
+    def is_there(self, store: Store, forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+        type(self).at, type(self).secrets = store, (store.secret,)
         monkeypatch.setattr(sink_crashes, "forked", forks)
 
     def make_sink(self, folder: Path) -> DeltaSink:
-        return DeltaSink(name="lake", path=f"s3://bucket{folder}/table", conn_id="emulated", **self.mode)
+        return DeltaSink(name="lake", path=self.at.place(folder / "table"), conn_id="emulated", **self.mode)
 
     def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
         try:
@@ -72,14 +105,14 @@ class TestDeltaOnS3(SinkConformance):
         return [place for place in map(files.place, files.below("exactlyonce/conformance.lake")) if place not in known]
 
 
-class TestDeltaUpsertsOnS3(TestDeltaOnS3):
+class TestDeltaUpserts(TestDelta):
     kills = 1
     faults = 1
     mode: Mapping[str, Any] = {"mode": "upsert", "key": "id"}
 
 
-def test_of_many_who_write_the_next_version_one_succeeds(options: dict[str, str], tmp_path: Path) -> None:
-    path = f"s3://bucket{tmp_path}"
+def test_of_many_who_write_the_next_version_one_succeeds(store: Store, tmp_path: Path) -> None:
+    path, options = store.place(tmp_path), dict(store.options)
     DeltaTable.create(path, pa.schema([("id", pa.int64())]), storage_options=options)
     for version in range(5):
         outcomes: list[str] = []
@@ -102,9 +135,10 @@ def test_of_many_who_write_the_next_version_one_succeeds(options: dict[str, str]
         assert sorted(outcomes) == [*["taken"] * 5, "won"]
 
 
-def test_small_files_are_written_together(options: dict[str, str], tmp_path: Path) -> None:
+def test_small_files_are_written_together(store: Store, tmp_path: Path) -> None:
+    options = dict(store.options)
     sink = DeltaSink(
-        name="lake", path=f"s3://bucket{tmp_path}", storage_options=options, partition_by=["k"], compact_every=3
+        name="lake", path=store.place(tmp_path), storage_options=options, partition_by=["k"], compact_every=3
     )
     live = Live(sink, tmp_path)
     entries = [live.commit(rows(6 * number, 6)) for number in range(3)]

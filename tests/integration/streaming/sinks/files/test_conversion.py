@@ -36,8 +36,6 @@ from tests.delta_reader import read_delta
 from tests.integration.streaming.sinks.delta import test_object_store
 from tests.old_files import OldLog
 
-options = test_object_store.options  # a fixture: an emulated store
-
 PIPELINE = "shop-archive"
 RELEASE = Path(__file__).parents[4] / "releases" / "0.1.0"
 
@@ -317,11 +315,14 @@ def test_what_is_no_file_sinks_is_refused_and_a_delta_sink_may_be_beside_it(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the clients have deprecations of their own
-def test_files_in_an_object_store_are_converted_there(
-    options: dict[str, str], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in options.items():
-        monkeypatch.setenv(name.upper(), value)
+def test_files_in_an_object_store_are_converted_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with test_object_store.s3() as emulated:
+        for name, value in emulated.options.items():
+            monkeypatch.setenv(name.upper(), value)
+        _convert_in_a_bucket(home)
+
+
+def _convert_in_a_bucket(home: Path) -> None:
     store = fsspec.filesystem("s3", skip_instance_cache=True)
     store.put(str(RELEASE / "file-sink" / "_exactlyonce"), "bucket/table/_exactlyonce", recursive=True)
     sink = DeltaSink(name="files", path="s3://bucket/table", partition_by=["day"])

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 CODECS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _ESCAPED: Final = re.compile(r"%[0-9A-Fa-f]{2}")
-_SECRET_IN_URL: Final = re.compile(r"://[^/]*@")
+#: What is before the host; of Azure's it is a container, without a colon.
+_SECRET_IN_URL: Final = re.compile(r"(?!(abfss?|wasbs?)://[^/:]*@)[^/]*://[^/]*@")
 _NO_PARQUET: Final = ("variant", "void", "interval", "daytimeinterval", "yearmonthinterval", "time", "geometry")
 _NO_DIRECTORY: Final = ("array", "map", "struct", "binary", "float", "double", "timestamp")
 _LEAST_FILE_BYTES: Final = 2**20
@@ -70,7 +71,7 @@ def check_plain(kind: str, path: str) -> None:
 
 def has_secret(path: str) -> bool:
     """Tell whether a URL has credentials in it, which would be shown wherever it is."""
-    return _SECRET_IN_URL.search(path) is not None
+    return _SECRET_IN_URL.match(path) is not None
 
 
 def check_name(kind: str, name: str) -> None:

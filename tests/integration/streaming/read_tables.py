@@ -17,16 +17,17 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
-from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, S3FileSystem
+from pyarrow.fs import AzureFileSystem, FileSelector, FileSystem, LocalFileSystem, S3FileSystem
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.cli import main as cli
-from tests import object_stores
+from tests import azurite, object_stores
 from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
 
 JOB: Final = "table_counts.py"
 DELTA, ICEBERG, IN_A_BUCKET = KINDS = ("delta", "iceberg", "delta on S3")
+ON_AZURE: Final = "delta on Azure"
 FILES: Final = 2  # that a version of the Delta table adds
 ROWS: Final = 40  # that a version adds
 _VERSION: Final = 1_000_000
@@ -143,7 +144,7 @@ class ReadDelta(ReadTable):
 
     @property
     def _root(self) -> str:
-        return self.place.removeprefix("s3://")
+        return self.place
 
     def _opened(self) -> DeltaTable:
         return DeltaTable(self.place, storage_options={**self.options})
@@ -157,7 +158,7 @@ class ReadDelta(ReadTable):
         for version, entry in self._log():
             if version < table.version():
                 self.system.delete_file(entry)
-        return table.version(), sorted(uri.removeprefix("s3://") for uri in table.file_uris())
+        return table.version(), sorted(self._root + uri.removeprefix(self.place) for uri in table.file_uris())
 
     def compact(self) -> None:
         self._opened().optimize.compact()
@@ -167,24 +168,42 @@ class ReadDelta(ReadTable):
 
 
 class ReadDeltaInABucket(ReadDelta):
+    bucket = "s3://bucket"
+
     def __init__(self, folder: Path, address: str) -> None:
         super().__init__(folder)
-        self.options = {**object_stores.environment(address), "AWS_ALLOW_HTTP": "true"}
-        self.system = S3FileSystem(
-            access_key=object_stores.KEY,
-            secret_key=object_stores.SECRET,
-            endpoint_override=address,
-            region=self.options["AWS_REGION"],
-        )
+        self.options, self.system = self._reached(address)
+
+    def _reached(self, address: str) -> tuple[Mapping[str, str], FileSystem]:
+        """Return how delta-rs and Arrow get to a server."""
+        options = {**object_stores.environment(address), "AWS_ALLOW_HTTP": "true"}
+        region = options["AWS_REGION"]
+        keys = {"access_key": object_stores.KEY, "secret_key": object_stores.SECRET}
+        return options, S3FileSystem(**keys, endpoint_override=address, region=region)
 
     @property
     def place(self) -> str:
-        return f"s3://bucket{self.folder}/orders"
+        return f"{self.bucket}{self.folder}/orders"
+
+    @property
+    def _root(self) -> str:
+        return f"bucket{self.folder}/orders"
 
     @property
     def environment(self) -> dict[str, str]:
         stores = json.dumps({"lake": self.options})
         return {**super().environment, "TEST_CONN_ID": "lake", "EXACTLYONCE_STORES": stores}
+
+
+class ReadDeltaOnAzure(ReadDeltaInABucket):
+    bucket = f"abfss://bucket@{azurite.ACCOUNT}.dfs.core.windows.net"
+
+    def _reached(self, address: str) -> tuple[Mapping[str, str], FileSystem]:
+        scheme, _, server = address.partition("://")
+        at = {"blob_storage_authority": server, "blob_storage_scheme": scheme}
+        directories = {"dfs_storage_authority": server, "dfs_storage_scheme": scheme}
+        system = AzureFileSystem(account_name=azurite.ACCOUNT, account_key=azurite.KEY, **at, **directories)
+        return {**azurite.environment(address), "ALLOW_HTTP": "true"}, system
 
 
 class ReadIceberg(ReadTable):

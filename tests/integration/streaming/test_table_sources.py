@@ -28,15 +28,17 @@ from airflow_provider_exactlyonce.streaming import pipeline as pipeline_of
 from airflow_provider_exactlyonce.streaming.analysis.planned_state import stateful_operators
 from airflow_provider_exactlyonce.streaming.job.guarantees import examine as examine_guarantee
 from airflow_provider_exactlyonce.testing.job import run_job
-from tests import object_stores
+from tests import azurite, object_stores
 from tests.integration.streaming.harness import CONF, JOBS, World
 from tests.integration.streaming.read_tables import (
     DELTA,
     ICEBERG,
     IN_A_BUCKET,
     KINDS,
+    ON_AZURE,
     ReadDelta,
     ReadDeltaInABucket,
+    ReadDeltaOnAzure,
     ReadIceberg,
     ReadTable,
     TablePipeline,
@@ -51,6 +53,12 @@ def moto() -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module")
+def azure() -> Iterator[str]:
+    with azurite.azurite() as address:
+        yield address
+
+
 @pytest.fixture(params=KINDS)
 def pipeline(
     request: pytest.FixtureRequest, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -60,6 +68,8 @@ def pipeline(
     table: ReadTable
     if request.param == IN_A_BUCKET:
         table = ReadDeltaInABucket(folder, request.getfixturevalue("moto"))
+    elif request.param == ON_AZURE:
+        table = ReadDeltaOnAzure(folder, request.getfixturevalue("azure"))
     else:
         table = ReadDelta(folder) if request.param == DELTA else ReadIceberg(folder)
     for name, value in table.environment.items():
@@ -84,7 +94,7 @@ def slow(*kinds: str) -> list[Any]:
 only_delta = pytest.mark.parametrize("pipeline", [DELTA], indirect=True)
 
 
-@pytest.mark.parametrize("pipeline", [DELTA, *slow(ICEBERG, IN_A_BUCKET)], indirect=True)
+@pytest.mark.parametrize("pipeline", [DELTA, *slow(ICEBERG, IN_A_BUCKET, ON_AZURE)], indirect=True)
 def test_what_is_added_is_counted_once_and_a_driver_that_died_after_its_commit_repeats_nothing(
     pipeline: TablePipeline,
 ) -> None:

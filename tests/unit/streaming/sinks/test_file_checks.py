@@ -1,0 +1,27 @@
+"""What is refused of the place of a sink's files before anything is opened."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import has_secret
+
+AZURE = "dfs.core.windows.net/shop"
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://lake/a@b", "/lake/a@b:c", f"abfss://lake@account.{AZURE}", f"wasb://lake@account.{AZURE}"]
+)
+def test_the_container_of_an_account_is_no_secret(path: str) -> None:
+    assert not has_secret(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("s3://KEY:hush@lake/shop", "https://hush@host/shop", "hdfs://me:hush@namenode/shop"),
+        *(f"abfss://me:hush@account.{AZURE}", f"abfss://lake:hush@account.{AZURE}"),
+    ],
+)
+def test_what_is_before_another_host_may_be_one(path: str) -> None:
+    assert has_secret(path)

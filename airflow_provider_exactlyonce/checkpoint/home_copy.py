@@ -44,10 +44,12 @@ from airflow_provider_exactlyonce.storage.trees import (
     directories_of,
 )
 
-#: What means something only where it is: who holds what, what is asked of a driver, what it has printed; and the two
-#: documents that say of a home whether it is one. The same of each backfill's home, but for those documents.
+#: What means something only where it is: who holds what, what is asked of a driver, what it has printed, and what a
+#: driver in a cluster was given of connections; and the two documents that say of a home whether it is one. The same of
+#: each backfill's home, but for those documents.
 _LEFT_OUT: Final = re.compile(
     r"home\.json|current|(backfills/[^/]+/)?control/((lease|standby|intent)\.json|commands/.+|logs/.+)"
+    r"|(backfills/[^/]+/)?control/(kafka|sources|postgres|stores|schema_registry|s3|gcs)\.json"
     r"|backfills/turn\.lease\.json|(.+/)?[^/]+\.lock"
     r"|(backfills/[^/]+/)?lineages/[^/]+/checkpoint/state/[^/]+/_metadata/v2/\.[^/]+"  # Hadoop's checksums of _NAMING
 )

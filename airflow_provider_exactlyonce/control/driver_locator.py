@@ -7,6 +7,7 @@ certain as far as this host can tell is replaced; if it comes back, Kafka's fenc
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,8 @@ class DriverLocator:
         self._home: Final = home
         self._supervision: Final = supervision
         self._stop: Final = stop
+        #: Start token of the intent that was there when no driver was found, None for none.
+        self.judged: str | None = None
 
     def find(self) -> DriverAttachment | None:
         """Return a living driver, None when there is certainly none.
@@ -61,6 +64,7 @@ class DriverLocator:
         while True:
             self._supervision.on_poll()
             intent = intents.read(self._home.intent)
+            self.judged = None if intent is None else intent.token
             held, life = leases.observe(self._home.lease)
             if held is not None and life is Life.ALIVE:
                 if intent is None or intent.token != held.token:
@@ -69,15 +73,14 @@ class DriverLocator:
                 if attached := self._adopt(intent, self._driver_of(intent, held)):
                     return attached
                 continue
-            plan = upgrade_plan.read(self._home)
-            if plan is not None and plan.holds_starts:
-                if upgrade_plan.is_left(self._home, plan, time.time()):
-                    raise RefusedError(upgrade_plan.left_behind(plan))
-                self.wait(f"{plan.sentence}; waiting for its end")
+            if self._has_waited_for_upgrade():
                 continue
             if intent is None:
                 return None
             if intent.is_here:
+                if self._is_being_started(intent):
+                    self.wait(f"{intent.owner} is starting a driver; waiting for it", starts=intent)
+                    continue
                 return self._find_here(intent, held if life is Life.STALE else None)
             if cluster := self._cluster_that_has(intent, held):
                 if attached := self._adopt(intent, ClusterDriver(intent.token, self._home.lease, cluster)):
@@ -114,6 +117,24 @@ class DriverLocator:
                 self._pass_stop_on(starts)
             raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
         time.sleep(self._home.look_every(self._supervision.poll_seconds))
+
+    def _has_waited_for_upgrade(self) -> bool:
+        plan = upgrade_plan.read(self._home)
+        if plan is None or not plan.holds_starts:
+            return False
+        if upgrade_plan.is_left(self._home, plan, time.time()):
+            raise RefusedError(upgrade_plan.left_behind(plan))
+        self.wait(f"{plan.sentence}; waiting for its end")
+        return True
+
+    def _is_being_started(self, intent: Intent) -> bool:
+        """Whether another process of this host is between its word and the start of its driver."""
+        return (
+            intent.starter != os.getpid()
+            and drivers.is_announced(self._home, intent.token)
+            and drivers.may_be_starting(self._home, intent, None)
+            and processes.leader(intent.token) is None
+        )
 
     def _find_here(self, intent: Intent, silent: Lease | None) -> DriverAttachment | None:
         driver = processes.leader(intent.token)

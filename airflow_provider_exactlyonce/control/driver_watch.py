@@ -114,6 +114,9 @@ class DriverWatch:
         why = stuck(self.attached.intent, status, self._supervision.health, time.time())
         if why is not None:
             self._give_up(why)
+            ended = self.attached.driver.ended()
+            if ended is None or ended.is_silence:  # by its intent the next try finds it
+                raise UnhealthyError(f"{why}; the driver was asked to stop, and is not known to have ended")
             intents.remove(self._home.intent, self.attached.intent.token)
             raise UnhealthyError(f"{why}; the driver was stopped")
 

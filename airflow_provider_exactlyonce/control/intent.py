@@ -13,6 +13,7 @@ from pathlib import Path
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.storage.store import ChangedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,26 @@ class Intent:
 def write(path: Path, intent: Intent) -> None:
     """Replace the intent."""
     json_store.overwrite(path, intent)
+
+
+def announce(path: Path, intent: Intent, judged: str | None) -> None:
+    """Write the intent of a start, unless another start was announced since no driver was found.
+
+    :param judged: start token of the intent that was there then, None for none
+    :raises ChangedError: when another was
+    """
+
+    def decide(there: Intent | None) -> Intent:
+        if there is not None and there.token not in (judged, intent.token):
+            raise ChangedError(f"{there.owner} starts a driver, and has announced it in {path} meanwhile")
+        return intent
+
+    json_store.change(path, Intent, decide)
+
+
+def confirm(path: Path, intent: Intent) -> None:
+    """Replace what was announced of the same start, unless somebody has judged it over meanwhile."""
+    json_store.change(path, Intent, lambda there: intent if there is not None and there.token == intent.token else None)
 
 
 def read(path: Path) -> Intent | None:

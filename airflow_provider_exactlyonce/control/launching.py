@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -41,19 +42,23 @@ def start(
     launch: Launch,
     intent: Intent,
     *,
+    judged: str | None,
     announced: Callable[[], None] = lambda: None,
     standby: ChildDriver | None = None,
 ) -> ChildDriver:
     """Start a driver, or the submission of one to a cluster; it outlives this process.
 
     :param intent: what is written before, and with the process's id after
+    :param judged: start token of the intent that was there when no driver was found, None for none
     :param announced: called between that and the start of the process
     :param standby: the process that waits for the intent, instead of a new one
+    :raises ChangedError: when somebody else has announced a start since then; nothing was started
     :raises OSError: when the program can't be started; leaves no intent, like an error that ``announced`` raises
     :raises OutcomeUnknownError: when the home does not answer; the driver may have been started
     """
     intent = replace(intent, starter=os.getpid(), starter_started=process_identity.process_start(os.getpid()) or 0)
-    _write(home, intent)
+    with _sure(home):
+        intents.announce(home.intent, intent, judged)
     try:
         announced()
         driver = standby or start_process(home, launch, intent.token, Path(intent.log))
@@ -63,7 +68,8 @@ def start(
     if not intent.is_here:  # it is the submission's process, which ends before the driver
         return driver
     started = process_identity.process_start(driver.process.pid) or 0
-    _write(home, replace(intent, pid=driver.process.pid, process_started=started))
+    with _sure(home):
+        intents.confirm(home.intent, replace(intent, pid=driver.process.pid, process_started=started))
     return driver
 
 
@@ -78,9 +84,10 @@ def start_process(home: Home, launch: Launch, token: str, log: Path) -> ChildDri
     )
 
 
-def _write(home: Home, intent: Intent) -> None:
+@contextmanager
+def _sure(home: Home) -> Iterator[None]:
     try:
-        intents.write(home.intent, intent)
+        yield
     except OSError as error:  # another one says that the program can't be started
         raise OutcomeUnknownError(f"{home.intent} can't be written: {error}") from error
 

@@ -99,6 +99,7 @@ class SupervisorEvent(Enum):
     PREDECESSOR_LIVES = "predecessor lives"  # one of ours that was silent has come back, and ours was refused
     RESTART_RECORDED = "restart recorded"
     RESTART_DUE = "restart due"
+    ANOTHER_STARTS = "another starts one"  # it was announced since none was found
     NO_ANSWER = "no answer"  # the home's file system says nothing; the driver goes on, and is asked for later
 
 
@@ -110,6 +111,7 @@ TRANSITIONS: Final[Mapping[tuple[SupervisorState, SupervisorEvent], SupervisorSt
     (SupervisorState.FINDING, SupervisorEvent.FOUND_ANOTHERS): SupervisorState.WAITING,
     (SupervisorState.FINDING, SupervisorEvent.NONE_LIVES): SupervisorState.STARTING,
     (SupervisorState.STARTING, SupervisorEvent.STARTED): SupervisorState.WATCHING,
+    (SupervisorState.STARTING, SupervisorEvent.ANOTHER_STARTS): SupervisorState.FINDING,
     (SupervisorState.WATCHING, SupervisorEvent.ENDED): SupervisorState.JUDGING,
     (SupervisorState.WAITING, SupervisorEvent.ENDED): SupervisorState.FINDING,
     (SupervisorState.JUDGING, SupervisorEvent.WORK_DONE): SupervisorState.DONE,

@@ -50,7 +50,7 @@ from airflow_provider_exactlyonce.control.supervision import (
 )
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
-from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, is_no_answer
+from airflow_provider_exactlyonce.storage.store import ChangedError, OutcomeUnknownError, is_no_answer
 
 _log = logging.getLogger(__name__)
 
@@ -218,7 +218,12 @@ class Supervisor:
         ready = standby.driver if standby else None
         self._started = token
         try:
-            driver = launching.start(self.home, launch, intent, announced=self._heed_stop, standby=ready)
+            judged = self._locator.judged
+            driver = launching.start(self.home, launch, intent, judged=judged, announced=self._heed_stop, standby=ready)
+        except ChangedError as error:
+            self._started = None
+            _log.info("%s", error)
+            return SupervisorEvent.ANOTHER_STARTS
         except BaseException:
             self._standbys.end()  # an intent may name it, and nobody knows whether it goes on
             raise

@@ -187,7 +187,7 @@ class KubernetesCluster(Cluster):
         try:
             client = self._client()
             for pod in self._find(client, token):
-                client.delete_namespaced_pod(pod.metadata.name, self.namespace)
+                client.delete_namespaced_pod(pod.metadata.name, self.namespace, _request_timeout=_TIMEOUT_SECONDS)
         except Exception as error:
             _log.warning("driver %s could not be killed on Kubernetes: %s", token, error)
 

@@ -74,10 +74,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         local = {**settings.env_vars, **spark_submit.python_environment(), **secrets, **reach}
         local |= class_archive.environment({**os.environ, **local}, settings.conf)
     elif not anywhere:
-        raise RefusedError(
-            f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where "
-            "the task does: give it a connection with deploy-mode client"
-        )
+        raise _runs_elsewhere(settings)
     else:
         local = spark_submit.submission_environment()
         object_storage.check_for_cluster(home.location)
@@ -107,6 +104,25 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         }
     command, printable = spark_submit.build_command(settings, arguments, remote)
     return Launch(command=command, printable=printable, environment=local)
+
+
+def check_runs_here(settings: DriverSettings) -> None:
+    """Check that what a task starts runs where the task does.
+
+    :raises AirflowNotFoundException: when there is no such connection
+    :raises RefusedError: when it would run in a cluster
+    """
+    from airflow_provider_exactlyonce.hooks import spark_submit
+
+    if spark_submit.cluster_of(settings.conn_id, settings.conf) is not None:
+        raise _runs_elsewhere(settings)
+
+
+def _runs_elsewhere(settings: DriverSettings) -> RefusedError:
+    return RefusedError(
+        f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where the "
+        "task does: give it a connection with deploy-mode client"
+    )
 
 
 def find_application(application: str, dag_file: str | None) -> str:

@@ -303,9 +303,15 @@ class RollbackPipelineOperator(_PlanOperator):
         self.version = version
 
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
-        from airflow_provider_exactlyonce.checkpoint.restore import check_restore
+        from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, check_restore
         from airflow_provider_exactlyonce.control.upgrade_plan import Options
+        from airflow_provider_exactlyonce.hooks.launch import check_runs_here
         from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
+
+        def check(wanted: RestoreRequest) -> None:
+            check_runs_here(self.driver_settings(""))  # not when the running driver was stopped for it
+            config = kafka.client_config(self.kafka_conn_id)
+            check_restore(home, pipeline, config, wanted, find=kafka.source_config)
 
         options = Options(
             stop_timeout=arguments.seconds(self.stop_timeout), accept_nondeterminism=self.accept_nondeterminism
@@ -315,9 +321,7 @@ class RollbackPipelineOperator(_PlanOperator):
             pipeline,
             options,
             request=request,
-            check=partial(
-                check_restore, home, pipeline, kafka.client_config(self.kafka_conn_id), find=kafka.source_config
-            ),
+            check=check,
             version=self.version,
             savepoint=self.savepoint,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -109,6 +110,8 @@ class LocalStore(Store):
         if of is None and final and _linked(source, target):
             return
         with (of or self).reading(source) as read, target.open("wb") as written:
+            if of is None:  # what only its owner may read stays so
+                os.fchmod(written.fileno(), stat.S_IMODE(source.stat().st_mode))
             shutil.copyfileobj(read, written, _COPIED_BYTES)
 
     @override

@@ -51,6 +51,7 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.storage.store import ChangedError
 from airflow_provider_exactlyonce.upgrade import shadow_run, stability
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment, check_version
 from airflow_provider_exactlyonce.upgrade.transitions import Event, moved
@@ -441,8 +442,12 @@ class Upgrade:
             return last_intent.log if last_intent is not None and last_intent.token == token else ""
         arguments = ["--home", str(self._home), "--until", "forever", *self._tools.driver_arguments]
         launch = self._tools.launch(application, arguments)
+        judged = None if last_intent is None else last_intent.token
         with self._sure():
-            self._child = launching.start(self._home, launch, intent)
+            try:
+                self._child = launching.start(self._home, launch, intent, judged=judged)
+            except ChangedError as error:
+                raise AlreadyRunningError(f"the driver of version {plan.new} was not started: {error}") from error
         self._tools.tell(f"started {launch.printable}, output in {log}")
         return str(log)
 

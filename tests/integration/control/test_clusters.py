@@ -180,6 +180,13 @@ def test_the_next_try_takes_over_a_driver_that_lives(home: Home) -> None:
     assert len(pids(home)) == 1
 
 
+class DeafManager(Manager):
+    """A manager that does not answer when it is asked to end something."""
+
+    def kill(self, token: str) -> None:
+        pass
+
+
 class KillingManager(Manager):
     """A manager that ends what it is asked to."""
 
@@ -319,3 +326,18 @@ def test_what_the_cluster_says_of_a_driver_that_left_no_account_is_in_the_error(
     manager = Manager(home, ClusterState.GONE)
     with pytest.raises(DriverFailedError, match=r"without an account of its own: driver \S+ is gone"):
         list(supervisor(home, manager, "exit=1").run())
+
+
+def test_a_driver_that_is_given_up_and_does_not_end_is_ended_by_the_next_try(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manager did not answer when it was to kill it: it waits for room, and would come up one day."""
+    for name in ("TERM_SECONDS", "EXIT_GRACE_SECONDS"):
+        monkeypatch.setattr(stopping, name, 0.1)
+    waiting_for_room(home)
+    health = HealthRules(no_commit_within=timedelta(seconds=900))
+    with pytest.raises(UnhealthyError, match="was asked to stop, and is not known to have ended"):
+        list(supervisor(home, DeafManager(home), "exit=1", stop_timeout=0.1, health=health).run())
+    manager = KillingManager(home)
+    assert list(supervisor(home, manager, "take-lease commit end=finished", stop_timeout=0.1).run())[-1].commit == 1
+    assert manager.gone >= {"queued"}

@@ -69,7 +69,7 @@ def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Ho
     intent = Intent(
         token="mine", owner="upgrade a1", until="forever", series="mine", restarts=0, log=str(launching.next_log(home))
     )
-    driver = launching.start(home, Launch(command=command, printable="driver", environment={}), intent)
+    driver = launching.start(home, Launch(command=command, printable="driver", environment={}), intent, judged=None)
     supervisor = Supervisor(
         home,
         Launch(command=["false"], printable="false", environment={}),

@@ -62,14 +62,13 @@ class Interrupt(BaseException):
 def test_a_driver_that_was_started_when_its_supervisor_was_interrupted_is_stopped(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, supervised = intents.write, supervisor(home, "take-lease commit until-stop", stop_timeout_seconds=0.1)
+    supervised = supervisor(home, "take-lease commit until-stop", stop_timeout_seconds=0.1)
 
     def interrupted(path: Path, intent: Intent) -> None:
-        if intent.pid:  # the process is there, and nobody watches it yet
-            raise Interrupt
-        write(path, intent)
+        assert intent.pid, "the process is there, and nobody watches it yet"
+        raise Interrupt
 
-    monkeypatch.setattr(intents, "write", interrupted)
+    monkeypatch.setattr(intents, "confirm", interrupted)
     with pytest.raises(Interrupt):
         list(supervised.run())
     intent = intents.read(home.intent)

@@ -16,6 +16,8 @@ import pytest
 from airflow_provider_exactlyonce.control import exit_classification, processes, restarts
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     DataError,
@@ -222,3 +224,26 @@ def test_a_job_with_a_mistake_is_refused_at_its_first_start_in_the_jobs_own_word
     with pytest.raises(RefusedError, match=rf"{job}:1: running it fails: ModuleNotFoundError"):
         list(supervisor(home, command=[sys.executable, *program_of(str(job))]).run())
     assert len(list(home.logs.iterdir())) == 1, "no restart"
+
+
+def test_of_two_that_have_found_no_driver_one_starts_one_and_the_other_waits_for_its_end(home: Home) -> None:
+    """Between a look and a start lie seconds: connections are read, and packages are made."""
+    first = supervisor(home, "take-lease commit go end=finished", owner="shop/stream/run1/-1")
+    running = first.run()
+    late = supervisor(home, owner="shop/stream/run2/-1")
+
+    def launch_late() -> Launch:
+        if not notes(home, "started"):
+            next(running)
+        return launch(home, "take-lease commit go end=finished", "take-lease commit end=finished")
+
+    second = Supervisor(home, launch_late, late.supervision)
+    followed = second.run()
+    next(followed)
+    assert second.waits_for_another
+    intent = intents.read(home.intent)
+    assert intent is not None and intent.owner == "shop/stream/run1/-1"
+    let_go(home)
+    assert list(running)[-1].commit == 1
+    assert list(followed)[-1].commit == 2
+    assert len(notes(home, "started")) == 2, "one after the other"

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from airflow_provider_exactlyonce.checkpoint.home_copy import in_order
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -268,6 +269,26 @@ def test_connections_to_object_stores_go_the_same_way_in_delta_rs_words(
         "aws_lake": {**options, "aws_endpoint_url": "http://minio:9000", "aws_allow_http": "true"},
         "azure": {"azure_storage_account_key": PASSWORD, "azure_storage_use_emulator": "true"},
     }
+
+
+def test_no_secret_moves_with_its_home(
+    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
+    types = {"kafka": "source", "postgres": "postgres", "aws": "store", "http": "schema_registry"}
+    for kind in types:
+        extra = {"bootstrap.servers": "orders:9092"} if kind == "kafka" else {}
+        given = {"conn_type": kind, "host": "host", "login": "me", "password": PASSWORD, "extra": extra}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{kind.upper()}", json.dumps(given))
+    lists = {f"{name}_conn_ids": [kind] for kind, name in types.items() if kind != "http"}
+    launch(tmp_path, schema_registry_conn_id="http", **lists)
+    written = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.json")}
+    assert {f"control/{name}.json" for name in ("kafka", "sources", "postgres", "stores", "schema_registry")} <= written
+    assert in_order(written) == ([], [])
+    of_buckets = {
+        f"control/{variable.removeprefix('EXACTLYONCE_').lower()}.json" for variable in (s3_environment.VARIABLE,)
+    }
+    assert in_order([*of_buckets, "control/gcs.json", "backfills/a/control/kafka.json"]) == ([], [])
 
 
 def test_a_role_that_would_have_to_be_assumed_is_refused_by_name(

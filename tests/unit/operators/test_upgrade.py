@@ -304,7 +304,8 @@ def test_the_trigger_fires_when_the_driver_has_made_its_commits_or_is_gone_and_a
     assert fires_within(clock, home, HANG_SECONDS), "it is gone"
 
 
-def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str) -> None:
+def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local"}))
     begun(home, job, UpgradeStep.WATCH, token="t")
     releases.keep(home, "v1", Path(job), Path(job).read_bytes())
     rollback = RollbackPipelineOperator(task_id="back", checkpoint=str(home.path), version="v1", savepoint="3-ab")
@@ -359,3 +360,17 @@ def test_a_dag_with_a_deadline_is_stored_with_its_upgrade(job: str) -> None:
     stored = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
     assert stored.deadline
     assert stored.task_ids == ["upgrade"]
+
+
+def test_a_rollback_by_a_connection_to_a_cluster_is_refused_before_anything_is_stopped(
+    home: Home, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"deploy-mode": "cluster", "yarn_resourcemanager_webapp_address": "rm:8088"}
+    monkeypatch.setenv("AIRFLOW_CONN_YARN", json.dumps({"conn_type": "spark", "host": "yarn", "extra": extra}))
+    releases.keep(home, "v1", Path(job), Path(job).read_bytes())
+    task = RollbackPipelineOperator(
+        task_id="back", checkpoint=str(home.path), version="v1", savepoint="3-ab", conn_id="yarn"
+    )
+    with pytest.raises(RefusedError, match=r"connection yarn has deploy-mode cluster, .* give it a connection"):
+        execute(task)
+    assert upgrade_plan.read(home) is None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,9 @@ def test_two_links_to_one_directory_are_no_circle(tmp_path: Path) -> None:
     (tmp_path / "there" / "back").symlink_to(tmp_path / "home")
     with pytest.raises(OSError, match="links"):
         LOCAL.files(tmp_path / "home")
+
+
+def test_a_copy_is_for_no_more_eyes_than_what_it_is_of(tmp_path: Path) -> None:
+    (tmp_path / "secret").touch(0o600)
+    LOCAL.copy(tmp_path / "secret", tmp_path / "copy")
+    assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o600

@@ -29,12 +29,12 @@ class Launch:
     """How to start a driver.
 
     :param printable: the command with its secrets masked
-    :param environment: added to this process's own; secrets belong here
+    :param environment: added to this process's own, without what is None; secrets belong here
     """
 
     command: Sequence[str]
     printable: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str | None]
 
 
 def start(

@@ -139,12 +139,20 @@ class ExitedDriver(DriverProcess):
         return Ended(exit_code=None)
 
 
+def environment_with(added: Mapping[str, str | None]) -> dict[str, str]:
+    """Return this process's environment with more, or less.
+
+    :param added: variables; None takes one out
+    """
+    return {name: value for name, value in {**os.environ, **added}.items() if value is not None}
+
+
 def start(
-    command: Sequence[str], *, token: str, environment: Mapping[str, str], directory: Path, log: Path
+    command: Sequence[str], *, token: str, environment: Mapping[str, str | None], directory: Path, log: Path
 ) -> ChildDriver:
     """Start a driver in a session of its own, so that it outlives this process.
 
-    :param environment: added to this process's own
+    :param environment: as :func:`environment_with` takes it
     :param directory: its working directory, created if absent
     :param log: receives its output; created, readable by its owner only
     """
@@ -153,7 +161,7 @@ def start(
     try:
         process = _Detached(
             list(command),
-            env={**os.environ, **environment, TOKEN_VARIABLE: token},
+            env=environment_with({**environment, TOKEN_VARIABLE: token}),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=descriptor,

@@ -85,7 +85,7 @@ def _account(connection: Any) -> tuple[str, str | None]:
         _, _, where = endpoint.partition("://")
         server, _, account = where.partition("/")
         account = account or server.partition(".")[0]
-        is_public = endpoint == f"https://{account}.blob.core.windows.net"
+        is_public = endpoint == azure_environment.public_endpoint(account)
         return account, None if is_public else endpoint
     account = host or ("" if _field(connection, "tenant_id") else connection.login or "")
     if not account:

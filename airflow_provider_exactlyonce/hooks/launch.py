@@ -68,15 +68,17 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     if settings.schema_registry_conn_id:
         secrets[REGISTRY_VARIABLE] = connections.schema_registry(settings.schema_registry_conn_id)
     remote: dict[str, str] = {}
-    local: dict[str, str] = {}
+    local: dict[str, str | None] = {}
     if cluster is None:
         reach = object_storage.driver_environment(home.location, home.here)
-        local = {**settings.env_vars, **spark_submit.python_environment(), **secrets, **reach}
-        local |= class_archive.environment({**os.environ, **local}, settings.conf)
+        local = {**settings.env_vars, **spark_submit.python_environment(), **secrets}
+        local |= class_archive.environment({**os.environ, **settings.env_vars}, settings.conf)
+        # An empty one is none: where it was there, libraries of tables would take it for a credential, and it is empty.
+        local |= {name: value or None for name, value in reach.items()}
     elif not anywhere:
         raise _runs_elsewhere(settings)
     else:
-        local = spark_submit.submission_environment()
+        local |= spark_submit.submission_environment()
         object_storage.check_for_cluster(home.location)
         reach = object_storage.driver_environment(home.location, home.here)
         if "AWS_PROFILE" in reach:
@@ -87,7 +89,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         if any(map(reach.get, KEYS)):
             secrets[S3_VARIABLE] = json.dumps(reach)
         else:
-            remote |= reach
+            remote |= {name: value for name, value in reach.items() if value}
         secrets = clusters.secrets_to_write(cluster, settings.conf, secrets, home)
         files = {name: home.here / f"{name.removeprefix('EXACTLYONCE_').lower()}.json" for name in secrets}
         for name, path in files.items():  # only its owner may read it, and everybody may read a command line

@@ -48,7 +48,7 @@ def options(
     :param principal: its directory, its name, and its secret
     :raises RefusedError: when the endpoint is no URL of blobs, or an emulator's, and there is no key
     """
-    url = (endpoint or f"https://{account}.blob.core.windows.net").rstrip("/")
+    url = (endpoint or public_endpoint(account)).rstrip("/")
     parts = urlsplit(url)
     if not parts.netloc or parts.scheme != ("http" if _is_emulator(url) else "https"):
         raise RefusedError(
@@ -65,6 +65,11 @@ def options(
         found = dict(zip(("tenant_id", "client_id", "client_secret"), principal, strict=True))
     # With a connection string it asks nobody for the host.
     return {"account_name": account, "account_host": parts.netloc, "use_listings_cache": False, **found}
+
+
+def public_endpoint(account: str) -> str:
+    """Return the URL of the blobs of an account in Azure's public cloud."""
+    return f"https://{account}.blob.core.windows.net"
 
 
 def endpoint_of(given: Mapping[str, Any]) -> str:

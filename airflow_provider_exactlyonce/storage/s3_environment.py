@@ -39,7 +39,10 @@ def take_up() -> None:
         variables = None
     if not isinstance(variables, dict) or not all(name.startswith("AWS_") for name in variables):
         raise RefusedError(f"{where} has to be a JSON object of AWS_… variables (not shown: it may hold a secret)")
-    os.environ.update({name: str(value) for name, value in variables.items()})
+    for name, value in variables.items():  # an empty one is none
+        os.environ.pop(name, None)
+        if value:
+            os.environ[name] = str(value)
 
 
 def options_of_environment() -> dict[str, Any]:

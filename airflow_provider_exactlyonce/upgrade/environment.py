@@ -56,7 +56,7 @@ def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, sa
     conf = [part for name, value in asked.items() for part in ("--conf", f"{name}={value}")]
     named = ["--if-several", pipeline]  # the name of an only one is compared
     arguments = ["check", application, "--against", location_of(savepoint), *named, "--json", *conf]
-    environment = {**os.environ, **tools.launch(application, []).environment}
+    environment = processes.environment_with(tools.launch(application, []).environment)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *arguments],
@@ -95,7 +95,7 @@ def run_to_end(launch: Launch, log: Path, token: str) -> int:
     with open(log, "wb", opener=partial(os.open, mode=0o600)) as output:
         done = subprocess.run(
             list(launch.command),
-            env={**os.environ, **launch.environment, processes.TOKEN_VARIABLE: token},
+            env=processes.environment_with({**launch.environment, processes.TOKEN_VARIABLE: token}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -57,7 +57,8 @@ KEY = {"type": "service_account", "private_key": "hush"}
         ),
         (
             {"conn_type": "wasb", "login": "shop", "password": "hush"},
-            {"azure_storage_account_name": "shop", "azure_storage_account_key": "hush"},
+            {"azure_storage_account_name": "shop", "azure_storage_account_key": "hush"}
+            | {"azure_storage_endpoint": "https://shop.blob.core.windows.net"},
         ),
         (
             {"conn_type": "wasb", "host": "http://127.0.0.1:10000/shop", "password": "hush"},
@@ -67,7 +68,8 @@ KEY = {"type": "service_account", "private_key": "hush"}
         (
             {"conn_type": "adls", "host": "shop", "login": "app", "password": "hush", "extra": PRINCIPAL},
             {"azure_storage_account_name": "shop", "azure_tenant_id": "here"}
-            | {"azure_client_id": "app", "azure_client_secret": "hush"},
+            | {"azure_client_id": "app", "azure_client_secret": "hush"}
+            | {"azure_storage_endpoint": "https://shop.blob.core.windows.net"},
         ),
         ({"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": KEY}}, {"google_service_account_key": KEY}),
         ({"conn_type": "google_cloud_platform"}, {}),

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from airflow_provider_exactlyonce.checkpoint.home_copy import in_order
+from airflow_provider_exactlyonce.control import processes
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -56,9 +57,22 @@ def test_a_driver_here_starts_from_the_archive_and_keeps_its_own_options(
     connect: Callable[..., None], archive: Path, tmp_path: Path
 ) -> None:
     connect("yarn", **{"deploy-mode": "client"})
-    options = launch(tmp_path, **WITH_OPTIONS).environment["SPARK_SUBMIT_OPTS"].split()
+    options = str(launch(tmp_path, **WITH_OPTIONS).environment["SPARK_SUBMIT_OPTS"]).split()
     assert f"-XX:SharedArchiveFile={archive}" in options
     assert options[-1] == "-Dmine=1"
+
+
+def test_what_a_home_s_connection_lacks_is_taken_out_of_a_driver_s_environment(
+    connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries of tables would take an empty endpoint for a URL, and sign requests with an empty token."""
+    connect("yarn", **{"deploy-mode": "client"})
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "wasb", "login": "shop", "password": PASSWORD}))
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "https://elsewhere.blob.core.windows.net")
+    launched = launch("abfss://lake@home/shop").environment
+    environment = processes.environment_with(launched)
+    assert environment["AZURE_STORAGE_ACCOUNT_KEY"] == PASSWORD
+    assert "AZURE_STORAGE_ENDPOINT" not in environment
 
 
 def test_a_driver_that_a_cluster_runs_is_not_told_of_an_archive_of_this_host(

@@ -306,6 +306,8 @@ class Faults:
     ``lose``: the server gets the request, and nobody the answer. ``drop``: nobody gets the request. ``429``, ``503``:
     the server does not get it, and the client hears that it is throttled. ``slow``: the answer comes a second later.
 
+    ``404``: the server does not get it, and a proxy says that it knows no such page.
+
     ``undeleted``: the server does not get it, and the client hears that one of several objects was not deleted.
 
     :param is_down: nobody gets any request
@@ -350,6 +352,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "503":
             text = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             self._answer(503, {"Content-Type": "application/xml"}, text)
+        elif fault == "404":
+            self._answer(404, {"Content-Type": "text/plain"}, b"404 page not found")
         elif fault == "undeleted":
             text = b"<Error><Key>a</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
             self._answer(200, {"Content-Type": "application/xml"}, b"<DeleteResult>%s</DeleteResult>" % text)

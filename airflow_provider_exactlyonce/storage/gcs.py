@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
@@ -37,6 +38,8 @@ _DENIED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _UNSENT: Final = (ClientConnectorError, ConnectionTimeoutError, GoogleAuthError, HttpError, NonRetryableError)
 _FAILURES: Final = (OSError, ClientError, *_UNSENT)
 
+_DELETED_AT_ONCE: Final = 16
+
 
 def open_store(system: AbstractFileSystem) -> GcsStore:
     """Return the store of a file system, with its credentials.
@@ -60,6 +63,15 @@ class _Answer:
         """Whether the same request would fail again, and has done nothing."""
         return 400 <= self.status < 500 and self.status not in _TEMPORARY
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether it says that there is no such object; a proxy's 404 does not, nor one that there is no bucket."""
+        try:
+            said = json.loads(self.body)["error"]["message"]
+        except (ValueError, TypeError, KeyError):
+            return False
+        return self.status == HTTPStatus.NOT_FOUND and "bucket does not exist" not in said
+
     def json(self) -> dict[str, Any]:
         """Return what is known of an object, or objects."""
         return json.loads(self.body) or {}
@@ -78,7 +90,7 @@ class _Answer:
 class GcsStore(ConditionalStore):
     """Objects of one server.
 
-    :param system: of gcsfs; copies and removes, and repeats by itself what was not answered
+    :param system: of gcsfs; copies, and repeats by itself what was not answered
     """
 
     failures = _FAILURES
@@ -89,7 +101,12 @@ class GcsStore(ConditionalStore):
 
     @override
     def read(self, place: Path) -> Stored | None:
-        answer = self._asked("GET", place, self._url(place), alt="media")
+        try:
+            answer = self._asked("GET", place, self._url(place), alt="media")
+        except OSError:  # of content it says so in plain words, as a proxy may
+            if self._found(place) is not None:
+                raise
+            answer = None
         if answer is None:
             return None
         return Stored(content=answer.body, version=answer.headers["X-Goog-Generation"])
@@ -134,6 +151,17 @@ class GcsStore(ConditionalStore):
             yield from (item["name"] for item in page.get("items", ()))
             yield from page.get("prefixes", ())
 
+    @override
+    def remove(self, directory: Path) -> None:
+        bucket, key = self._split(directory)
+        names = list(self._listed(bucket, f"{key.strip('/')}/", delimiter=""))
+
+        def delete(name: str) -> None:
+            self._asked("DELETE", f"gs://{bucket}/{name}", f"{self._objects(bucket)}/{quote(name, safe='')}")
+
+        with ThreadPoolExecutor(_DELETED_AT_ONCE) as pool:
+            list(pool.map(delete, names))
+
     def _sent(self, place: Path, method: str, *request: Any) -> _Answer:
         """Send a request that writes, once; raises what became of it."""
         try:
@@ -145,7 +173,7 @@ class GcsStore(ConditionalStore):
         if answer.status < 300:
             return answer
         refusal = answer.error(place)
-        is_gone = answer.status == HTTPStatus.NOT_FOUND and method == "DELETE"
+        is_gone = answer.is_missing and method == "DELETE"
         if answer.status == HTTPStatus.PRECONDITION_FAILED or is_gone:
             raise ChangedError(f"{place} is not what it was when it was read") from refusal
         if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -167,7 +195,7 @@ class GcsStore(ConditionalStore):
             if answer.status < 300:
                 return answer
             failed = answer.error(place)
-            if answer.status == HTTPStatus.NOT_FOUND and "bucket does not exist" not in str(failed):
+            if answer.is_missing:
                 return None
             if answer.is_final:
                 break

@@ -29,7 +29,9 @@ _ATTEMPTS: Final = 3
 _NOT_MET: Final = frozenset({"PreconditionFailed", "412"})
 #: Two conditional requests met; neither this one was made, nor was its condition judged.
 _AGAIN: Final = frozenset({"ConditionalRequestConflict", "OperationAborted", "409"})
-_MISSING: Final = frozenset({"NoSuchKey", "404"})
+#: There is no such object. A bare 404 is no answer of a store's, but to a HEAD: a proxy before it may say so, too.
+_MISSING: Final = "NoSuchKey"
+_BARE: Final = "404"
 #: How many objects one request may delete.
 _DELETED_AT_ONCE: Final = 1000
 #: HTTP status of a refusal after which the same request may succeed.
@@ -103,9 +105,11 @@ class S3Store(ConditionalStore):
         try:
             return question()
         except _FAILURES as error:
-            if code_of(error) in _MISSING:
+            code = code_of(error)
+            if code == _MISSING:
                 return None
-            raise error if isinstance(error, OSError) else OSError(str(error)) from error
+            is_answer = isinstance(error, OSError) and code != _BARE
+            raise error if is_answer else OSError(str(error)) from error
 
     @override
     def _unchanged(self, version: str | None) -> Condition:
@@ -122,7 +126,12 @@ class S3Store(ConditionalStore):
 
     @override
     def _found(self, place: Path) -> Found | None:
-        answer = self._asked(lambda: self.system.call_s3("head_object", **self._where(place)))
+        try:
+            answer = self._asked(lambda: self.system.call_s3("head_object", **self._where(place)))
+        except OSError as error:
+            if code_of(error.__cause__ or error) != _BARE or self.read(place) is not None:
+                raise
+            answer = None
         if answer is None:
             return None
         facts = FileFacts(size=answer["ContentLength"], modified=answer["LastModified"].timestamp())
@@ -156,11 +165,11 @@ class S3Store(ConditionalStore):
             return self._once.call_s3(method, **self._where(place), **arguments, **condition)
         except _FAILURES as error:
             code = code_of(error)
-            if code in _NOT_MET or (code in _MISSING and "IfMatch" in condition):
+            if code in _NOT_MET or (code == _MISSING and "IfMatch" in condition):
                 raise ChangedError(f"{place} is not what it was when it was read") from error
             if code in _AGAIN or isinstance(error, ConnectTimeoutError):  # of a server that has not heard of it
                 raise UnmadeError(str(error)) from error
-            if _is_final(error):
+            if _is_final(error) and code != _BARE:
                 raise
             raise OutcomeUnknownError(str(error)) from error
 

@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.exceptions import FencedError, RefusedError
 from airflow_provider_exactlyonce.storage import conditional
 from airflow_provider_exactlyonce.storage.conditional import ConditionalStore
 from airflow_provider_exactlyonce.storage.opening import is_there, store_of
-from airflow_provider_exactlyonce.storage.store import ChangedError, OutcomeUnknownError, Store, Stored
+from airflow_provider_exactlyonce.storage.store import ChangedError, OutcomeUnknownError, Store, Stored, is_no_answer
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
 from tests.object_stores import Faults, Kind
 from tests.unit.checkpoint import crafted
@@ -51,6 +51,25 @@ def test_a_write_that_was_not_answered_is_repeated_and_known_again(
     faults.plan("DELETE", *[fault] * times)
     store.delete_if(place, version)
     assert store.read(place) is None
+
+
+def test_a_proxy_that_knows_no_such_page_does_not_say_that_there_is_no_such_file(
+    kind: Kind, store: Store, place: Path, faults: Faults
+) -> None:
+    version = store.create(place, b"mine")
+    for method in {"GET", "HEAD", "POST", kind.write, "DELETE"}:
+        faults.plan(method, *["404"] * ALWAYS)
+    asked: tuple[Callable[[], Any], ...] = (
+        *(partial(store.read, place), partial(store.facts, place), partial(store.names, place.parent)),
+        *(partial(store.remove, place.parent), partial(store.delete_if, place, version)),
+        *(partial(store.replace_if, place, b"too", version), partial(store.create, place, b"too")),
+    )
+    for ask in asked:
+        with pytest.raises((OSError, OutcomeUnknownError)) as raised:
+            ask()
+        assert is_no_answer(raised.value), (ask, raised.value)
+    faults.planned.clear()
+    assert content(store, place) == b"mine"
 
 
 @pytest.mark.parametrize("fault", ["lose", "drop", "503"])

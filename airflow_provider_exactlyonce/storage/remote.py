@@ -62,10 +62,7 @@ class RemoteStore(Store):
 
     @override
     def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
-        raise RefusedError(
-            f"{place} can't be held: its file system has no locks that end with their process. Upgrades and rollbacks "
-            "need one: they work with a home on a mounted file system"
-        )
+        raise RefusedError(f"{place} can't be held: its file system has no locks that end with their process")
 
     @override
     def flush(self, places: Sequence[Path]) -> None:

@@ -317,7 +317,7 @@ def test_a_new_topic_that_two_patterns_find_on_two_clusters_is_refused_before_it
         home=case.home, config=dict(case.config), token=str(uuid.uuid4()), until="forever", interval="1 second"
     )
     assert MakesIt(both.declared(there), options).run() == REFUSED, status.read(case.home.status)
-    said = f"two sources of pipeline {both.name} read topic {topics.name('both')}"
+    said = f"two sources of this query read {topics.name('both')}, each up to an end of its own"
     assert said in "".join(record.getMessage() for record in case.log.records if record.levelname == "ERROR")
     assert {topic for commit in both.commits() for topic in commit.source} == {
         decoys.name("here"),

@@ -363,16 +363,23 @@ class TableCommitter(SinkCommitter):
             with self._answering():
                 self._table.refresh()
                 self._check_claim()
-                compaction = self._compaction()
-                is_more_left = compaction.plan()
-                if compaction.removed:
-                    self._write_compaction(compaction, newest)
-                self._is_compaction_due = is_more_left
+                try:
+                    self._write_together(newest)
+                except RefusedError:  # a table with delete files, which may have them for good
+                    self._expire()
+                    raise
                 self._expire()
         except FencedError:
             raise
         except ExactlyOnceError as error:
             raise BatchFailedError(f"writing small files together after commit {newest.commit}: {error}") from error
+
+    def _write_together(self, newest: SinkEntry) -> None:
+        compaction = self._compaction()
+        is_more_left = compaction.plan()
+        if compaction.removed:
+            self._write_compaction(compaction, newest)
+        self._is_compaction_due = is_more_left
 
     def _expire(self) -> None:
         """Forget versions that are past the table's retention; the logs of some tables are cleaned up anyway."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedErro
 from airflow_provider_exactlyonce.streaming import IcebergSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
+from tests.integration.streaming.sinks.iceberg.merge_on_read import delete_first_row
 from tests.integration.streaming.sinks.lake import PIPELINE, Live, rows
 
 SHORT = {"history.expire.max-snapshot-age-ms": "1", "history.expire.min-snapshots-to-keep": "3"}
@@ -47,6 +49,19 @@ def test_the_metadata_of_many_commits_stays_small_and_nothing_is_lost(lake: Iceb
     entries.append(again.commit(rows(40, 2)))
     assert again.audit(entries) == []
     assert lake.ids() == list(range(42))
+
+
+def test_a_table_whose_files_can_not_be_written_together_forgets_as_others_do(
+    lake: IcebergLake, tmp_path: Path
+) -> None:
+    live = Live(expiring(lake), tmp_path)
+    live.commit(rows(0, 2))
+    delete_first_row(lake, lake.files()[0])
+    for number in range(1, 8):
+        with suppress(BatchFailedError):  # it says why no files were written together
+            live.commit(rows(number * 2, 2))
+    assert lake.versions() <= 4
+    assert lake.ids() == list(range(1, 16))
 
 
 def test_upserts_forget_as_appends_do(lake: IcebergLake, tmp_path: Path) -> None:

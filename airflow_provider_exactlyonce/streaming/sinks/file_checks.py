@@ -59,11 +59,16 @@ def check_place(kind: str, name: str, path: str) -> None:
 
 
 def check_plain(kind: str, path: str) -> None:
-    """Check that a path on this machine means the same to delta-rs, which takes ``%20`` in it for a space.
+    """Check that a path means the same to delta-rs: of this machine it takes ``%20`` for a space.
 
     :param kind: the sink's or the source's class, for messages
     :raises RefusedError: when it does not
     """
+    scheme, _, place = path.partition("://")
+    if scheme in ("wasb", "wasbs"):
+        raise RefusedError(
+            f"{kind}(path={path!r}): delta-rs knows no {scheme}://; write abfss://{place.replace('.blob.', '.dfs.', 1)}"
+        )
     is_local = "://" not in path or path.startswith("file://")
     if is_local and (match := _ESCAPED.search(path)):
         raise RefusedError(f"{kind}(path={path!r}): delta-rs takes {match[0]!r} for another character: rename it")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_exactlyonce.streaming.sinks.file_checks import has_secret
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_plain, has_secret
 
 AZURE = "dfs.core.windows.net/shop"
 
@@ -25,3 +26,8 @@ def test_the_container_of_an_account_is_no_secret(path: str) -> None:
 )
 def test_what_is_before_another_host_may_be_one(path: str) -> None:
     assert has_secret(path)
+
+
+def test_an_old_url_of_azure_is_refused_with_the_one_to_write() -> None:
+    with pytest.raises(RefusedError, match=r"no wasbs://; write abfss://lake@shop\.dfs\.core\.windows\.net/orders$"):
+        check_plain("DeltaSink", "wasbs://lake@shop.blob.core.windows.net/orders")

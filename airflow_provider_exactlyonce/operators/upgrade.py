@@ -313,6 +313,9 @@ class RollbackPipelineOperator(_PlanOperator):
             config = kafka.client_config(self.kafka_conn_id)
             check_restore(home, pipeline, config, wanted, find=kafka.source_config)
 
+        for name in ("savepoint", "version"):  # as a template may give it
+            if not isinstance(getattr(self, name), str | None):
+                raise RefusedError(f"{name}={getattr(self, name)!r}: a text, as exactlyonce savepoint list shows it")
         options = Options(
             stop_timeout=arguments.seconds(self.stop_timeout), accept_nondeterminism=self.accept_nondeterminism
         )

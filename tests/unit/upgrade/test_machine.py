@@ -238,7 +238,8 @@ class NewVersion:
         self.home, self.lag, self.answers, self.dies_after_launch = home, 0, True, False
         self.token: str | None = None
 
-    def start(self, _home: Home, _launch: Launch, intent: intents.Intent) -> None:
+    def start(self, _home: Home, _launch: Launch, intent: intents.Intent, *, judged: str | None) -> None:
+        assert judged is None, "nobody else has announced a start"
         self.token = intent.token
         if self.dies_after_launch:
             raise KeyboardInterrupt

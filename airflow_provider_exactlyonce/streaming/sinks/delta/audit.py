@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import EARLIER_ROWS, SinkLedger
-from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, actions, versions
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, LogEntry, standing_entries
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
@@ -17,24 +17,23 @@ from airflow_provider_exactlyonce.tables.delta_log import is_elsewhere
 _Rows = dict[str, int | None]
 
 
-def read_history(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> TableHistory:
+def read_history(files: DeltaFiles, ledger: SinkLedger, newest: int, *, replaces: bool) -> TableHistory:
     """Read the log.
 
+    :param newest: the version to which it is read
     :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
     :raises RefusedError: when an entry of it can't be read
     """
     history, rows, converted = TableHistory(), _Rows(), 0
-    kept_versions = versions(files)
-    is_whole = kept_versions[:1] == [0]
-    for number in kept_versions:
+    standing = [entry.version for entry in standing_entries(files, newest) if entry.restored is None]
+    is_whole = standing[-1:] == [0]
+    for number in reversed(standing):
         try:
-            version_actions = list(actions(files, number))
+            logged = LogEntry.read(files, number)
         except FileNotFoundError:  # cleaned up meanwhile, after all that were before it
             history, rows, is_whole = TableHistory(), _Rows(), False
             continue
-        information = next((body for kind, body in version_actions if kind == "commitInfo"), {})
-        added = [body for kind, body in version_actions if kind == "add"]
-        removed = [body for kind, body in version_actions if kind == "remove"]
+        information, added, removed = logged.information, logged.bodies("add"), logged.bodies("remove")
         metadata = information.get(METADATA, {})
         name = f"version {number} ({information.get('operation', 'an unnamed operation')})"
         history.exchange(name, _paths(removed), _paths(added))

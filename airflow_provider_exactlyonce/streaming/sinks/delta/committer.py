@@ -109,6 +109,7 @@ class DeltaCommitter(TableCommitter):
             with suppress(FileNotFoundError):  # cleaned up, so it was there long ago
                 if version is not None:
                     self._table.keep(version)
+        self._ledger.keep_note()
 
     @override
     def _missing_columns(self) -> list[Any]:
@@ -161,7 +162,7 @@ class DeltaCommitter(TableCommitter):
 
     @override
     def _history(self) -> TableHistory:
-        return read_history(self._files, self._ledger, replaces=self._sink.replaces)
+        return read_history(self._files, self._ledger, self._table.version, replaces=self._sink.replaces)
 
     @override
     def _listed_files(self) -> Iterable[ListedFile]:

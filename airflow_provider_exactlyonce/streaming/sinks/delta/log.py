@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote, unquote
 
-from airflow_provider_exactlyonce.exceptions import invariant
+from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles, flush_commit, local_path
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import plain
 from airflow_provider_exactlyonce.tables.delta_log import LOG, actions_of, entry_of
@@ -61,6 +61,7 @@ class DeltaLog:
         self._path: Final = path
         self._options: Final = dict(options)
         self._table: DeltaTable | None = None
+        self._written = -1
 
     @property
     def table(self) -> DeltaTable:
@@ -159,7 +160,7 @@ class DeltaLog:
         """
         from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 
-        table = self.table
+        table, written = self.table, self.version + 1
         table.create_write_transaction(
             list(files),
             mode="append",
@@ -174,9 +175,10 @@ class DeltaLog:
             ),
             # delta-rs would clean up the log after each version, which takes longer than to write it.
             post_commithook_properties=PostCommitHookProperties(
-                cleanup_expired_logs=None if (self.version + 1) % self._checkpoint_interval == 0 else False
+                cleanup_expired_logs=None if written % self._checkpoint_interval == 0 else False
             ),
         )
+        self._written = written
 
     def add_columns(
         self, fields: Sequence[Field], transactions: Mapping[str, int], metadata: Mapping[str, Any]
@@ -197,6 +199,10 @@ class DeltaLog:
     def _checkpoint_interval(self) -> int:
         return int(self.table.metadata().configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
 
+    def foreign_versions(self, since: int) -> range:
+        """Return the versions after one, up to the one last looked at, that may be of others."""
+        return range(since + 1, self.version if self.version == self._written else self.version + 1)
+
     def keep(self, version: int) -> None:
         """Make a version outlive a loss of power."""
         flush_commit(self._path, version)
@@ -208,6 +214,71 @@ class DeltaLog:
     def has_passed(self, version: int) -> bool:
         """Tell whether a version was written after one: it is somebody's then, and nobody else writes it."""
         return self.version > version
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEntry:
+    """What the log has of one version.
+
+    :param place: how people find it
+    :param actions: the kind of each action, and its fields
+    """
+
+    version: int
+    place: str
+    actions: Sequence[tuple[str, Mapping[str, Any]]]
+
+    @classmethod
+    def read(cls, files: DeltaFiles, version: int) -> LogEntry:
+        """Read it.
+
+        :raises FileNotFoundError: when it was cleaned up
+        :raises RefusedError: when it can't be read
+        """
+        name = entry_of(version)
+        return cls(version=version, place=files.place(name), actions=list(actions(files, version)))
+
+    @property
+    def information(self) -> Mapping[str, Any]:
+        """What the version says of itself, nothing when it says nothing."""
+        return next(iter(self.bodies("commitInfo")), {})
+
+    @property
+    def restored(self) -> int | None:
+        """The version to which a ``RESTORE`` has set the table back, or forward again; None for all other versions.
+
+        :raises RefusedError: when it does not say
+        """
+        if self.information.get("operation") != "RESTORE":
+            return None
+        version = (self.information.get("operationParameters") or {}).get("version")
+        if version is None:
+            raise RefusedError(
+                f"{self.place} restores the table to a time and does not say to which version, so nobody knows which "
+                "commits it still has. Say it: RESTORE TABLE … TO VERSION AS OF …"
+            )
+        return int(version)
+
+    def bodies(self, kind: str) -> list[Mapping[str, Any]]:
+        """Return the fields of all actions of a kind."""
+        return [body for name, body in self.actions if name == kind]
+
+
+def standing_entries(files: DeltaFiles, newest: int) -> Iterator[LogEntry]:
+    """Yield the versions that make up a table, from the newest one back, as far as they are in the log.
+
+    A ``RESTORE`` makes the table what it was at another version: it goes on there, and leaves out what is between.
+
+    :raises RefusedError: when an entry can't be read, or restores the table to nobody knows which version
+    """
+    version = newest
+    while version >= 0:
+        try:
+            entry = LogEntry.read(files, version)
+        except FileNotFoundError:
+            return
+        yield entry
+        version = version - 1 if entry.restored is None else entry.restored
 
 
 def escaped(path: str) -> str:

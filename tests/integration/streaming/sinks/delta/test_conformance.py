@@ -89,7 +89,28 @@ class TestDeltaCompactions(Compactions, TestDeltaSink):
         self.rehearse(tmp_path, "frozen", [frozen, lost], set_back=True)
 
 
-class OverOthersInDelta(OverOthers, TestDeltaSink):
+class RestoredDelta(TestDeltaSink):
+    """Its table is set back by Delta's own ``RESTORE``, which leaves the sink's transactions as they are."""
+
+    def staged(self, sink: Any) -> Iterable[str]:
+        known = self.named_files(sink) if DeltaTable.is_deltatable(sink.path) else set()
+        return [name for name in super().staged(sink) if name not in known]
+
+    def set_back(self, sink: Any, folder: Path) -> Callable[[], None]:
+        version = DeltaTable(sink.path).version()
+
+        def restore() -> None:
+            DeltaTable(sink.path).restore(version)
+
+        return restore
+
+
+@pytest.mark.slow
+class TestDeltaRestores(RestoredDelta):
+    """Its table is made by the sink."""
+
+
+class OverOthersInDelta(OverOthers, RestoredDelta):
     def write_old(self, sink: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         write_deltalake(sink.path, pa.Table.from_pylist(list(rows)), partition_by=list(sink.partition_by))
 
@@ -103,4 +124,5 @@ class TestDeltaPartitions(OverOthersInDelta):
     mode: Mapping[str, Any] = {"mode": "overwrite partitions", "partition_by": ["p"]}
 
 
-del Compactions, OverOthers, OverOthersInDelta, TableConformance  # pytest would take them for tests of their own
+# pytest would take them for tests of their own
+del Compactions, OverOthers, OverOthersInDelta, RestoredDelta, TableConformance

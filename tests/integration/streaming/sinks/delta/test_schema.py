@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import (
@@ -182,9 +184,13 @@ def test_columns_that_the_table_lacks_are_added_where_that_is_declared(lake: Del
     assert lake.table.to_pyarrow_table().num_rows == 4
 
 
-@pytest.mark.parametrize("committed", [0, 1])
+def overwrite(table: DeltaTable) -> None:
+    write_deltalake(table, pa.Table.from_pylist([], pa.schema([LONG])), mode="overwrite", schema_mode="overwrite")
+
+
+@pytest.mark.parametrize(("committed", "lose"), [(0, lambda table: table.restore(0)), (1, overwrite)])
 def test_a_column_that_the_table_loses_after_the_start_stops_the_pipeline(
-    lake: DeltaLake, tmp_path: Path, committed: int
+    lake: DeltaLake, tmp_path: Path, committed: int, lose: Callable[[DeltaTable], object]
 ) -> None:
     lake.create(LONG)
     sink = lake.sink(schema="evolve")
@@ -192,7 +198,7 @@ def test_a_column_that_the_table_loses_after_the_start_stops_the_pipeline(
     for number in range(committed):
         live.commit(rows(number, 1))
     entry = live.stage(rows(committed, 1))
-    lake.table.restore(0)
+    lose(lake.table)
     with pytest.raises(RefusedError, match=r"has lost the column 'k' since the start, .*: start the pipeline again"):
         live.committer.commit(entry)
     live.committer.abort()

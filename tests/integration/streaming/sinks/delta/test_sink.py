@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
 )
 from airflow_provider_exactlyonce.streaming.sinks.delta import audit
-from airflow_provider_exactlyonce.streaming.sinks.delta.log import actions
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import LogEntry
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
 from tests.integration.streaming.sinks.delta.lake import DeltaLake
@@ -154,16 +155,6 @@ def test_the_audit_names_rows_that_were_removed_after_a_compaction(
     )
 
 
-def test_the_audit_names_what_a_restore_of_the_table_has_removed(
-    audited: tuple[Live, list[SinkEntry]], lake: DeltaLake
-) -> None:
-    live, entries = audited
-    lake.table.restore(2)
-    findings = live.audit(entries)
-    assert sorted(text.partition(":")[0] for text in findings) == ["commit 2", "commit 3"]
-    assert "(RESTORE)" in findings[0]
-
-
 def test_a_commit_whose_version_others_have_written_over_is_missed_by_the_next_one_and_by_the_audit(
     audited: tuple[Live, list[SinkEntry]], lake: DeltaLake
 ) -> None:
@@ -183,11 +174,11 @@ def test_the_audit_goes_on_when_the_log_is_cleaned_up_meanwhile(
     live, entries = audited
 
     def clean_up(*given: Any) -> Any:
-        monkeypatch.setattr(audit, "actions", actions)
+        monkeypatch.undo()
         lake.expire()
-        return actions(*given)
+        return LogEntry.read(*given)
 
-    monkeypatch.setattr(audit, "actions", clean_up)
+    monkeypatch.setattr(audit, "LogEntry", SimpleNamespace(read=clean_up))
     assert live.audit(entries) == []
     assert [text for text in live.audit(entries[:1]) if "commit 3: " in text], "which is still compared"
 

@@ -29,7 +29,7 @@ PATIENCE_SECONDS: Final = 420.0
 KILLED_AT_SHARE, KILLED_AFTER_SECONDS = 0.4, 1.0
 SMALL_BATCH: Final = 1_000
 PAUSE_SECONDS: Final = 0.25  # between two small batches
-WARM_UP_BATCHES: Final = 30
+WARM_UP_BATCHES: Final = 60  # of Java's compiler
 
 
 class Starts(Protocol):
@@ -135,7 +135,7 @@ class Runs:
                     acknowledged, missing = time.monotonic(), SMALL_BATCH * 9 // 10
                     deadline = acknowledged + PATIENCE_SECONDS
                     while missing > 0:
-                        missing -= sum(not message.error() for message in reader.consume(SMALL_BATCH, 0.05))
+                        missing -= sum(not message.error() for message in reader.consume(missing, 0.05))
                         if tree.exit_code() is not None or time.monotonic() > deadline:
                             raise RuntimeError(f"{engine.name} did not write a small batch:\n{tree.tail()}")
                     milliseconds.append(1_000 * (time.monotonic() - acknowledged))

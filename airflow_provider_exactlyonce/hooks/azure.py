@@ -35,8 +35,8 @@ def options(connection: Any) -> dict[str, Any]:
     return azure_environment.options(account, key=key, endpoint=endpoint, principal=principal)
 
 
-def driver_environment(connection: Any) -> Mapping[str, str]:
-    """Return what a driver beside the task needs in its environment.
+def driver_environment(connection: Any) -> Mapping[str, str | None]:
+    """Return what a driver beside the task needs in its environment; None for what must not be there.
 
     Of a connection without a key no credentials: the driver finds what the task finds.
 
@@ -46,9 +46,9 @@ def driver_environment(connection: Any) -> Mapping[str, str]:
     principal = _principal(connection)
     return {
         azure_environment.ACCOUNT: account,
-        azure_environment.ENDPOINT: endpoint or "",
-        # An empty one is none; the worker's own would go before a principal.
-        azure_environment.KEY: "" if principal else connection.password or "",
+        azure_environment.ENDPOINT: endpoint,
+        # The worker's own would go before a principal.
+        azure_environment.KEY: None if principal else connection.password or None,
         **(dict(zip(azure_environment.PRINCIPAL, principal, strict=True)) if principal else {}),
     }
 

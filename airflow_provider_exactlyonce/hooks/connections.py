@@ -135,7 +135,9 @@ def _of_azure(connection: Any) -> dict[str, Any]:
     # Delta-rs' options have the names of the variables.
     given = azure.driver_environment(connection)
     # Without it delta-rs would take the one of the home, from the driver's environment.
-    endpoint = given[azure_environment.ENDPOINT] or azure_environment.public_endpoint(given[azure_environment.ACCOUNT])
+    endpoint = given[azure_environment.ENDPOINT] or azure_environment.public_endpoint(
+        str(given[azure_environment.ACCOUNT])
+    )
     options = {name.lower(): value for name, value in {**given, azure_environment.ENDPOINT: endpoint}.items()}
     return {**options, "allow_http": "true"} if endpoint.startswith("http://") else options
 

@@ -73,8 +73,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         reach = object_storage.driver_environment(home.location, home.here)
         local = {**settings.env_vars, **spark_submit.python_environment(), **secrets}
         local |= class_archive.environment({**os.environ, **settings.env_vars}, settings.conf)
-        # An empty one is none: where it was there, libraries of tables would take it for a credential, and it is empty.
-        local |= {name: value or None for name, value in reach.items()}
+        local |= reach
     elif not anywhere:
         raise _runs_elsewhere(settings)
     else:

@@ -68,8 +68,8 @@ def open_place(conn_id: str, place: Any) -> Path:
     return opened  # type: ignore[no-any-return]
 
 
-def driver_environment(location: str, here: Path) -> Mapping[str, str]:
-    """Return what a driver beside the task needs in its environment to reach its home.
+def driver_environment(location: str, here: Path) -> Mapping[str, str | None]:
+    """Return what a driver beside the task needs in its environment to reach its home; None for what must not be there.
 
     Nothing of a connection without keys: an instance profile, a container's role, a web identity or a service account
     is found by the driver itself, which can renew it.
@@ -104,7 +104,7 @@ def check_for_cluster(location: str) -> None:
         )
 
 
-def _environment_of_s3(conn_id: str) -> Mapping[str, str]:
+def _environment_of_s3(conn_id: str) -> Mapping[str, str | None]:
     """Credentials of a role that the connection assumes are handed on as they are."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 
@@ -116,9 +116,9 @@ def _environment_of_s3(conn_id: str) -> Mapping[str, str]:
         "AWS_DEFAULT_REGION": config.region_name,  # for Python
         "AWS_ENDPOINT_URL": config.get_service_endpoint_url("s3"),
     }
-    environment = {name: str(value) for name, value in variables.items() if value}
+    environment: dict[str, str | None] = {name: str(value) for name, value in variables.items() if value}
     if config.profile_name:  # the worker's own keys would go before it
-        environment |= dict.fromkeys(KEYS, "")
+        environment |= dict.fromkeys(KEYS)
     if config.role_arn:
         _log.warning(
             "connection %s assumes %s: the driver gets credentials that end, and ends with them",
@@ -127,8 +127,8 @@ def _environment_of_s3(conn_id: str) -> Mapping[str, str]:
         )
     if config.role_arn or config.aws_access_key_id:
         keys = hook.get_credentials()
-        # An empty one is none; a worker's own session token would not fit to other keys.
-        environment |= zip(KEYS, (keys.access_key, keys.secret_key, keys.token or ""), strict=True)
+        # A worker's own session token would not fit to other keys.
+        environment |= zip(KEYS, (keys.access_key, keys.secret_key, keys.token), strict=True)
     return environment
 
 

@@ -50,6 +50,10 @@ def open_store(system: AbstractFileSystem) -> GcsStore:
     return GcsStore(GCSFileSystem(**options))
 
 
+class _NotFoundError(OSError):
+    """A 404, which a proxy may have said."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
     """What the server says."""
@@ -83,7 +87,8 @@ class _Answer:
             said = json.loads(said)["error"]["message"]
         except (ValueError, TypeError, KeyError):
             said = " ".join(said.split())[:300]
-        kind = PermissionError if self.status in _DENIED else OSError
+        kinds = {HTTPStatus.NOT_FOUND: _NotFoundError, **dict.fromkeys(_DENIED, PermissionError)}
+        kind = kinds.get(self.status, OSError)
         return kind(f"{place}: Google Cloud Storage answers {self.status}: {said}")
 
 
@@ -103,7 +108,7 @@ class GcsStore(ConditionalStore):
     def read(self, place: Path) -> Stored | None:
         try:
             answer = self._asked("GET", place, self._url(place), alt="media")
-        except OSError:  # of content it says so in plain words, as a proxy may
+        except _NotFoundError:  # in plain words, as the server says it of content, and a proxy of anything
             if self._found(place) is not None:
                 raise
             answer = None

@@ -39,9 +39,10 @@ def take_up() -> None:
         variables = None
     if not isinstance(variables, dict) or not all(name.startswith("AWS_") for name in variables):
         raise RefusedError(f"{where} has to be a JSON object of AWS_… variables (not shown: it may hold a secret)")
-    for name, value in variables.items():  # an empty one is none
-        os.environ.pop(name, None)
-        if value:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
             os.environ[name] = str(value)
 
 

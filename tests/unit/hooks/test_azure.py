@@ -59,8 +59,8 @@ def test_a_connection_names_the_account_and_its_key(
     connect(conn_type, password=key, **fields)
     assert driver_environment(HOME, tmp_path) == {
         "AZURE_STORAGE_ACCOUNT_NAME": account,
-        "AZURE_STORAGE_ACCOUNT_KEY": key,
-        "AZURE_STORAGE_ENDPOINT": endpoint,
+        "AZURE_STORAGE_ACCOUNT_KEY": key or None,
+        "AZURE_STORAGE_ENDPOINT": endpoint or None,
     }
     place = opened()
     assert str(place) == "abfss://box/shop"
@@ -79,8 +79,8 @@ def test_a_principal_takes_the_place_of_the_key(connect: Callable[..., None], tm
     connect(extra={"tenant_id": "t"}, host="https://orders.blob.core.windows.net", login="app", password="hunter2")
     assert driver_environment(HOME, tmp_path) == {
         "AZURE_STORAGE_ACCOUNT_NAME": "orders",
-        "AZURE_STORAGE_ACCOUNT_KEY": "",
-        "AZURE_STORAGE_ENDPOINT": "",
+        "AZURE_STORAGE_ACCOUNT_KEY": None,
+        "AZURE_STORAGE_ENDPOINT": None,
         "AZURE_TENANT_ID": "t",
         "AZURE_CLIENT_ID": "app",
         "AZURE_CLIENT_SECRET": "hunter2",

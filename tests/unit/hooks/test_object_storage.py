@@ -43,7 +43,7 @@ def test_keys_are_handed_on_and_no_session_token_of_the_worker_is_mixed_in(monke
     assert driver_environment(HOME, HERE) == {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "hunter2",
-        "AWS_SESSION_TOKEN": "",
+        "AWS_SESSION_TOKEN": None,
         "AWS_REGION": "eu-central-1",
         "AWS_DEFAULT_REGION": "eu-central-1",
         "AWS_ENDPOINT_URL": "http://store:9000",
@@ -60,7 +60,7 @@ def test_what_a_driver_finds_and_renews_itself_is_not_handed_on(monkeypatch: pyt
     connect(monkeypatch, extra={"region_name": "eu-central-1"})
     assert driver_environment(HOME, HERE) == {"AWS_REGION": "eu-central-1", "AWS_DEFAULT_REGION": "eu-central-1"}
     connect(monkeypatch, extra={"profile_name": "streams"})
-    none = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SESSION_TOKEN": ""}
+    none = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
     assert driver_environment(HOME, HERE) == {"AWS_PROFILE": "streams", **none}
     assert driver_environment("s3://bucket/shop", HERE) == {}
     assert driver_environment("/a/path", HERE) == {}

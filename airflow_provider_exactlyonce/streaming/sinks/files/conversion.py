@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, BatchFailedError, RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, BatchFailedError, RefusedError, required
 from airflow_provider_exactlyonce.streaming.sinks.delta.committer import DeltaCommitter
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.delta.unconverted import LAST_RUN
@@ -62,8 +62,7 @@ class OldFiles:
     @property
     def entry(self) -> SinkEntry:
         """The newest commit."""
-        invariant(self.records[-1].entry is not None, "a log without a commit is refused")
-        return self.records[-1].entry  # type: ignore[return-value]
+        return required(self.records[-1].entry, "a log without a commit is refused")
 
     @property
     def files(self) -> list[DataFile]:

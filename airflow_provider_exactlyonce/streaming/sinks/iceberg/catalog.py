@@ -31,7 +31,7 @@ from pyiceberg.table.update import (
 from pyiceberg.table.update.snapshot import _MergeAppendFiles, _OverwriteFiles
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import RefusedError, required
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ class IcebergTable:
 
         :raises NoSuchTableError: when it is not
         """
-        invariant(self._catalog is not None, "a table is opened before it is looked at again")
-        self._table = self._catalog.load_table(self._identifier)  # type: ignore[union-attr]
+        catalog = required(self._catalog, "a table is opened before it is looked at again")
+        self._table = catalog.load_table(self._identifier)
 
     def has_passed(self, version: int | None) -> bool:
         """Tell whether main's newest snapshot is another than one: on that one nobody writes any more."""
@@ -134,8 +134,7 @@ class IcebergTable:
 
     def create(self, schema: Schema, spec: PartitionSpec) -> None:
         """Create the table, and its namespace; it fails when somebody else has."""
-        invariant(self._catalog is not None, "a table is looked for before it is made")
-        catalog: Catalog = self._catalog  # type: ignore[assignment]
+        catalog = required(self._catalog, "a table is looked for before it is made")
         if not catalog.namespace_exists(self._identifier[:-1]):
             with suppress(NamespaceAlreadyExistsError):  # made meanwhile
                 catalog.create_namespace(self._identifier[:-1])
@@ -224,8 +223,7 @@ class IcebergTable:
 
     @property
     def _opened(self) -> Table:
-        invariant(self._table is not None, "a table is opened before it is asked")
-        return self._table  # type: ignore[return-value]
+        return required(self._table, "a table is opened before it is asked")
 
 
 def is_live(manifest: ManifestFile) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import RefusedError, required
 from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions, properties, retention, schema
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.audit import listed_files, read_history
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
@@ -214,5 +214,4 @@ class IcebergCommitter(TableCommitter):
         return self._sink.stored(self._known_columns())
 
     def _known_writer(self) -> OpenIcebergWriter:
-        invariant(self._tasks_open is not None, "what opens the tasks' writers is asked for before they write")
-        return self._tasks_open  # type: ignore[return-value]
+        return required(self._tasks_open, "what opens the tasks' writers is asked for before they write")

@@ -25,7 +25,7 @@ def read_history(files: DeltaFiles, ledger: SinkLedger, newest: int, *, replaces
     :raises RefusedError: when an entry of it can't be read
     """
     history, rows, converted = TableHistory(), _Rows(), 0
-    standing = [entry.version for entry in standing_entries(files, newest) if entry.restored is None]
+    standing = [entry.version for entry in standing_entries(files, newest) if not entry.is_restore]
     is_whole = standing[-1:] == [0]
     for number in reversed(standing):
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, required
 from airflow_provider_exactlyonce.streaming.sinks.delta import schema
 from airflow_provider_exactlyonce.streaming.sinks.delta.audit import listed_files, read_history
 from airflow_provider_exactlyonce.streaming.sinks.delta.changes import RowsOfPartitions, actions
@@ -57,6 +57,7 @@ class DeltaCommitter(TableCommitter):
         self._directory: Final = files
         self._earlier_rows: Final = earlier_rows
         self._required: Sequence[str] | None = None  # columns whose nulls the tasks refuse
+        self._claim: tuple[dict[str, int], dict[str, Any]] | None = None  # the version's transactions and metadata
 
     @override
     def open_writer(self) -> OpenWriter:
@@ -97,8 +98,13 @@ class DeltaCommitter(TableCommitter):
         self._table.create(schema.delta_schema(self._row_columns()), self._sink.partition_by)
 
     @override
+    def _plan_claim(self) -> None:
+        self._ledger.keep_note()
+        self._claim = self._ledger.claim_of(self._run)
+
+    @override
     def _write_claim(self) -> None:
-        self._table.append([], *self._ledger.claim_of(self._run))
+        self._table.append([], *required(self._claim, "a claim is planned before it is written"))
 
     @override
     def _prepare(self) -> None:
@@ -109,7 +115,6 @@ class DeltaCommitter(TableCommitter):
             with suppress(FileNotFoundError):  # cleaned up, so it was there long ago
                 if version is not None:
                     self._table.keep(version)
-        self._ledger.keep_note()
 
     @override
     def _missing_columns(self) -> list[Any]:

@@ -7,7 +7,7 @@ the metadata of its version, which goes when the log is cleaned up. So it is in 
 written before the version, and stays until the next commit.
 
 A ``RESTORE`` takes rows out and leaves transactions. So it is looked for before each version of the sink, and from one
-on the newest commit is that which the restored version had. The next claim then writes the transactions anew, and
+on the newest commit is that which the restored version had. The next claim then corrects the transactions, and writes
 ``<pipeline>/<sink>/highest``, which no ``RESTORE`` and no claim sets back.
 """
 
@@ -16,9 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -27,15 +26,21 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFile
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
 #: In the metadata of the version of a conversion.
 EARLIER_ROWS: Final = "earlier_rows"
-#: In the metadata of a claim after a ``RESTORE``.
-_LEFT: Final = "left"
+#: In the metadata of a claim that corrects the transactions.
+_STANDING: Final = "standing"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Left:
-    """What a ``RESTORE`` has left of the sink's commits: the newest one, None when it has left none."""
+class _Standing:
+    """What the versions that make up a table say of the sink's commits.
+
+    :param newest: None when there is none
+    """
 
     newest: Committed | None
 
@@ -51,9 +56,10 @@ class SinkLedger:
         self._log: Final = log
         self._files: Final = files
         self._application: Final = f"{pipeline}/{sink}"
+        self._highest: Final = f"{self._application}/highest"
         self._described: Final = {"pipeline": pipeline, "sink": sink}
-        self._left: _Left | None = None
-        self._looked_through = -1  # the version up to which a RESTORE was looked for
+        self._standing: _Standing | None = None
+        self._looked_at: tuple[DeltaTable | None, int] = None, 0  # the handle and the version
         folder = f"exactlyonce/{pipeline}.{sink}"
         self.attempts: Final = Attempts(files, notes=f"_{folder}", data=folder)  # VACUUM leaves alone what begins so
 
@@ -65,34 +71,42 @@ class SinkLedger:
     @property
     def commit(self) -> int:
         """The number of the newest commit, 0 when there is none; as of the version last looked at."""
-        if (left := self._left_by_restore()) is not None:
-            return left.newest.entry.commit if left.newest else 0
+        if (standing := self._correction()) is not None:
+            return standing.newest.entry.commit if standing.newest else 0
         return self._log.transaction(self._application) or 0
 
     @property
     def highest(self) -> int:
         """The highest number that was ever committed; as of the version last looked at."""
-        return max(self._log.transaction(name) or 0 for name in (self._application, f"{self._application}/highest"))
+        return max(self._log.transaction(self._application) or 0, self._log.transaction(self._highest) or 0)
 
     def has(self, attempt: str) -> bool:
         """Tell whether the newest commit was made by an attempt; as of the version last looked at."""
-        if (left := self._left_by_restore()) is not None:
-            return left.newest is not None and left.newest.attempt == attempt
+        if (standing := self._correction()) is not None:
+            return standing.newest is not None and standing.newest.attempt == attempt
+        return self.knows(attempt)
+
+    def knows(self, attempt: str) -> bool:
+        """Tell whether an attempt has committed, and none after it, whatever was restored since."""
         return self._log.transaction(f"{self._application}/attempt") == _identity(attempt)
+
+    def may_have(self, attempt: str) -> bool:
+        """Tell whether a version that was restored over may be an attempt's, at the number of the newest commit."""
+        return self._log.transaction(self._highest) is not None or self._correction() is not None or self.knows(attempt)
 
     def claim_of(self, run: int) -> tuple[dict[str, int], dict[str, Any]]:
         """Return the transactions and the metadata of a claim's version."""
         claim: dict[str, Any] = {**self._described, "claim": run}
-        if (left := self._left_by_restore()) is None:
+        if (standing := self._correction()) is None:
             return {f"{self._application}/run": run}, claim
-        newest = left.newest
+        newest = standing.newest
         transactions = {
             self._application: newest.entry.commit if newest else 0,
             f"{self._application}/run": run,
             f"{self._application}/attempt": _identity(newest.attempt) if newest else 0,
-            f"{self._application}/highest": self.highest,
+            self._highest: self.highest,
         }
-        return transactions, {**claim, _LEFT: None if newest is None else _described(newest)}
+        return transactions, {**claim, _STANDING: None if newest is None else _described(newest)}
 
     def commit_of(
         self, note: AttemptNote, entry: SinkEntry, rows: int | None, earlier_rows: int | None
@@ -124,15 +138,14 @@ class SinkLedger:
 
         :raises RefusedError: when it is neither in a note beside the log nor in the log
         """
-        if (left := self._left_by_restore()) is not None:
-            return left.newest
+        if (standing := self._correction()) is not None:
+            return standing.newest
         if not self.commit:
             return None
-        for note in self.attempts.notes():
-            if note.entry is not None and self.has(note.attempt):
-                return Committed(attempt=note.attempt, entry=note.entry, files=note.files)
-        if (found := self._in_log()) is not None:
-            return found[1]
+        if (newest := self._noted()) is not None:
+            return newest
+        if (found := self._in_log()) is not None and found[1].newest is not None:
+            return found[1].newest
         raise RefusedError(
             f"the note of commit {self.commit} of {self._application} is missing in {self.attempts.place}, and the log "
             "was cleaned up since: it was not copied with the table. Put it back from a backup"
@@ -140,7 +153,7 @@ class SinkLedger:
 
     def committed_in(self) -> int | None:
         """Return the version with the newest commit, None when it was cleaned up; as of the version last looked at."""
-        return found[0] if (found := self._in_log()) is not None else None
+        return found[0].version if (found := self._in_log()) is not None else None
 
     def keep_note(self) -> None:
         """Write the note of the newest commit if it is not there: its version may be cleaned up, as may a claim's."""
@@ -151,60 +164,92 @@ class SinkLedger:
                 AttemptNote(attempt=newest.attempt, commit=entry.commit, run=entry.run, entry=entry, files=newest.files)
             )
 
-    def _in_log(self) -> tuple[int, Committed] | None:
-        """Return the version that says what the newest commit is, and that commit, if it is still in the log."""
-        for entry in standing_entries(self._files, self._log.version):
-            if (told := self._told_by(entry)) is not None:
-                return (entry.version, told.newest) if told.newest else None
+    def _noted(self) -> Committed | None:
+        """Return the commit that the transactions name from its note, None when that is not there."""
+        for note in self.attempts.notes():
+            if note.entry is not None and self.knows(note.attempt):
+                return Committed(attempt=note.attempt, entry=note.entry, files=note.files)
         return None
 
-    def _left_by_restore(self) -> _Left | None:
-        """Return what a ``RESTORE`` has left, None when the transactions are right; as of the version last looked at.
+    def _in_log(self) -> tuple[LogEntry, _Standing] | None:
+        """Return the version that says what the newest commit is, and what it says, if it is still in the log."""
+        for entry in standing_entries(self._files, self._log.version):
+            if (told := self._told_by(entry)) is not None:
+                return entry, told
+        return None
+
+    def _correction(self) -> _Standing | None:
+        """Return what the transactions should say, None when they are right; as of the version last looked at.
 
         :raises RefusedError: when nobody knows
         """
-        newest = self._log.version
-        if newest != self._looked_through:
-            is_restored = self._looked_through < 0 or self._left is not None or self._has_restore_since()
-            self._left = self._look_back(newest) if is_restored and self.highest else None
-            self._looked_through = newest
-        return self._left
+        looked_at = self._log.table, self._log.version
+        if looked_at != self._looked_at:
+            is_known = looked_at[0] is self._looked_at[0] and self._standing is None
+            if not is_known or any(map(self._is_restore, self._log.foreign_versions(self._looked_at[1]))):
+                self._standing = self._look_back()
+            self._looked_at = looked_at
+        return self._standing
 
-    def _has_restore_since(self) -> bool:
-        for version in self._log.foreign_versions(self._looked_through):
-            with suppress(FileNotFoundError):  # cleaned up, so it was there long ago
-                if LogEntry.read(self._files, version).restored is not None:
-                    return True
-        return False
+    def _is_restore(self, version: int) -> bool:
+        try:
+            return LogEntry.read(self._files, version).is_restore
+        except FileNotFoundError:  # cleaned up, so it was there long ago
+            return False
 
-    def _look_back(self, newest: int) -> _Left | None:
-        restored_by, oldest = None, newest
-        for entry in standing_entries(self._files, newest):
-            oldest = entry.version
-            if entry.restored is not None:
-                restored_by = restored_by or entry
-            elif (told := self._told_by(entry)) is not None:
-                return told if restored_by else None
-        if restored_by is None:
+    def _look_back(self) -> _Standing | None:
+        if not self.highest or self._is_as_noted():
             return None
-        if oldest:
-            raise RefusedError(
-                f"{restored_by.place} restores the table to a version from where the log does not say any more which "
-                f"commit of {self._application} is the newest. Set the table forward again: RESTORE TABLE … TO VERSION "
-                f"AS OF {restored_by.version - 1}; or to another version whose log has a commit"
-            )
-        return _Left(newest=None)
+        restored: list[LogEntry] = []
+        for entry in standing_entries(self._files, self._log.version):
+            if entry.is_restore:
+                restored.append(entry)
+            elif (told := self._told_by(entry)) is not None:
+                return None if self._says(told, self._log) else told
+        return self._restored_to(restored[-1]) if restored else None
 
-    def _told_by(self, entry: LogEntry) -> _Left | None:
+    def _is_as_noted(self) -> bool:
+        """Tell cheaply that the table still has what the transactions name: the log may be long.
+
+        Once it was set back, the files of a commit may be there again by another ``RESTORE``.
+        """
+        noted = self._noted() if self._log.transaction(self._highest) is None else None
+        return bool(noted and noted.files and {file.path for file in self._log.files()}.issuperset(noted.files))
+
+    def _restored_to(self, entry: LogEntry) -> _Standing | None:
+        """Return what the transactions said when the table was as it was restored to, the log before it is gone.
+
+        :raises RefusedError: when nobody knows
+        """
+        was = self._log.at(entry.restored) if entry.restored is not None else None
+        if was is not None:
+            if not was.transaction(self._application):
+                return _Standing(newest=None)
+            if (noted := self._noted()) is not None and self._says(_Standing(newest=noted), was):
+                return None
+        raise RefusedError(
+            f"{entry.place} restores the table, and nobody knows which commit of {self._application} it had then. Set "
+            f"it forward again: RESTORE TABLE … TO VERSION AS OF {entry.version - 1}; or restore it to a version whose "
+            "log has a commit"
+        )
+
+    def _says(self, told: _Standing, log: DeltaLog) -> bool:
+        """Tell whether the transactions of a version name the same commit."""
+        number, attempt = (log.transaction(f"{self._application}{of}") for of in ("", "/attempt"))
+        if told.newest is None:
+            return not number
+        return number == told.newest.entry.commit and attempt == _identity(told.newest.attempt)
+
+    def _told_by(self, entry: LogEntry) -> _Standing | None:
         """Return what an entry in the log says of the newest commit, None when it says nothing."""
         metadata = entry.information.get(METADATA) or {}
         if not self.is_mine(metadata):
             return None
         if "entry" in metadata:
             files = [unquote(body["path"]) for body in entry.bodies("add")]
-            return _Left(newest=_committed({**metadata, "files": files}))
-        if _LEFT in metadata:
-            return _Left(newest=_committed(metadata[_LEFT]) if metadata[_LEFT] else None)
+            return _Standing(newest=_committed({**metadata, "files": files}))
+        if _STANDING in metadata:
+            return _Standing(newest=_committed(metadata[_STANDING]) if metadata[_STANDING] else None)
         return None
 
 

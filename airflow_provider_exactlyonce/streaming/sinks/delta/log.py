@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote, unquote
 
-from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import required
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles, flush_commit, local_path
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import plain
 from airflow_provider_exactlyonce.tables.delta_log import LOG, actions_of, entry_of
@@ -66,8 +66,7 @@ class DeltaLog:
     @property
     def table(self) -> DeltaTable:
         """The table as it was when it was last looked at."""
-        invariant(self._table is not None, "a table is opened before it is asked")
-        return self._table  # type: ignore[return-value]
+        return required(self._table, "a table is opened before it is asked")
 
     @property
     def is_local(self) -> bool:
@@ -84,12 +83,24 @@ class DeltaLog:
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
-        self._table = None
+        self._table, self._written = None, -1
         try:
             self._table = DeltaTable(self._path, storage_options=self._options)
         except TableNotFoundError:
             return False
         return True
+
+    def at(self, version: int) -> DeltaLog | None:
+        """Return the log as it was at a version, None when delta-rs does not know that any more."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        log = DeltaLog(self._path, self._options)
+        try:
+            log._table = DeltaTable(self._path, version=version, storage_options=self._options)
+        except DeltaError:
+            return None
+        return log
 
     def refresh(self) -> None:
         """Look at the newest version."""
@@ -244,20 +255,15 @@ class LogEntry:
         return next(iter(self.bodies("commitInfo")), {})
 
     @property
-    def restored(self) -> int | None:
-        """The version to which a ``RESTORE`` has set the table back, or forward again; None for all other versions.
+    def is_restore(self) -> bool:
+        """Whether the version has set the table back, or forward again."""
+        return bool(self.information.get("operation") == "RESTORE")
 
-        :raises RefusedError: when it does not say
-        """
-        if self.information.get("operation") != "RESTORE":
-            return None
+    @property
+    def restored(self) -> int | None:
+        """The version to which a ``RESTORE`` was; None when it names a time instead."""
         version = (self.information.get("operationParameters") or {}).get("version")
-        if version is None:
-            raise RefusedError(
-                f"{self.place} restores the table to a time and does not say to which version, so nobody knows which "
-                "commits it still has. Say it: RESTORE TABLE … TO VERSION AS OF …"
-            )
-        return int(version)
+        return None if version is None else int(version)
 
     def bodies(self, kind: str) -> list[Mapping[str, Any]]:
         """Return the fields of all actions of a kind."""
@@ -265,20 +271,21 @@ class LogEntry:
 
 
 def standing_entries(files: DeltaFiles, newest: int) -> Iterator[LogEntry]:
-    """Yield the versions that make up a table, from the newest one back, as far as they are in the log.
+    """Yield the versions that make up a table, from the newest one back, as far as the log tells.
 
-    A ``RESTORE`` makes the table what it was at another version: it goes on there, and leaves out what is between.
+    A ``RESTORE`` makes the table what it was at another version: it goes on there, and leaves out what is between. It
+    ends with one that does not say which.
 
-    :raises RefusedError: when an entry can't be read, or restores the table to nobody knows which version
+    :raises RefusedError: when an entry can't be read
     """
-    version = newest
-    while version >= 0:
+    version: int | None = newest
+    while version is not None and version >= 0:
         try:
             entry = LogEntry.read(files, version)
         except FileNotFoundError:
             return
         yield entry
-        version = version - 1 if entry.restored is None else entry.restored
+        version = entry.restored if entry.is_restore else version - 1
 
 
 def escaped(path: str) -> str:

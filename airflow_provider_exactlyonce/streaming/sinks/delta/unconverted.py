@@ -56,7 +56,7 @@ def _check_converted(
 ) -> None:
     pipeline, _, sink = folder.rpartition(".")
     log, commit = DeltaLog(path, options), newest["entry"]["commit"]
-    if newest["run"] == LAST_RUN and log.open() and SinkLedger(log, files, pipeline, sink).commit >= commit:
+    if newest["run"] == LAST_RUN and log.open() and SinkLedger(log, files, pipeline, sink).highest >= commit:
         return
     raise RefusedError(
         f"{path} has commits up to {commit} of the file sink {sink} of pipeline {pipeline}, which release 0.1.0 wrote "

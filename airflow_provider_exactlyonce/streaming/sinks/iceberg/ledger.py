@@ -109,6 +109,12 @@ class SinkLedger:
         """Tell whether the newest commit was made by an attempt; as of the metadata last looked at."""
         return (newest := self.newest()) is not None and newest.attempt == attempt
 
+    def knows(self, attempt: str) -> bool:
+        """Tell whether a snapshot that is kept is an attempt's, in main or not; as of the metadata last looked at."""
+        return any(self.summary_of(snapshot).get(_ATTEMPT) == attempt for snapshot in self._table.metadata.snapshots)
+
+    may_have = knows
+
     @property
     def highest(self) -> int:
         """The highest number that was ever committed; as of the metadata last looked at."""

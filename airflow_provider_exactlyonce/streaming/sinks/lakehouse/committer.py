@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     RefusedError,
     invariant,
+    required,
 )
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory, differences
@@ -132,6 +133,9 @@ class TableCommitter(SinkCommitter):
     @abstractmethod
     def _add_columns(self, columns: list[Any]) -> None:
         """Write the next version, with more columns."""
+
+    def _plan_claim(self) -> None:
+        """Work out what a claim says, when the table was looked at and fits."""
 
     @abstractmethod
     def _write_claim(self) -> None:
@@ -301,7 +305,13 @@ class TableCommitter(SinkCommitter):
 
     def _fence(self) -> None:
         """Write a version with this run's number: nothing that lower runs, or this one, have under way is next then."""
-        self._write(self._write_claim, check=self._check_claim, landed=lambda: False, what=f"claim of run {self._run}")
+        self._write(
+            self._write_claim,
+            check=self._check_claim,
+            plan=self._plan_claim,
+            landed=lambda: False,
+            what=f"claim of run {self._run}",
+        )
         self._table.refresh()
 
     def _prepare(self) -> None:
@@ -327,9 +337,9 @@ class TableCommitter(SinkCommitter):
         """Remove what attempts have left that are certainly not committed, now that the claim is in the table.
 
         An attempt that nobody has tried to commit is not. Nor is one at a number that was never committed, nor another
-        than the one that has made the newest commit, at its number. Of any other only the note goes: its files may be
-        in the table, in versions that it was set back behind, or in a table that was here before. If they are not, who
-        removes orphan files does.
+        than the one that has made the newest commit, at its number, unless the table was set back. Of any other only
+        the note goes: its files may be in the table, in versions that it was set back behind, or in a table that was
+        here before. If they are not, who removes orphan files does.
 
         A successor's attempts stay: they may be committed. A run that was frozen since its claim finds them here.
         """
@@ -344,6 +354,7 @@ class TableCommitter(SinkCommitter):
             elif not note.was_tried or (
                 note.table == self._table_id
                 and (note.commit > highest or (newest is not None and note.commit == newest.entry.commit == highest))
+                and not self._ledger.may_have(note.attempt)
             ):
                 self._attempts.remove(note.attempt)
             else:
@@ -480,9 +491,12 @@ class TableCommitter(SinkCommitter):
             try:
                 write()
             except Exception as error:  # of the store, of what a library does after a version was written, or a race
-                with self._answering(CommitUnknownError):
-                    self._table.refresh()
-                    has_landed = landed()
+                try:
+                    with self._answering(CommitUnknownError):
+                        self._table.refresh()
+                        has_landed = landed()
+                except RefusedError as unreadable:
+                    raise CommitUnknownError(f"{what} may have been written or not: {unreadable}") from error
                 if has_landed:
                     break
                 # Refused is no "no" yet: of a request that was repeated on its way, the first may still be carried out.
@@ -536,19 +550,18 @@ class TableCommitter(SinkCommitter):
         """
         note = self._open_attempt()
         has_landed = self._ledger.has(note.attempt)
-        if not has_landed and self._ledger.commit >= note.commit:
+        if not has_landed and (self._ledger.commit >= note.commit or self._ledger.knows(note.attempt)):
             raise CommitUnknownError(
-                f"{self._sink.where} has commit {self._ledger.commit} by another attempt than the one at {note.commit}"
+                f"{self._sink.where} has commit {self._ledger.commit} by another attempt than the one at "
+                f"{note.commit}, or was set back behind that"
             )
         return has_landed
 
     def _open_attempt(self) -> AttemptNote:
-        invariant(self._attempt is not None, "an attempt is open")
-        return self._attempt  # type: ignore[return-value]
+        return required(self._attempt, "an attempt is open")
 
     def _known_columns(self) -> StructType:
-        invariant(self._columns is not None, f"{self._sink.where} is told its columns before it is claimed")
-        return self._columns  # type: ignore[return-value]
+        return required(self._columns, f"{self._sink.where} is told its columns before it is claimed")
 
     def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> AbstractContextManager[None]:
         return answering(f"{self._sink.where} does not answer", unanswered)

@@ -50,6 +50,12 @@ class Ledger(Protocol):
     def has(self, attempt: str) -> bool:
         """Tell whether the newest commit was made by an attempt."""
 
+    def knows(self, attempt: str) -> bool:
+        """Tell whether an attempt has committed, though the table may have been set back behind it since."""
+
+    def may_have(self, attempt: str) -> bool:
+        """Tell whether an attempt that has not made the newest commit may have made another, which was set back."""
+
     def newest(self) -> Committed | None:
         """Return the newest commit, None when there is none.
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction
 
 from airflow_provider_exactlyonce.exceptions import CommitUnknownError, FencedError, RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
-from tests.integration.streaming.sinks.delta.lake import DeltaLake
+from tests.integration.streaming.sinks.delta.lake import LONG, TEXT, DeltaLake
 from tests.integration.streaming.sinks.lake import PIPELINE, Live, rows
 
 
@@ -91,35 +95,143 @@ def test_versions_of_others_are_looked_through(lake: DeltaLake, tmp_path: Path) 
     assert lake.ids() == [0, 1, 2, 3, 200]
 
 
-def test_a_restore_behind_what_the_log_still_says_is_refused_by_name(lake: DeltaLake, tmp_path: Path) -> None:
-    live, _, versions = begun(lake, tmp_path, commits=2)
+def clean_up(lake: DeltaLake, before: int) -> None:
+    """Remove entries of the log as its clean-up does: what they said is in a checkpoint."""
+    for version in range(before):
+        (lake.path / "_delta_log" / f"{version:020d}.json").unlink(missing_ok=True)
+
+
+def test_a_restore_behind_what_the_log_still_says_is_refused_until_the_table_is_set_forward_as_it_says(
+    lake: DeltaLake, tmp_path: Path
+) -> None:
+    live, entries, versions = begun(lake, tmp_path, commits=2)
     lake.table.create_checkpoint()
+    for number in (2, 3):
+        entries.append(live.commit(rows(number * 2, 2)))
+    lake.table.restore(versions[2])
+    lake.table.restore(versions[2])
+    clean_up(lake, versions[2] + 1)
     for _ in range(2):
-        live.commit(rows(10, 2))
-    target = versions[2]
-    for version in range(target):
-        (lake.path / "_delta_log" / f"{version:020d}.json").unlink()
-    entry = lake.path / "_delta_log" / f"{target:020d}.json"
-    lake.table.restore(target)
-    entry.unlink()
-    restored = lake.table.version()
-    with pytest.raises(RefusedError, match=rf"{restored:020d}\.json restores .* VERSION AS OF {restored - 1}"):
-        newest_of(lake, tmp_path)
+        with pytest.raises(RefusedError, match=r"\d{20}\.json restores the table, and nobody knows") as refused:
+            newest_of(lake, tmp_path)
+        (named,) = re.findall(r"VERSION AS OF (\d+)", str(refused.value))
+        lake.table.restore(int(named))
+    assert newest_of(lake, tmp_path) == entries[3]
+    assert Live(lake.sink(), tmp_path, run=2).number == 4
+    assert lake.ids() == list(range(8))
 
 
-def test_a_restore_to_a_time_is_refused_by_name(lake: DeltaLake, tmp_path: Path) -> None:
-    """As Spark writes it: the version is null, and the timestamp is there."""
-    _, _, versions = begun(lake, tmp_path, commits=2)
-    lake.table.restore(versions[1])
-    newest = lake.table.version()
+def test_a_restore_that_takes_out_no_commit_changes_nothing_though_the_log_was_cleaned_up(
+    lake: DeltaLake, tmp_path: Path
+) -> None:
+    _, entries, _ = begun(lake, tmp_path, commits=1)
+    lake.write(100, 1)
+    lake.expire()
+    kept = lake.table.version()
+    lake.write(200, 1)
+    lake.table.restore(kept)
+    assert newest_of(lake, tmp_path) == entries[0]
+    assert Live(lake.sink(), tmp_path, run=2).number == 1
+
+
+def test_a_restore_behind_the_first_commit_leaves_nothing_though_the_log_was_cleaned_up(
+    lake: DeltaLake, tmp_path: Path
+) -> None:
+    lake.create(LONG, TEXT)
+    lake.write(100, 1)
+    lake.expire()
+    before = lake.table.version()
+    begun(lake, tmp_path, commits=2)
+    lake.table.restore(before)
+    assert newest_of(lake, tmp_path) is None
+    newer = Live(lake.sink(), tmp_path, run=2)
+    assert newer.number == 0
+    newer.commit(rows(0, 2))
+    assert lake.ids() == [0, 1, 100]
+
+
+def test_commits_that_were_made_twice_stay_readable_in_the_versions_that_have_them(
+    lake: DeltaLake, tmp_path: Path
+) -> None:
+    _, entries, versions = begun(lake, tmp_path)
+    lake.table.restore(versions[3])
+    Live(lake.sink(), tmp_path, run=2).commit(rows(6, 2))
+    second = lake.table.version()
+    lake.table.restore(versions[4])
+    assert Live(lake.sink(), tmp_path, run=3).number == 4
+    assert newest_of(lake, tmp_path) == entries[3]
+    assert DeltaTable(lake.path, version=second).to_pyarrow_table().num_rows == 8
+    lake.table.restore(second)
+    assert Live(lake.sink(), tmp_path, run=4).number == 4
+    assert lake.ids() == list(range(8))
+
+
+@pytest.mark.parametrize("names_a_time", [False, True])
+def test_a_commit_that_was_restored_over_before_its_answer_was_lost_is_in_doubt_and_keeps_its_files(
+    lake: DeltaLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_a_time: bool
+) -> None:
+    live, _, versions = begun(lake, tmp_path, commits=1)
+    entry = live.stage(rows(2, 2))
+    real = DeltaLog.append
+
+    def lose(*given: Any, **named: Any) -> None:
+        monkeypatch.setattr(DeltaLog, "append", real)
+        real(*given, **named)
+        lake.table.restore(versions[1])
+        if names_a_time:
+            restored_to_a_time(lake)
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(DeltaLog, "append", lose)
+    with pytest.raises(CommitUnknownError):
+        live.committer.commit(entry)
+    assert DeltaTable(lake.path, version=versions[1] + 1).to_pyarrow_table().num_rows == 4
+
+
+def restored_to_a_time(lake: DeltaLake) -> int:
+    """Make the newest version a ``RESTORE`` to a time, as Spark writes it: the version is null."""
+    newest = int(lake.table.version())
     entry = lake.path / "_delta_log" / f"{newest:020d}.json"
     lines = [json.loads(line) for line in entry.read_text().splitlines()]
     for line in lines:
         if "commitInfo" in line:
             line["commitInfo"]["operationParameters"] = {"version": None, "timestamp": "2026-11-27 12:00:00.0"}
     entry.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(RefusedError, match=rf"{newest:020d}\.json restores the table to a time"):
+    return newest
+
+
+def test_a_restore_to_a_time_is_refused_by_name_until_one_to_a_version_follows(lake: DeltaLake, tmp_path: Path) -> None:
+    _, entries, versions = begun(lake, tmp_path, commits=2)
+    lake.table.restore(versions[1])
+    newest = restored_to_a_time(lake)
+    with pytest.raises(RefusedError, match=rf"{newest:020d}\.json restores the table, and nobody knows"):
         newest_of(lake, tmp_path)
+    lake.table.restore(versions[1])
+    assert newest_of(lake, tmp_path) == entries[0]
+
+
+def test_a_restore_to_a_time_before_the_first_commit_is_no_finding(lake: DeltaLake, tmp_path: Path) -> None:
+    lake.create(LONG, TEXT)
+    lake.write(100, 1)
+    lake.table.restore(0)
+    restored_to_a_time(lake)
+    live, entries, _ = begun(lake, tmp_path, commits=2)
+    assert live.audit(entries) == []
+    assert [text.partition(":")[0] for text in live.audit([*entries, replace(entries[1], commit=3)])] == ["commit 3"]
+
+
+def test_transactions_that_a_checkpoint_of_others_has_wrong_are_corrected(lake: DeltaLake, tmp_path: Path) -> None:
+    """Trino's checkpoints keep the greatest version of a transaction, and not the last."""
+    _, entries, versions = begun(lake, tmp_path)
+    lake.table.restore(versions[2])
+    Live(lake.sink(), tmp_path, run=2)
+    table = lake.table
+    wrong = CommitProperties(app_transactions=[Transaction(f"{PIPELINE}/lake", 4)])
+    table.create_write_transaction([], "append", table.schema(), [], commit_properties=wrong)
+    assert newest_of(lake, tmp_path) == entries[1]
+    newer = Live(lake.sink(), tmp_path, run=3)
+    newer.commit(rows(4, 2))
+    assert lake.ids() == list(range(6))
 
 
 def test_a_commit_reads_no_entry_as_long_as_nobody_else_writes(

@@ -104,7 +104,7 @@ class DeltaCommitter(TableCommitter):
 
     @override
     def _write_claim(self) -> None:
-        self._table.append([], *required(self._claim, "a claim is planned before it is written"))
+        self._table.append([], *self._planned_claim())
 
     @override
     def _prepare(self) -> None:
@@ -122,7 +122,10 @@ class DeltaCommitter(TableCommitter):
 
     @override
     def _add_columns(self, columns: list[Any]) -> None:
-        self._table.add_columns(columns, *self._ledger.claim_of(self._run))
+        self._table.add_columns(columns, *self._planned_claim())
+
+    def _planned_claim(self) -> tuple[dict[str, int], dict[str, Any]]:
+        return required(self._claim, "a claim is planned before it is written")
 
     @override
     def _shape(self) -> object:

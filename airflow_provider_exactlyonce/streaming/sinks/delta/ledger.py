@@ -56,8 +56,10 @@ class SinkLedger:
         self._log: Final = log
         self._files: Final = files
         self._application: Final = f"{pipeline}/{sink}"
+        self._run: Final = f"{self._application}/run"
+        self._attempt: Final = f"{self._application}/attempt"
         self._highest: Final = f"{self._application}/highest"
-        self._described: Final = {"pipeline": pipeline, "sink": sink}
+        self._of_sink: Final = {"pipeline": pipeline, "sink": sink}
         self._standing: _Standing | None = None
         self._looked_at: tuple[DeltaTable | None, int] = None, 0  # the handle and the version
         folder = f"exactlyonce/{pipeline}.{sink}"
@@ -66,7 +68,7 @@ class SinkLedger:
     @property
     def claimed(self) -> int:
         """The highest run that has claimed, 0 when none has; as of the version last looked at."""
-        return self._log.transaction(f"{self._application}/run") or 0
+        return self._log.transaction(self._run) or 0
 
     @property
     def commit(self) -> int:
@@ -87,8 +89,8 @@ class SinkLedger:
         return self.knows(attempt)
 
     def knows(self, attempt: str) -> bool:
-        """Tell whether an attempt has committed, and none after it, whatever was restored since."""
-        return self._log.transaction(f"{self._application}/attempt") == _identity(attempt)
+        """Tell whether the transactions name an attempt, whatever was restored since."""
+        return self._log.transaction(self._attempt) == _identity(attempt)
 
     def may_have(self, attempt: str) -> bool:
         """Tell whether a version that was restored over may be an attempt's, at the number of the newest commit."""
@@ -96,14 +98,14 @@ class SinkLedger:
 
     def claim_of(self, run: int) -> tuple[dict[str, int], dict[str, Any]]:
         """Return the transactions and the metadata of a claim's version."""
-        claim: dict[str, Any] = {**self._described, "claim": run}
+        claim: dict[str, Any] = {**self._of_sink, "claim": run}
         if (standing := self._correction()) is None:
-            return {f"{self._application}/run": run}, claim
+            return {self._run: run}, claim
         newest = standing.newest
         transactions = {
             self._application: newest.entry.commit if newest else 0,
-            f"{self._application}/run": run,
-            f"{self._application}/attempt": _identity(newest.attempt) if newest else 0,
+            self._run: run,
+            self._attempt: _identity(newest.attempt) if newest else 0,
             self._highest: self.highest,
         }
         return transactions, {**claim, _STANDING: None if newest is None else _described(newest)}
@@ -118,20 +120,20 @@ class SinkLedger:
         """
         transactions = {
             self._application: entry.commit,
-            f"{self._application}/run": entry.run,
-            f"{self._application}/attempt": _identity(note.attempt),
+            self._run: entry.run,
+            self._attempt: _identity(note.attempt),
         }
         facts = {"attempt": note.attempt, "entry": json.loads(entry.to_json()), "rows": rows}
         along = {} if earlier_rows is None else {EARLIER_ROWS: earlier_rows}
-        return transactions, {**self._described, **facts, **along}
+        return transactions, {**self._of_sink, **facts, **along}
 
     def compaction_of(self, run: int) -> dict[str, Any]:
         """Return the metadata of a compaction's version."""
-        return {**self._described, "compaction": run}
+        return {**self._of_sink, "compaction": run}
 
     def is_mine(self, metadata: Mapping[str, Any]) -> bool:
         """Tell whether a version's metadata is of this sink."""
-        return all(metadata.get(key) == value for key, value in self._described.items())
+        return all(metadata.get(key) == value for key, value in self._of_sink.items())
 
     def newest(self) -> Committed | None:
         """Return the newest commit, None when there is none; as of the version last looked at.
@@ -152,7 +154,7 @@ class SinkLedger:
         )
 
     def committed_in(self) -> int | None:
-        """Return the version with the newest commit, None when it was cleaned up; as of the version last looked at."""
+        """Return the version that says which commit is the newest, None when it was cleaned up."""
         return found[0].version if (found := self._in_log()) is not None else None
 
     def keep_note(self) -> None:
@@ -166,8 +168,9 @@ class SinkLedger:
 
     def _noted(self) -> Committed | None:
         """Return the commit that the transactions name from its note, None when that is not there."""
+        number = self._log.transaction(self._application)
         for note in self.attempts.notes():
-            if note.entry is not None and self.knows(note.attempt):
+            if note.entry is not None and note.commit == number and self.knows(note.attempt):
                 return Committed(attempt=note.attempt, entry=note.entry, files=note.files)
         return None
 
@@ -184,7 +187,7 @@ class SinkLedger:
         :raises RefusedError: when nobody knows
         """
         looked_at = self._log.table, self._log.version
-        if looked_at != self._looked_at:
+        if looked_at[0] is not self._looked_at[0] or looked_at[1] != self._looked_at[1]:  # all handles are equal
             is_known = looked_at[0] is self._looked_at[0] and self._standing is None
             if not is_known or any(map(self._is_restore, self._log.foreign_versions(self._looked_at[1]))):
                 self._standing = self._look_back()
@@ -227,18 +230,24 @@ class SinkLedger:
                 return _Standing(newest=None)
             if (noted := self._noted()) is not None and self._says(_Standing(newest=noted), was):
                 return None
+        way_out = "Put the table's directory back from a backup, or use another table"
+        if self._log.at(entry.version - 1) is not None:
+            way_out = (
+                f"Set it forward again: RESTORE TABLE … TO VERSION AS OF {entry.version - 1}; or restore it to a "
+                "version whose log has a commit"
+            )
         raise RefusedError(
-            f"{entry.place} restores the table, and nobody knows which commit of {self._application} it had then. Set "
-            f"it forward again: RESTORE TABLE … TO VERSION AS OF {entry.version - 1}; or restore it to a version whose "
-            "log has a commit"
+            f"{entry.place} restores the table, and nobody knows which commit of {self._application} it had then. "
+            f"{way_out}"
         )
 
     def _says(self, told: _Standing, log: DeltaLog) -> bool:
         """Tell whether the transactions of a version name the same commit."""
-        number, attempt = (log.transaction(f"{self._application}{of}") for of in ("", "/attempt"))
+        number = log.transaction(self._application)
         if told.newest is None:
             return not number
-        return number == told.newest.entry.commit and attempt == _identity(told.newest.attempt)
+        is_attempt = log.transaction(self._attempt) == _identity(told.newest.attempt)
+        return is_attempt and number == told.newest.entry.commit
 
     def _told_by(self, entry: LogEntry) -> _Standing | None:
         """Return what an entry in the log says of the newest commit, None when it says nothing."""

@@ -327,6 +327,7 @@ class TableCommitter(SinkCommitter):
             self._write(
                 lambda: self._add_columns(missing),
                 check=check,
+                plan=self._plan_claim,
                 landed=lambda: not self._missing_columns(),
                 what=f"new columns {', '.join(column.name for column in missing)}",
             )
@@ -352,14 +353,17 @@ class TableCommitter(SinkCommitter):
                 if not self.NEEDS_NOTE:
                     self._attempts.forget(note.attempt)
             elif not note.was_tried or (
-                note.table == self._table_id
-                and (note.commit > highest or (newest is not None and note.commit == newest.entry.commit == highest))
-                and not self._ledger.may_have(note.attempt)
+                note.table == self._table_id and (note.commit > highest or self._has_lost_to(newest, note))
             ):
                 self._attempts.remove(note.attempt)
             else:
                 self._attempts.forget(note.attempt)
         self._settling, self._unneeded = [newest] if newest is not None else [], []
+
+    def _has_lost_to(self, newest: Committed | None, note: AttemptNote) -> bool:
+        """Tell whether another attempt at the number of the newest commit can't have made a commit, set back since."""
+        is_same = newest is not None and note.commit == newest.entry.commit == self._ledger.highest
+        return is_same and not self._ledger.may_have(note.attempt)
 
     def _compact(self, newest: SinkEntry) -> None:
         """Write small files together, in a version of its own. Nothing of it is an error of a batch.
@@ -549,11 +553,14 @@ class TableCommitter(SinkCommitter):
             successor may have committed after this one, whose files must then not be taken for those of a failed one
         """
         note = self._open_attempt()
-        has_landed = self._ledger.has(note.attempt)
-        if not has_landed and (self._ledger.commit >= note.commit or self._ledger.knows(note.attempt)):
+        ledger = self._ledger
+        has_landed = ledger.has(note.attempt)
+        # A successor that has claimed after the table was set back knows the number, and not whose it was.
+        is_forgotten = ledger.claimed > self._run and ledger.highest >= note.commit
+        if not has_landed and (ledger.commit >= note.commit or ledger.knows(note.attempt) or is_forgotten):
             raise CommitUnknownError(
-                f"{self._sink.where} has commit {self._ledger.commit} by another attempt than the one at "
-                f"{note.commit}, or was set back behind that"
+                f"{self._sink.where} has commit {ledger.commit} by another attempt than the one at {note.commit}, or "
+                "was set back behind that"
             )
         return has_landed
 

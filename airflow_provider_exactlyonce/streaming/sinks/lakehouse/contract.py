@@ -51,10 +51,10 @@ class Ledger(Protocol):
         """Tell whether the newest commit was made by an attempt."""
 
     def knows(self, attempt: str) -> bool:
-        """Tell whether an attempt has committed, though the table may have been set back behind it since."""
+        """Tell whether the table still says that an attempt has committed, be it that it was set back since."""
 
     def may_have(self, attempt: str) -> bool:
-        """Tell whether an attempt that has not made the newest commit may have made another, which was set back."""
+        """Tell whether an attempt at the newest commit's number may have made another one, which was set back since."""
 
     def newest(self) -> Committed | None:
         """Return the newest commit, None when there is none.

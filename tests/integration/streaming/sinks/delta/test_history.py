@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from airflow_provider_exactlyonce.exceptions import CommitUnknownError, FencedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from tests.integration.streaming.sinks.delta.lake import LONG, TEXT, DeltaLake
 from tests.integration.streaming.sinks.lake import PIPELINE, Live, rows
@@ -95,6 +98,15 @@ def test_versions_of_others_are_looked_through(lake: DeltaLake, tmp_path: Path) 
     assert lake.ids() == [0, 1, 2, 3, 200]
 
 
+def write_transactions(lake: DeltaLake, numbers: dict[str, int]) -> None:
+    """Have others write some of the sink's transactions."""
+    table, app = lake.table, f"{PIPELINE}/lake"
+    written = CommitProperties(
+        app_transactions=[Transaction(f"{app}{name}", number) for name, number in numbers.items()]
+    )
+    table.create_write_transaction([], "append", table.schema(), [], commit_properties=written)
+
+
 def clean_up(lake: DeltaLake, before: int) -> None:
     """Remove entries of the log as its clean-up does: what they said is in a checkpoint."""
     for version in range(before):
@@ -166,29 +178,7 @@ def test_commits_that_were_made_twice_stay_readable_in_the_versions_that_have_th
     assert lake.ids() == list(range(8))
 
 
-@pytest.mark.parametrize("names_a_time", [False, True])
-def test_a_commit_that_was_restored_over_before_its_answer_was_lost_is_in_doubt_and_keeps_its_files(
-    lake: DeltaLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_a_time: bool
-) -> None:
-    live, _, versions = begun(lake, tmp_path, commits=1)
-    entry = live.stage(rows(2, 2))
-    real = DeltaLog.append
-
-    def lose(*given: Any, **named: Any) -> None:
-        monkeypatch.setattr(DeltaLog, "append", real)
-        real(*given, **named)
-        lake.table.restore(versions[1])
-        if names_a_time:
-            restored_to_a_time(lake)
-        raise ConnectionError("no answer")
-
-    monkeypatch.setattr(DeltaLog, "append", lose)
-    with pytest.raises(CommitUnknownError):
-        live.committer.commit(entry)
-    assert DeltaTable(lake.path, version=versions[1] + 1).to_pyarrow_table().num_rows == 4
-
-
-def restored_to_a_time(lake: DeltaLake) -> int:
+def restored_to_a_time(lake: DeltaLake, _: object = None) -> int:
     """Make the newest version a ``RESTORE`` to a time, as Spark writes it: the version is null."""
     newest = int(lake.table.version())
     entry = lake.path / "_delta_log" / f"{newest:020d}.json"
@@ -198,6 +188,35 @@ def restored_to_a_time(lake: DeltaLake) -> int:
             line["commitInfo"]["operationParameters"] = {"version": None, "timestamp": "2026-11-27 12:00:00.0"}
     entry.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return newest
+
+
+def nothing(*_: object) -> None:
+    """Nothing else happens."""
+
+
+def superseded(lake: DeltaLake, home: Path) -> None:
+    Live(lake.sink(), home, run=2)
+
+
+@pytest.mark.parametrize("then", [nothing, restored_to_a_time, superseded])
+def test_a_commit_that_was_restored_over_before_its_answer_was_lost_is_in_doubt_and_keeps_its_files(
+    lake: DeltaLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Callable[[DeltaLake, Path], object]
+) -> None:
+    live, _, versions = begun(lake, tmp_path, commits=1)
+    entry = live.stage(rows(2, 2))
+    real = DeltaLog.append
+
+    def lose(*given: Any, **named: Any) -> None:
+        monkeypatch.setattr(DeltaLog, "append", real)
+        real(*given, **named)
+        lake.table.restore(versions[1])
+        then(lake, tmp_path)
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(DeltaLog, "append", lose)
+    with pytest.raises(CommitUnknownError):
+        live.committer.commit(entry)
+    assert DeltaTable(lake.path, version=versions[1] + 1).to_pyarrow_table().num_rows == 4
 
 
 def test_a_restore_to_a_time_is_refused_by_name_until_one_to_a_version_follows(lake: DeltaLake, tmp_path: Path) -> None:
@@ -225,13 +244,57 @@ def test_transactions_that_a_checkpoint_of_others_has_wrong_are_corrected(lake: 
     _, entries, versions = begun(lake, tmp_path)
     lake.table.restore(versions[2])
     Live(lake.sink(), tmp_path, run=2)
-    table = lake.table
-    wrong = CommitProperties(app_transactions=[Transaction(f"{PIPELINE}/lake", 4)])
-    table.create_write_transaction([], "append", table.schema(), [], commit_properties=wrong)
+    write_transactions(lake, {"": 4})
     assert newest_of(lake, tmp_path) == entries[1]
     newer = Live(lake.sink(), tmp_path, run=3)
     newer.commit(rows(4, 2))
     assert lake.ids() == list(range(6))
+
+
+def test_the_note_of_an_older_commit_is_not_taken_for_the_newest_where_a_checkpoint_names_its_attempt(
+    lake: DeltaLake, tmp_path: Path
+) -> None:
+    live = Live(lake.sink(), tmp_path)
+    live.put(live.stage(rows(0, 2)))
+    (note,) = lake.notes()
+    older = AttemptNote.decoded(note.read_bytes(), str(note)).attempt
+    newest = live.stage(rows(2, 2))
+    live.put(newest)  # and is killed before it settles
+    write_transactions(lake, {"/attempt": int.from_bytes(hashlib.sha256(older.encode()).digest()[:8], "big") >> 1})
+    assert newest_of(lake, tmp_path) == newest
+    newer = Live(lake.sink(), tmp_path, run=2)
+    newer.commit(rows(4, 2))
+    assert lake.ids() == list(range(6))
+
+
+def test_a_restore_from_which_no_way_leads_back_says_so(lake: DeltaLake, tmp_path: Path) -> None:
+    live, _, versions = begun(lake, tmp_path, commits=2)
+    lake.table.create_checkpoint()
+    live.commit(rows(4, 2))
+    lake.table.restore(versions[2])
+    lake.expire()
+    with pytest.raises(RefusedError, match=r"restores the table, .* Put the table's directory back from a backup"):
+        newest_of(lake, tmp_path)
+
+
+def test_what_a_dead_attempt_has_left_is_removed_also_after_a_table_was_set_back(
+    lake: DeltaLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, versions = begun(lake, tmp_path, commits=2)
+    lake.table.restore(versions[1])
+    newer = Live(lake.sink(), tmp_path, run=2)
+    newer.commit(rows(2, 2))
+    entry = newer.stage(rows(4, 2))
+
+    def lose(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no answer, and nothing was written")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaLog, "append", lose)
+        with pytest.raises(CommitUnknownError):
+            newer.committer.commit(entry)
+    Live(lake.sink(), tmp_path, run=3)
+    assert set(lake.files()) == lake.named_files()
 
 
 def test_a_commit_reads_no_entry_as_long_as_nobody_else_writes(

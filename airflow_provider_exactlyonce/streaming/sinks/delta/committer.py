@@ -166,7 +166,7 @@ class DeltaCommitter(TableCommitter):
     @override
     def _compaction(self) -> DeltaCompaction:
         columns = schema.table_columns(self._table.table.schema())
-        return DeltaCompaction(self._table, self._opens(columns), self._ledger.compaction_of(self._run))
+        return DeltaCompaction(self._table, self._opens(columns), {**self._ledger.of_sink, "compaction": self._run})
 
     @override
     def _history(self) -> TableHistory:

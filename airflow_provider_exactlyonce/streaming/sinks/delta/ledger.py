@@ -50,6 +50,7 @@ class SinkLedger:
 
     :param log: the table's log
     :param files: the table's directory
+    :ivar of_sink: what the metadata of each of its versions says
     """
 
     def __init__(self, log: DeltaLog, files: DeltaFiles, pipeline: str, sink: str) -> None:
@@ -59,7 +60,7 @@ class SinkLedger:
         self._run: Final = f"{self._application}/run"
         self._attempt: Final = f"{self._application}/attempt"
         self._highest: Final = f"{self._application}/highest"
-        self._of_sink: Final = {"pipeline": pipeline, "sink": sink}
+        self.of_sink: Final = {"pipeline": pipeline, "sink": sink}
         self._standing: _Standing | None = None
         self._looked_at: tuple[DeltaTable | None, int] = None, 0  # the handle and the version
         folder = f"exactlyonce/{pipeline}.{sink}"
@@ -98,7 +99,7 @@ class SinkLedger:
 
     def claim_of(self, run: int) -> tuple[dict[str, int], dict[str, Any]]:
         """Return the transactions and the metadata of a claim's version."""
-        claim: dict[str, Any] = {**self._of_sink, "claim": run}
+        claim: dict[str, Any] = {**self.of_sink, "claim": run}
         if (standing := self._correction()) is None:
             return {self._run: run}, claim
         newest = standing.newest
@@ -125,15 +126,11 @@ class SinkLedger:
         }
         facts = {"attempt": note.attempt, "entry": json.loads(entry.to_json()), "rows": rows}
         along = {} if earlier_rows is None else {EARLIER_ROWS: earlier_rows}
-        return transactions, {**self._of_sink, **facts, **along}
-
-    def compaction_of(self, run: int) -> dict[str, Any]:
-        """Return the metadata of a compaction's version."""
-        return {**self._of_sink, "compaction": run}
+        return transactions, {**self.of_sink, **facts, **along}
 
     def is_mine(self, metadata: Mapping[str, Any]) -> bool:
         """Tell whether a version's metadata is of this sink."""
-        return all(metadata.get(key) == value for key, value in self._of_sink.items())
+        return all(metadata.get(key) == value for key, value in self.of_sink.items())
 
     def newest(self) -> Committed | None:
         """Return the newest commit, None when there is none; as of the version last looked at.

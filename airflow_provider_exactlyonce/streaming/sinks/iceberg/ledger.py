@@ -97,7 +97,7 @@ class SinkLedger:
     def claimed(self) -> int:
         """The highest run that has claimed, 0 when none has; as of the metadata last looked at."""
         record, snapshot = self.record, self._snapshot()
-        claimed = int(self.summary_of(snapshot)[_RUN]) if snapshot else 0
+        claimed = int(_said_by(snapshot)[_RUN]) if snapshot else 0
         return max(claimed, record.run if record else 0)
 
     @property
@@ -111,7 +111,7 @@ class SinkLedger:
 
     def knows(self, attempt: str) -> bool:
         """Tell whether a snapshot that is kept is an attempt's, in main or not; as of the metadata last looked at."""
-        return any(self.summary_of(snapshot).get(_ATTEMPT) == attempt for snapshot in self._table.metadata.snapshots)
+        return any(_said_by(snapshot).get(_ATTEMPT) == attempt for snapshot in self._table.metadata.snapshots)
 
     may_have = knows
 
@@ -126,7 +126,7 @@ class SinkLedger:
         :raises RefusedError: when the table was set back so far that nobody knows, or may have been
         """
         if (snapshot := self._snapshot()) is not None:
-            return _committed(self.summary_of(snapshot))
+            return _committed(_said_by(snapshot))
         record = self.record
         if record is None or record.newest is None:
             return None
@@ -175,35 +175,36 @@ class SinkLedger:
 
         return summary, properties
 
-    def summary_of(self, snapshot: Snapshot) -> Mapping[str, str]:
-        """Return what a snapshot says beside what Iceberg has it say."""
-        return snapshot.summary.additional_properties if snapshot.summary is not None else {}
-
     def is_mine(self, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot is of this sink."""
-        return self.summary_of(snapshot).get(_SINK) == self._name
+        return _said_by(snapshot).get(_SINK) == self._name
 
     def is_first(self, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot is of this sink, and before all of its commits."""
-        return self.is_mine(snapshot) and _ENTRY not in self.summary_of(snapshot)
+        return self.is_mine(snapshot) and _ENTRY not in _said_by(snapshot)
 
     def committed_by(self, snapshot: Snapshot) -> Committed | None:
         """Return what a snapshot has committed, None for a claim and for others' snapshots."""
         if self.is_mine(snapshot) and self.is_commit(snapshot):
-            return _committed(self.summary_of(snapshot))
+            return _committed(_said_by(snapshot))
         return None
 
     def rows_of(self, snapshot: Snapshot, entry: SinkEntry) -> int:
         """Return how many more rows a commit's snapshot says that the table has; 0.1.0 says it in the entry only."""
-        return int(self.summary_of(snapshot).get(_ROWS, entry.rows))
+        return int(_said_by(snapshot).get(_ROWS, entry.rows))
 
     def is_commit(self, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot is a commit of this or of another sink."""
-        return _COMMIT in self.summary_of(snapshot)
+        return _COMMIT in _said_by(snapshot)
 
     def _snapshot(self) -> Snapshot | None:
         """Return main's newest snapshot of this sink that is kept."""
         return next((snapshot for snapshot in self._table.history() if self.is_mine(snapshot)), None)
+
+
+def _said_by(snapshot: Snapshot) -> Mapping[str, str]:
+    """Return what a snapshot says beside what Iceberg has it say."""
+    return snapshot.summary.additional_properties if snapshot.summary is not None else {}
 
 
 def _summary(committed: Committed) -> dict[str, str]:

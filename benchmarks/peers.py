@@ -86,6 +86,7 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=int, help="of each input, a multiple of 100,000; few end before the kill (default: its own)"
     )
+    parser.add_argument("--add", action="store_true", help="keep the rounds that the output folder has")
     parser.add_argument("--batches", type=int, default=40, help="small batches of a round that count (default: 40)")
     parser.add_argument("--output", type=Path, default=Path("bench-report"), help="folder for the raw figures and plot")
     given = parser.parse_args()
@@ -100,14 +101,19 @@ def main() -> int:
     ):
         runs = Runs(broker, Path(work))
         chosen = {kind: of for kind, of in kinds(runs, given.rows, given.batches, avro).items() if kind in given.only}
-        found: Results = {kind: {} for kind in chosen}
-        for number in range(given.rounds):
+        found: Results = {kind: kept.get(kind, {}) if given.add else {} for kind in chosen}
+        before = max((len(rounds) for engines in found.values() for rounds in engines.values()), default=0)
+        for number in range(before, before + given.rounds):
             for kind, (engines, run) in chosen.items():
-                if kind == KILLED and number:
+                if kind == KILLED and number > before:
                     continue
                 turn = number % len(engines)
                 for engine in engines[turn:] + engines[:turn]:
-                    figures = run(engine)
+                    try:
+                        figures = run(engine)
+                    except RuntimeError as error:  # which must not cost the figures of the others
+                        print(kind, number, engine.name, "has failed:", error, flush=True)
+                        continue
                     found[kind].setdefault(engine.name, []).append(figures)
                     print(kind, number, engine.name, _short(figures), flush=True)
                     kept |= {kind: found[kind], "machine": f"{os.cpu_count()} cores, {platform.system()}"}

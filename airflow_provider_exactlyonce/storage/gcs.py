@@ -87,9 +87,10 @@ class _Answer:
             said = json.loads(said)["error"]["message"]
         except (ValueError, TypeError, KeyError):
             said = " ".join(said.split())[:300]
-        kinds = {HTTPStatus.NOT_FOUND: _NotFoundError, **dict.fromkeys(_DENIED, PermissionError)}
-        kind = kinds.get(self.status, OSError)
-        return kind(f"{place}: Google Cloud Storage answers {self.status}: {said}")
+        text = f"{place}: Google Cloud Storage answers {self.status}: {said}"
+        if self.status == HTTPStatus.NOT_FOUND:
+            return _NotFoundError(text)
+        return PermissionError(text) if self.status in _DENIED else OSError(text)
 
 
 class GcsStore(ConditionalStore):

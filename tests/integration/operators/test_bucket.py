@@ -297,7 +297,7 @@ def test_a_role_is_assumed_and_its_credentials_are_handed_on(
     json_store.write(home.control / "a.json", {"written": True})
     assert json_store.read(home.control / "a.json") == {"written": True}
     environment = object_storage.driver_environment(checkpoint, tmp_path)
-    assert environment["AWS_ACCESS_KEY_ID"].startswith("ASIA")
+    assert str(environment["AWS_ACCESS_KEY_ID"]).startswith("ASIA")
     assert environment["AWS_SESSION_TOKEN"]
     assert "connection lake assumes arn:aws:iam::123456789012:role/streams" in said()
 

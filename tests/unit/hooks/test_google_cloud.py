@@ -56,7 +56,7 @@ def test_a_key_in_the_connection_becomes_a_file_that_only_its_owner_may_read(
     connect: Callable[..., None], key: dict[str, str], prefix: str, tmp_path: Path
 ) -> None:
     connect(**{f"{prefix}keyfile_dict": json.dumps(key)})
-    file = Path(driver_environment(HOME, tmp_path)["GOOGLE_APPLICATION_CREDENTIALS"])
+    file = Path(driver_environment(HOME, tmp_path)["GOOGLE_APPLICATION_CREDENTIALS"] or "")
     assert json.loads(file.read_text()) == key
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.is_relative_to(tmp_path)

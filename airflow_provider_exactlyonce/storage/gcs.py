@@ -68,13 +68,18 @@ class _Answer:
         return 400 <= self.status < 500 and self.status not in _TEMPORARY
 
     @property
+    def message(self) -> str | None:
+        """What it says is wrong, in the words of Google's JSON; None when it has none, as a proxy's."""
+        try:
+            return str(json.loads(self.body)["error"]["message"])
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    @property
     def is_missing(self) -> bool:
         """Whether it says that there is no such object; a proxy's 404 does not, nor one that there is no bucket."""
-        try:
-            said = json.loads(self.body)["error"]["message"]
-        except (ValueError, TypeError, KeyError):
-            return False
-        return self.status == HTTPStatus.NOT_FOUND and "bucket does not exist" not in said
+        said = self.message
+        return self.status == HTTPStatus.NOT_FOUND and said is not None and "bucket does not exist" not in said
 
     def json(self) -> dict[str, Any]:
         """Return what is known of an object, or objects."""
@@ -82,11 +87,9 @@ class _Answer:
 
     def error(self, place: Path | str) -> OSError:
         """Return the error that it stands for."""
-        said = self.body.decode(errors="replace")
-        try:
-            said = json.loads(said)["error"]["message"]
-        except (ValueError, TypeError, KeyError):
-            said = " ".join(said.split())[:300]
+        said = self.message
+        if said is None:
+            said = " ".join(self.body.decode(errors="replace").split())[:300]
         text = f"{place}: Google Cloud Storage answers {self.status}: {said}"
         if self.status == HTTPStatus.NOT_FOUND:
             return _NotFoundError(text)

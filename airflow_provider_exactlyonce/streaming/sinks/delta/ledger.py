@@ -156,6 +156,8 @@ class SinkLedger:
 
     def keep_note(self) -> None:
         """Write the note of the newest commit if it is not there: its version may be cleaned up, as may a claim's."""
+        if self._correction() is None and self._noted() is not None:
+            return
         newest = self.newest()
         if newest is not None and all(note.attempt != newest.attempt for note in self.attempts.notes()):
             entry = newest.entry

@@ -39,9 +39,9 @@ LONG_NUMBER: Final = r"[:,\[]\s*-?(?:[0-9.]+[eE][-+]?0*[0-9]{3}|[0-9]{16,}[eE]|(
 #: A text that was a number with a point or an exponent, or may have one in it.
 _OF_A_NUMBER: Final = r'^(?:-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?$|"-?Infinity"$|[\[{])'
 #: A number as it stands in what Spark writes, alone or in an object.
-_WRITTEN: Final = r"(?:^|[:,\[])(-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?)(?=$|[,\]}])"
-#: A number as it stands in a record, also in a string of it.
-_NUMBER: Final = r"-?[0-9]+(?:[.][0-9]+)?(?:[eE][-+]?[0-9]+)?"
+_WRITTEN: Final = r'(?<=^|[:,\[])-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?(?=$|[,\]}])|(?<=")-?Infinity(?=")'
+#: A number with a point or an exponent as it stands in a record, also in a string of it. Spark keeps all others.
+_NUMBER: Final = r"-?[0-9]+(?:[.][0-9]+(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
 #: A double keeps a number of so many digits, unless it is nearer to zero than this.
 _KEPT_DIGITS: Final = 15
 _SMALLEST_NORMAL: Final = sys.float_info.min
@@ -118,7 +118,7 @@ def as_given(schema: StructType) -> StructType:
     return StructType([StructField(field.name, _replaced(field.dataType, given)) for field in schema.fields])
 
 
-def _either(conditions: Iterable[Column | None]) -> Column | None:
+def either(conditions: Iterable[Column | None]) -> Column | None:
     """Return whether a condition holds, None without one."""
     stated = [condition for condition in conditions if condition is not None]
     return reduce(Column.__or__, stated) if stated else None
@@ -128,7 +128,7 @@ def _any_within(value: Column, kind: DataType, judge: Callable[[Column, DataType
     """Return whether something of a type's parts is as judged, None where no part of that type can be."""
     match kind:
         case StructType():
-            return _either(judge(value.getField(field.name), field.dataType) for field in kind.fields)
+            return either(judge(value.getField(field.name), field.dataType) for field in kind.fields)
         case ArrayType() | MapType():
             (part,) = _within(kind)
             if judge(value, part) is None:
@@ -148,7 +148,7 @@ def is_missing(value: Column, kind: DataType, may_be_null: bool) -> Column | Non
     within = None
     match kind:
         case StructType():
-            within = _either(
+            within = either(
                 is_missing(value.getField(field.name), field.dataType, field.nullable) for field in kind.fields
             )
             within = None if within is None else value.isNotNull() & within
@@ -159,7 +159,7 @@ def is_missing(value: Column, kind: DataType, may_be_null: bool) -> Column | Non
                 parts = value if isinstance(kind, ArrayType) else F.map_values(value)
                 found = F.exists(parts, lambda one: _certain(is_missing(one, part, part_may_be_null)))
                 within = F.coalesce(found, F.lit(False))
-    return _either([None if may_be_null else value.isNull(), within])
+    return either([None if may_be_null else value.isNull(), within])
 
 
 def stays_itself(parsed: Column, kind: DataType) -> Column | None:
@@ -195,7 +195,7 @@ def becomes_another(value: Column, given: Column, kind: DataType) -> Column | No
     """
     match kind:
         case StructType():
-            return _either(
+            return either(
                 becomes_another(value.getField(field.name), given.getField(field.name), field.dataType)
                 for field in kind.fields
             )
@@ -225,80 +225,64 @@ def may_be_of_a_number(value: Column, kind: DataType) -> Column | None:
     return F.coalesce(value.rlike(_OF_A_NUMBER), F.lit(False)) if isinstance(kind, StringType) else None
 
 
-def numbers_of(text: Column) -> Column:
-    """Return what the numbers of a record are, for :func:`is_rounded_text`; null without one that may be rounded."""
-    return F.when(text.rlike(LONG_NUMBER), _amounts(F.regexp_extract_all(text, F.lit(_NUMBER), F.lit(0))))
-
-
-def is_rounded_text(value: Column, text: Column, numbers: Column, kind: DataType) -> Column | None:
-    """Return whether a text has a number that the record has not, None for a type without texts.
+def numbers_of(text: Column, fields: Iterable[tuple[Column, DataType]]) -> Column:
+    """Return what the numbers of a record are, and those in each field's texts; for :func:`is_rounded`.
 
     :param text: the record
-    :param numbers: of the record, as :func:`numbers_of` has them
+    :return: an array of arrays, the record's first; null for a record without a number that may be rounded
     """
-    texts = _texts_within(value, kind)
-    if texts is None:
+    given = F.regexp_extract_all(text, F.lit(_NUMBER), F.lit(0))
+    # In quotes it may be of the record, unless Spark has read one of its numbers so.
+    is_too_large = F.exists(given, lambda number: F.abs(number.cast("double")) == float("inf"))
+    infinite = F.when(~is_too_large, F.array(F.lit("Infinity"), F.lit("-Infinity"))).otherwise(F.array())
+    written = [_written_within(value, kind) for value, kind in fields]
+    numbers = F.transform(F.array(F.concat(given, infinite), *written), lambda of_one: F.transform(of_one, _as_written))
+    return F.when(text.rlike(LONG_NUMBER), numbers)
+
+
+def is_rounded(numbers: Column, field: int, kind: DataType) -> Column | None:
+    """Return whether a field's texts have a number that the record has not, None for a type without texts.
+
+    :param numbers: as :func:`numbers_of` has them
+    """
+    if StringType not in kinds_within(kind):
         return None
-    written = F.flatten(F.transform(texts, lambda one: F.regexp_extract_all(one, F.lit(_WRITTEN), F.lit(1))))
-    is_rounded = F.size(F.array_except(_amounts(written), numbers)) > 0
-    became_infinite = F.exists(texts, lambda one: one.contains("Infinity")) & ~text.contains("Infinity")
-    return numbers.isNotNull() & (is_rounded | became_infinite)
+    return F.size(F.array_except(numbers[field + 1], numbers[0])) > 0
 
 
-def _texts_within(value: Column, kind: DataType) -> Column | None:
-    """Return an array of all texts in a value, None for a type without texts."""
-    texts = None
+def _written_within(value: Column, kind: DataType) -> Column:
+    """Return an array of the numbers that Spark may have written into texts of a value, null without a text."""
+
+    def of_part(part: Column, kind: DataType) -> Column:
+        return F.coalesce(_written_within(part, kind), F.array())
+
+    if StringType not in kinds_within(kind):
+        return F.lit(None).cast("array<string>")
     match kind:
-        case StringType():
-            texts = F.array(value)
         case StructType():
-            parts = [_texts_within(value.getField(field.name), field.dataType) for field in kind.fields]
-            stated = [part for part in parts if part is not None]
-            texts = F.concat(*stated) if stated else None
+            return F.concat(*[of_part(value.getField(field.name), field.dataType) for field in kind.fields])
         case ArrayType() | MapType():
             (part,) = _within(kind)
-            if _texts_within(value, part) is not None:
-                parts_of = value if isinstance(kind, ArrayType) else F.map_values(value)
-                texts = F.flatten(F.transform(parts_of, lambda one: _certain(_texts_within(one, part))))
-    if texts is None:
-        return None
-    return F.filter(F.coalesce(texts, F.array()), lambda one: one.isNotNull())
+            parts_of = value if isinstance(kind, ArrayType) else F.map_values(value)
+            return F.flatten(F.transform(parts_of, lambda one: of_part(one, part)))
+    return F.regexp_extract_all(value, F.lit(_WRITTEN), F.lit(0))
 
 
-def _amounts(numbers: Column) -> Column:
-    """Return an array with a text for each number, the same for all that are written otherwise and are the same.
+def _as_written(number: Column) -> Column:
+    """Return a number that a double keeps as Spark writes that double, and any other one as it stands.
 
-    What Spark writes of a double may have more digits than the number that the double was made of. Where that one has
-    so few that the double keeps it, both are the same.
+    A double keeps a number of few digits, of which Spark may write more, and one of those digits that Spark writes.
     """
-
-    def as_kept(number: Column) -> Column:
-        kept = F.abs(number.cast("double")).between(_SMALLEST_NORMAL, sys.float_info.max)
-        has_few_digits = F.length(F.trim(_digits(number), F.lit("0"))) <= _KEPT_DIGITS
-        return F.when(has_few_digits & kept, number.cast("double").cast("string")).otherwise(number)
-
-    return F.transform(F.transform(numbers, as_kept), _amount)
-
-
-def _amount(number: Column) -> Column:
-    """Return the sign of a number, its digits without zeros around them, and the power of ten that they begin at."""
-    digits = _digits(number)
-    before_point = F.length(F.substring_index(_mantissa(number), ".", 1))
-    leading_zeros = F.length(digits) - F.length(F.ltrim(digits, F.lit("0")))
-    # Null for an exponent that is no int: no double has it, so such a number is none that Spark has written.
-    exponent = F.substring_index(F.lower(number), "e", -1).try_cast("int").cast("bigint")
-    power = before_point - leading_zeros + F.when(F.lower(number).contains("e"), exponent).otherwise(0)
-    significant = F.trim(digits, F.lit("0"))
-    sign = F.when(number.startswith("-"), "-").otherwise("")
-    return F.when(significant == "", "0").otherwise(F.concat(sign, significant, F.lit("e"), power.cast("string")))
-
-
-def _mantissa(number: Column) -> Column:
-    return F.substring_index(F.ltrim(F.lower(number), F.lit("-")), "e", 1)
+    double = number.cast("double")
+    written = double.cast("string")
+    is_short = F.length(_digits(number)) <= _KEPT_DIGITS
+    is_normal = F.abs(double).between(_SMALLEST_NORMAL, sys.float_info.max)
+    return F.when((is_short & is_normal) | (_digits(number) == _digits(written)), written).otherwise(number)
 
 
 def _digits(number: Column) -> Column:
-    return F.replace(_mantissa(number), F.lit("."), F.lit(""))
+    """Return a number's digits without the zeros around them."""
+    return F.trim(F.regexp_replace(number, "[eE].*|[-.]", ""), F.lit("0"))
 
 
 def doubtful_time(schema: StructType) -> str | None:

@@ -224,8 +224,13 @@ def verdicts(records: Any, ddl: str) -> dict[int, Verdict]:
 
 
 def was_read_as_another(former: Verdict, current: Verdict) -> bool:
-    """Say whether a record is of the class that fitted by what Spark makes of a number, or of a time without a date."""
+    """Say whether a record is of the class that fitted by what Spark makes of a number, or of a time without a date.
+
+    Or a field behind that one did not fit, and was named then.
+    """
     reason = current[0] or b""
+    if former[0] is not None and former[0].startswith((b"field price does not fit", b"field small does not fit")):
+        return reason.startswith(b"field name does not fit string: a number")
     return former[0] is None and reason.startswith(
         (
             b"field ratio does not fit double: ",

@@ -93,6 +93,14 @@ def test_records_that_do_not_fit_are_told_with_their_place_and_the_reason(spark:
         assert header["exactlyonce.reason"].startswith(reason)
 
 
+def test_a_record_is_refused_also_where_its_reason_can_not_show_what_stands_there(spark: Any) -> None:
+    frame = kafka_frame(spark, """{"it's": [1.23]}""").withColumn("headers", F.lit(None).cast(HEADERS_TYPE))
+    source = KafkaSource("in", schema="`it's` ARRAY<DECIMAL(5,1)>")
+    assert source.fitted(frame, leave_out_bad=True).count() == 0
+    (bad,) = source.misfits(frame).collect()
+    assert bytes(bad["headers"][-1]["value"]) == b"field it's does not fit array<decimal(5,1)>: null"
+
+
 def test_a_record_that_does_not_fit_is_refused_with_its_place_and_the_reason(spark: Any) -> None:
     with pytest.raises(Exception, match="exactlyonce:BadRecordError") as caught:
         parsed(spark, '{"id": 0}', '{"id": 1, "price": 1.234}')
@@ -182,10 +190,13 @@ READ_AS_ANOTHER = {
     '{"price": "1\\u0065999999999"}': "it has a decimal with an exponent of five digits or more: {",
     '{"\\u0070rice": 1e999999999}': "it has a decimal with an exponent of five digits or more: {",
     '{"text": 1e-400}': ROUNDED,
+    '{"text": 1e400, "ratio": "Infinity"}': ROUNDED,
+    '{"text": [-1e400], "other": "-Infinity"}': ROUNDED,
     '{"text": 1.23456789e-320}': ROUNDED,
     '{"text": [120000000000000000.5], "other": 12}': ROUNDED,
     '{"text": {"a": -0.1234567890123456789}, "other": 0.12345678901234568}': ROUNDED,
     '{"text": 1.00000000000000000001, "other": 1e99999999999}': ROUNDED,
+    '{"text": 1.00000000000000000001, "small": 1, "other": -1}': ROUNDED,
     '{"price" : "-1.5E-99999999"}': "it has a decimal with an exponent of five digits or more: {",
 }
 ITSELF = (

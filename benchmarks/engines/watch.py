@@ -15,6 +15,7 @@ from benchmarks.engines.process_tree import cpu_seconds, machine_cpu_seconds, ow
 from benchmarks.engines.workloads import PARTITIONS
 
 INTERVAL_SECONDS: Final = 0.1
+SETTLED_LOOKS: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,11 @@ class Watch:
     def visible(self) -> int:
         """Return about how many records can be read; transaction markers count, too."""
         return sum(self.samples[-1].stable) if self.samples else 0
+
+    def stands_still(self, records: int) -> bool:
+        """Return whether so many records can be read, and for ten seconds no more."""
+        looks = self.samples[-SETTLED_LOOKS:]
+        return len(looks) == SETTLED_LOOKS and looks[0].stable == looks[-1].stable and self.visible() >= records
 
     def _look(self) -> None:
         while not self._done.wait(INTERVAL_SECONDS):

@@ -59,7 +59,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "yarn.resourcemanager.monitor.capacity.preemption.natural_termination_factor": "1.0",
 }
 #: {queue: percent of the memory that it has a right to}; each may use all that is free.
-QUEUES: Final = {"default": 50, "urgent": 50}
+QUEUES: Final = {"default": 50, "urgent": 50, "spare": 0}
 #: What runs a command on a host of another name, so that its processes are none of ours; only root may.
 ANOTHER_HOST: Final = ("unshare", "--uts", "sh", "-c", 'echo localhost > /proc/sys/kernel/hostname; exec "$@"', "sh")
 #: Each gets a port of its own; else it is the same one on every machine.
@@ -300,6 +300,7 @@ def _queues() -> Mapping[str, str]:
             f"{root}.{queue}.capacity": str(percent),
             f"{root}.{queue}.maximum-capacity": "100",
             f"{root}.{queue}.user-limit-factor": "100",
+            f"{root}.{queue}.maximum-applications": "100",
         }
     return settings
 

@@ -247,6 +247,18 @@ def test_executors_that_are_preempted_in_mid_batch_cost_no_more(accident: Accide
     assert accident.outcomes() == ["SUCCEEDED"]
 
 
+def test_a_driver_that_is_preempted_is_replaced_once_there_is_room_again(
+    accident: Accident, hadoop: HadoopCluster
+) -> None:
+    def preempt(application: str) -> None:
+        with hadoop.occupying("urgent", 2048), hadoop.occupying("default", 2048):
+            eventually(lambda: not hadoop.containers(application), "its driver is gone, too", poll_seconds=0.2)
+
+    # It runs in a queue without a right to anything.
+    assert accident.happen(preempt, conf={**CLUSTER_CONF, "spark.yarn.queue": "spare"}) == 1
+    assert accident.outcomes() == ["FAILED", "SUCCEEDED"]
+
+
 @pytest.mark.parametrize("place", ["mounted", "hdfs", "s3"])
 def test_a_master_that_is_killed_is_replaced_by_the_next_application_which_goes_on_exactly(
     accident: Accident, hadoop: HadoopCluster, bucket: str, caplog: pytest.LogCaptureFixture, place: str

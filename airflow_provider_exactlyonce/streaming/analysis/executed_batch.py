@@ -45,6 +45,10 @@ _MAP: Final = "MapInArrowExec"
 _COUNT: Final = "CollectMetricsExec"
 _AGGREGATE: Final = "AggregateExec"
 _JOIN: Final = "StreamingSymmetricHashJoinExec"
+#: What stands over one other plan and counts nothing; each question about a node takes time from every batch.
+_PLAIN: Final = frozenset(
+    {"FilterExec", "GenerateExec", "InputAdapter", "ProjectExec", "SerializeFromObjectExec", "WholeStageCodegenExec"}
+)
 #: What Spark puts between an operator with state and the plan that it was written over.
 _BETWEEN: Final = frozenset(
     {
@@ -110,7 +114,9 @@ class ExecutedBatch:
 
         :param is_read: Spark has read all of it already, to broadcast it
         """
-        name, metrics = simple_name(node), node.metrics()
+        while (name := simple_name(node)) in _PLAIN:
+            node = node.child()
+        metrics = node.metrics()
         if metrics.contains(_LATE):
             if metrics.contains(_STATE):
                 self._operators.append(_Operator(self._spark, node))

@@ -166,6 +166,8 @@ class StagedCommitter(SinkCommitter):
     @override
     def commit(self, entry: SinkEntry) -> None:
         invariant(entry.run == self._run, "the run that has claimed commits")
+        rows = sum(task["rows"] for task in self._told)
+        invariant(rows == entry.rows, f"{rows} rows are staged, the entry has {entry.rows}: is pre_commit overridden?")
         with answering(f"sink {self.key[1]}", CommitUnknownError):
             self.publish(entry, self._staged_rows())
 

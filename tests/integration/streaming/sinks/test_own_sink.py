@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from airflow_provider_exactlyonce.exceptions import FencedError
+from airflow_provider_exactlyonce.exceptions import FencedError, InvariantError
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from dags.jobs.own_sink import SqliteSink
@@ -49,6 +49,19 @@ def test_a_run_that_was_frozen_in_its_claim_while_a_successor_has_committed_is_s
         with pytest.raises(FencedError, match="superseded by run 2"):
             frozen.claim(1)
         assert successor.tail() == entry
+
+
+def test_rows_that_a_pre_commit_of_ones_own_has_forgotten_are_missed_before_anything_is_published(
+    tmp_path: Path,
+) -> None:
+    context = SinkContext(pipeline="p", home=tmp_path / "home")
+    entry = SinkEntry(commit=1, run=1, lineage="l", batch=0, source={}, rows=3, digest=0)
+    with closing(TestSqliteSink().make_sink(tmp_path).open(context)) as committer:
+        committer.claim(1)
+        committer.begin(SinkAttempt(name="a", pipeline="p", commit=1, run=1))
+        with pytest.raises(InvariantError, match="0 rows are staged, the entry has 3: is pre_commit overridden"):
+            committer.commit(entry)
+        assert committer.tail() is None
 
 
 class TestSqliteSink(SinkConformance):

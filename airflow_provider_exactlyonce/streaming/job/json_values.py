@@ -87,11 +87,11 @@ class JsonValues:
             return rows.select(*_named(self._names, self._row(_FRAME)))
         numbered = [f"{_ALONE}_{number}" for number in range(len(self._names))]
         alone = F.transform(
-            F.filter(self._parsed(), judge), lambda record: F.struct(*_named(numbered, self._row(record)))
+            F.filter(F.when(~F.col(_IN_BLOCK), self._parsed()), judge),
+            lambda record: F.struct(*_named(numbered, self._row(record))),
         )
         decoded = self._decoded(records, blocks)
-        nothing = self._nothing(numbered, records)
-        rows = decoded.select("*", F.inline(F.when(F.col(_IN_BLOCK), nothing).otherwise(alone)))
+        rows = decoded.select("*", F.inline(F.coalesce(alone, self._nothing(numbered, records))))
         in_block = [*(f"{_IN_BLOCK}_{number}" for number in range(len(self._schema))), *self._places]
         columns = [
             F.when(F.col(_IN_BLOCK), F.col(one)).otherwise(F.col(other))
@@ -157,7 +157,7 @@ class JsonValues:
         return [*self._schema.names, *self._places.values()]
 
     def _fits(self, record: _Record) -> Column:
-        return self._certainly_fits(record) | self._closely(record, lambda reason: reason.isNull())
+        return self._unless_certain(record, lambda reason: reason.isNull())
 
     def _fits_or_raises(self, record: _Record) -> Column:
         """Say that a record fits; of another one the task fails."""
@@ -169,11 +169,13 @@ class JsonValues:
             message = F.concat(start, F.lit(" offset "), record["offset"], F.lit(": "), reason, F.lit(CLOSE))
             return F.when(reason.isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
 
-        return self._certainly_fits(record) | self._closely(record, raises)
+        return self._unless_certain(record, raises)
 
-    def _closely(self, record: _Record, judge: Callable[[Column], Column]) -> Column:
-        """Judge a record by why it does not fit."""
-        return F.forall(F.array(self._misfit(record)), judge)
+    def _unless_certain(self, record: _Record, judge: Callable[[Column], Column]) -> Column:
+        """Judge a record by why it does not fit, if it does not certainly."""
+        closely = F.forall(F.array(self._misfit(record)), judge)
+        # Not OR, nor WHEN with OTHERWISE: Spark compares the two sides of those whenever it plans a batch.
+        return F.coalesce(F.when(self._certainly_fits(record), F.lit(True)), closely)
 
     def _misfit(self, record: _Record) -> Column:
         """Return why a record does not fit, null when it does."""

@@ -40,8 +40,11 @@ LONG_NUMBER: Final = r"[:,\[]\s*-?(?:[0-9.]+[eE][-+]?0*[0-9]{3}|[0-9]{16,}[eE]|(
 _OF_A_NUMBER: Final = r'^(?:-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?$|"-?Infinity"$|[\[{])'
 #: A number as it stands in what Spark writes, alone or in an object.
 _WRITTEN: Final = r'(?<=^|[:,\[])-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?(?=$|[,\]}])|(?<=")-?Infinity(?=")'
-#: A number with a point or an exponent as it stands in a record, also in a string of it. Spark keeps all others.
-_NUMBER: Final = r"-?[0-9]+(?:[.][0-9]+(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
+#: A number with a point or an exponent as it stands in a record, also in a string of it. Others stay as they are.
+_NUMBER: Final = r"-?(?<![0-9])[0-9]++(?:[.][0-9]++(?:[eE][-+]?[0-9]++)?|[eE][-+]?[0-9]++)"
+#: One that is not in quotes, or looks so within a string.
+_BARE_NUMBER: Final = rf"[:,\[]\s*({_NUMBER})(?=\s*[,\]}}])"
+_ESCAPE: Final = r"\\u[0-9a-fA-F]{4}"  # four characters that are no number, though é has 00e9
 #: A double keeps a number of so many digits, unless it is nearer to zero than this.
 _KEPT_DIGITS: Final = 15
 _SMALLEST_NORMAL: Final = sys.float_info.min
@@ -231,9 +234,10 @@ def numbers_of(text: Column, fields: Iterable[tuple[Column, DataType]]) -> Colum
     :param text: the record
     :return: an array of arrays, the record's first; null for a record without a number that may be rounded
     """
-    given = F.regexp_extract_all(text, F.lit(_NUMBER), F.lit(0))
-    # In quotes it may be of the record, unless Spark has read one of its numbers so.
-    is_too_large = F.exists(given, lambda number: F.abs(number.cast("double")) == float("inf"))
+    given = F.regexp_extract_all(F.regexp_replace(text, _ESCAPE, " "), F.lit(_NUMBER), F.lit(0))
+    # A quoted Infinity is the record's own, unless one of its numbers is too large for a double.
+    bare = F.regexp_extract_all(text, F.lit(_BARE_NUMBER), F.lit(1))
+    is_too_large = F.exists(bare, lambda number: F.abs(number.cast("double")) == float("inf"))
     infinite = F.when(~is_too_large, F.array(F.lit("Infinity"), F.lit("-Infinity"))).otherwise(F.array())
     written = [_written_within(value, kind) for value, kind in fields]
     numbers = F.transform(F.array(F.concat(given, infinite), *written), lambda of_one: F.transform(of_one, _as_written))

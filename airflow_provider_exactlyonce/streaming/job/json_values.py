@@ -209,31 +209,31 @@ class JsonValues:
             endless = F.concat(F.lit("it has a decimal with an exponent of five digits or more: "), shown)
             reasons.append(F.when(text.rlike(self._endless_decimal), endless))
         # One expression for all fields: each part of a plan takes time from every batch.
-        fields = F.array(*[self._facts(record, number, as_given, numbers) for number in range(len(self._schema))])
+        fields = F.array(*[self._facts(record, place, as_given, numbers) for place in range(len(self._schema))])
         faults = F.transform(fields, lambda field: _fault_of(field, text, is_read))
         reasons.append(F.get(F.filter(faults, lambda fault: fault.isNotNull()), F.lit(0)))
         reasons.append(F.when(~is_read, F.concat(F.lit("it is not a JSON object of the schema: "), shown)))
         return F.coalesce(*reasons)
 
-    def _facts(self, record: _Record, number: int, as_given: Column | None, numbers: Column) -> Column:
+    def _facts(self, record: _Record, place: int, as_given: Column | None, numbers: Column) -> Column:
         """Return what is to be known of a field to say why its value does not fit."""
-        field = self._schema[number]
+        field = self._schema[place]
         value, kind = _field(record, field), field.dataType
         stays_itself = json_types.stays_itself(value, kind)
         changes = [None if stays_itself is None else ~stays_itself]
         if as_given is not None:
             changes.append(json_types.becomes_another(value, as_given.getField(field.name), kind))
-        is_parsed_wider = json_types.wide(kind) != kind and not json_types.is_nested(kind)
+        is_shown = not json_types.is_nested(kind) and (json_types.wide(kind) != kind or isinstance(kind, StringType))
         facts = {
             "name": F.lit(field.name),
             "type": F.lit(kind.simpleString()),
             # As it was read and not as it stands there: of a name that is there twice, the last one counts.
-            "number": (value if is_parsed_wider else F.lit(None)).cast("string"),
+            "as_read": (value if is_shown else F.lit(None)).cast("string"),
             "is_null": value.isNull(),
             "is_missing": None if field.nullable else value.isNull(),
             "lacks": json_types.is_missing(value, kind, True),
             "changes": json_types.either(changes),
-            "is_rounded": json_types.is_rounded(numbers, number, kind),
+            "is_rounded": json_types.is_rounded(numbers, place, kind),
         }
         return F.struct(*[(F.lit(False) if fact is None else fact).alias(name) for name, fact in facts.items()])
 
@@ -314,5 +314,5 @@ def _fault_of(field: Column, text: Column, is_read: Column) -> Column:
             F.lit("field %s does not fit %s: a number that has no quotes would be rounded to %s"),
         )
     )
-    shown = F.coalesce(field["number"], F.left(given, F.lit(100)))
+    shown = F.left(F.coalesce(field["as_read"], given), F.lit(100))
     return F.call_function("format_string", message, field["name"], field["type"], shown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -192,6 +192,8 @@ READ_AS_ANOTHER = {
     '{"text": 1e-400}': ROUNDED,
     '{"text": 1e400, "ratio": "Infinity"}': ROUNDED,
     '{"text": [-1e400], "other": "-Infinity"}': ROUNDED,
+    '{"text": 1e-400, "name": "\\u00e9"}': f"{ROUNDED} to 0.0",
+    '{"text": "12", "text": 1e-400}': f"{ROUNDED} to 0.0",
     '{"text": 1.23456789e-320}': ROUNDED,
     '{"text": [120000000000000000.5], "other": 12}': ROUNDED,
     '{"text": {"a": -0.1234567890123456789}, "other": 0.12345678901234568}': ROUNDED,
@@ -222,6 +224,7 @@ ITSELF = (
             ),
         )
     ),
+    '{"text": {"loss": "Infinity", "share": 0.1234567890123456}, "hash": "b59e1970"}',
     *('{"price": 1.5e1, "text": "Infinity"}', '{"price": 0.0e-9999}', '{"price": 5000e-3, "id": "1e99999"}'),
     *(
         '{"small": 127}',
@@ -301,11 +304,21 @@ def fitting(spark: Any, schema: str, *values: str) -> list[int]:
     return sorted(row["place"] - 40 for row in rows)
 
 
-@pytest.mark.parametrize("schema", ["texts STRING", "texts ARRAY<STRING>"])
-def test_a_record_of_many_numbers_costs_what_its_length_does(spark: Any, schema: str) -> None:
+def of_numbers(count: int) -> str:
     chance = random.Random(20261123)
-    short = [f'{{"texts": {[1 + chance.random() for _ in range(1_000)]}}}' for _ in range(10)]
-    long = f'{{"texts": {[1 + chance.random() for _ in range(10_000)]}}}'
+    return f'{{"texts": {[1 + chance.random() for _ in range(100 * count)]}}}'
+
+
+def of_digits(count: int) -> str:
+    return f'{{"texts": ["1.5"], "long": 0.12345678901234567, "digits": "{"1" * 2_000 * count}"}}'
+
+
+@pytest.mark.parametrize("schema", ["texts STRING", "texts ARRAY<STRING>"])
+@pytest.mark.parametrize("record", [of_numbers, of_digits])
+def test_a_record_of_many_numbers_costs_what_its_length_does(
+    spark: Any, record: Callable[[int], str], schema: str
+) -> None:
+    short, long = [record(10)] * 10, record(100)
     fitting(spark, schema, *short)
 
     def used(*texts: str) -> float:

@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.state.operator import KeyedOperator
 from airflow_provider_exactlyonce.state.record import record_maker
 from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.streaming.keyed import partial_aggregation
+from airflow_provider_exactlyonce.streaming.spark import state_sockets
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import marking
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ class _Processor(StatefulProcessor):
         self._to_arrow = [values.to_arrow(field.type) for field in output.fields]
         # Spark's rows look each attribute up by its name.
         self._record = record_maker(self._columns)
+        self._handle = handle
         self._operator = KeyedOperator(self._function, tuple(self._key), _SparkHandle(handle, self._schemas))
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
@@ -202,6 +204,7 @@ class _Processor(StatefulProcessor):
 
     def close(self) -> None:
         self._operator.close()
+        state_sockets.leave_open(self._handle)
 
     def _given(self, rows: Iterator[Any]) -> Iterator[Row]:
         marked = _marked(rows)

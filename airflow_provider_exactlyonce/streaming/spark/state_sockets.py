@@ -11,6 +11,7 @@ remove this module: ``tests/integration/streaming/spark/test_state_sockets.py``.
 from __future__ import annotations
 
 from collections import deque
+from socket import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 #: A worker begins another task while the operators behind a function still work in the one before; hardly so many.
 _KEPT: Final = 64
-_clients: Final[deque[Any]] = deque(maxlen=_KEPT)
+_sockets: Final[deque[socket]] = deque(maxlen=_KEPT)
 
 
 def leave_open(handle: StatefulProcessorHandle) -> None:
@@ -36,4 +37,4 @@ def leave_open(handle: StatefulProcessorHandle) -> None:
             set_state(state)
 
     client.set_handle_state = set_other_than_closed
-    _clients.append(client)
+    _sockets.append(client._client_socket)

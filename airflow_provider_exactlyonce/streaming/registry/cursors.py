@@ -98,7 +98,8 @@ class Cursor:
             place[more] += 1
             if position == _LONGEST_NUMBER - 1:
                 too_long = np.zeros(len(place), np.bool_)
-                too_long[more[byte > 1]] = True
+                is_whole = place[more] <= self._end[rows][more]  # else the next record's bytes are in it
+                too_long[more[(byte > 1) & is_whole]] = True
                 value[too_long] = 0
                 self.fail(rows, too_long, f"{what} has more than 64 bits")
                 place = np.where(too_long, self._place[rows], place)

@@ -8,7 +8,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce.kafka.wire import Code, UnansweredError, describe
 
-#: Answers that say "not now": the request had no effect, or it is in progress.
+#: Answers after which a request can be sent again and has no second effect.
 TRANSIENT: Final = frozenset(
     {
         Code.REQUEST_TIMED_OUT,

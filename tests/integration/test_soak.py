@@ -19,7 +19,7 @@ HOURS = "0.05"
 SEED = "5"
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(3600)
 def test_a_short_soak_is_right_and_ends_by_itself(tmp_path: Path) -> None:
     before = set(psutil.pids())

@@ -48,6 +48,10 @@ def replacing(
 def _create(temporary: str, path: Path) -> None:
     try:
         os.link(temporary, path)
+    except FileExistsError:
+        if os.stat(temporary).st_nlink == 1:
+            raise
+        os.unlink(temporary)  # NFS has sent a request again whose answer was lost, and has found our own link
     except OSError as error:
         if not is_without_links(error):  # on one with links, others create without the lock
             raise

@@ -24,7 +24,8 @@ SHARED: Final[Mapping[str, Mapping[str, Any]]] = {
     "--pipeline": {"metavar": "NAME", "help": "which pipeline of the file (default: the only one)"},
     "--home": {
         "metavar": "DIR",
-        "help": "the pipeline's home, a directory or a URL of s3:, gs: or hdfs: (default: where its last run started)",
+        "help": "the pipeline's home, a directory or a URL of s3:, gs:, abfss: or hdfs: "
+        "(default: where its last run started)",
     },
     "--bootstrap-servers": {"metavar": "HOST:PORT", "help": f"Kafka brokers, instead of {VARIABLE}"},
     "--json": {"action": "store_true", "help": "print JSON"},

@@ -65,7 +65,7 @@ def is_open(value: Any) -> bool:
         return any(is_open(part) for pair in value.items() for part in pair)
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
         return any(is_open(part) for part in value)
-    if callable(getattr(value, "resolve", None)):
+    if callable(getattr(value, "resolve", None)) and not hasattr(value, "joinpath"):  # which paths have, too
         return True
     return any(is_open(getattr(value, name)) for name in getattr(value, "template_fields", ()))
 

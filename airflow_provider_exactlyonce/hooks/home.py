@@ -22,7 +22,8 @@ def home_at(checkpoint: str) -> Home:
     :raises RefusedError: when it is of another kind, or the connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
     """
-    if not isinstance(checkpoint, str) or not checkpoint.strip():  # as a template may give it: the working directory
+    check(checkpoint)
+    if not checkpoint.strip():  # as a template may give it: the working directory
         raise RefusedError(f"checkpoint={checkpoint!r}: name the pipeline's home")
     conn_id, url = object_storage.split(checkpoint)
     home = Home(url)
@@ -34,6 +35,8 @@ def check(checkpoint: str) -> None:
 
     :raises RefusedError: when it is no name of one
     """
+    if not isinstance(checkpoint, str):
+        raise RefusedError(f"checkpoint={checkpoint!r} is no string: name the pipeline's home by one")
     Home(object_storage.split(checkpoint)[1])
 
 

@@ -78,8 +78,9 @@ class StreamingPipelineOperator(DriverOperator):
 
     :param application: the job's file; a relative path is looked up beside the DAG's file. Of a pipeline that was
         upgraded to another version, that version's file is run instead, and a warning says so. (templated)
-    :param checkpoint: the pipeline's home, made if absent: a path, a ``file:`` URI, ``hdfs://HOST:PORT/PATH``, or
-        ``s3://CONN_ID@BUCKET/PATH``. (templated)
+    :param checkpoint: the pipeline's home, made if absent: a path, a ``file:`` URI, ``hdfs://HOST:PORT/PATH``,
+        ``s3://CONN_ID@BUCKET/PATH``, ``gs://CONN_ID@BUCKET/PATH``, or ``abfss://CONN_ID@CONTAINER/PATH``. A relative
+        path begins at the worker's directory. (templated)
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param source_conn_ids: connections of type ``kafka`` that the job's sources name. (templated)

@@ -73,6 +73,8 @@ class HdfsStore(RemoteStore):
     :param system: of hdfs-native
     """
 
+    failures = (RuntimeError,)
+
     def __init__(self, system: HdfsFileSystem) -> None:
         super().__init__(system)
         self._client: Final = system.client
@@ -167,7 +169,7 @@ class HdfsStore(RemoteStore):
     @contextmanager
     def _new_file(self, path: str, *, durable: bool, overwrite: bool = False) -> Iterator[Any]:
         options = WriteOptions(permission=0o600, create_parent=False, overwrite=overwrite)
-        with _asked(self._client.create, path, options) as file:
+        with self._os_errors(path), _asked(self._client.create, path, options) as file:
             yield file
             if durable:
                 _asked(file.hsync)

@@ -74,7 +74,7 @@ def place_of(location: Any) -> Path:
         return location  # type: ignore[no-any-return]
     parts = parts_of(str(location))
     if isinstance(location, Path) or parts.scheme in ("", "file"):
-        return Path(parts.path if parts.scheme == "file" else location).expanduser().resolve()
+        return Path(_path_of(str(location)) if parts.scheme else location).expanduser().resolve()
     if parts.scheme not in _SCHEMES:
         raise RefusedError(
             f"{location!r}: a home is a local path, a file: URI, or at "
@@ -104,6 +104,22 @@ def place_of(location: Any) -> Path:
     # Credentials are the environment's.
     place: Any = UPath(f"{scheme}://{server}/{key}", **_OPTIONS.get(scheme, dict)())
     return place  # type: ignore[no-any-return]
+
+
+def _path_of(uri: str) -> str:
+    """Return the path of a ``file:`` URI, in which nothing is decoded or left out, as in fsspec.
+
+    :raises RefusedError: when it names another machine, as ``file://data/shop`` does
+    """
+    path = uri.partition(":")[2]
+    if not path.startswith("//"):
+        return path
+    server, _, below = path[2:].partition("/")
+    if server not in ("", "localhost"):
+        raise RefusedError(
+            f"{uri!r} names a machine, {server!r}, and a file: URI is of this one: give 'file:/{server}/{below}'"
+        )
+    return f"/{below}"
 
 
 def is_local(place: Any) -> bool:

@@ -54,7 +54,7 @@ class RemoteStore(Store):
             yield read
 
     @contextmanager
-    def _os_errors(self, place: Path) -> Iterator[None]:
+    def _os_errors(self, place: Path | str) -> Iterator[None]:
         try:
             yield
         except self.failures as error:

@@ -94,13 +94,13 @@ class S3Store(ConditionalStore):
             async with answer["Body"] as body:
                 return Stored(content=await body.read(), version=answer["ETag"])
 
-        return self._asked(lambda: sync(self.system.loop, get))
+        return self._asked(place, lambda: sync(self.system.loop, get))
 
     def _where(self, place: Path) -> dict[str, str]:
         bucket, key = self._split(place)
         return {"Bucket": bucket, "Key": key}
 
-    def _asked(self, question: Callable[[], T]) -> T | None:
+    def _asked(self, place: Path | str, question: Callable[[], T]) -> T | None:
         """Return the answer to a question that changes nothing; None is: there is no such object."""
         try:
             return question()
@@ -108,8 +108,11 @@ class S3Store(ConditionalStore):
             code = code_of(error)
             if code == _MISSING:
                 return None
-            is_answer = isinstance(error, OSError) and code != _BARE
-            raise error if is_answer else OSError(str(error)) from error
+            if not isinstance(error, OSError) or code == _BARE:
+                raise OSError(f"{place}: {error}") from error
+            kind = type(error) if type(error).__module__ == "builtins" else OSError  # others are made in their own way
+            said = f"{place}: {error.strerror or error}"
+            raise (kind(said) if error.errno is None else kind(error.errno, said)) from error
 
     @override
     def _unchanged(self, version: str | None) -> Condition:
@@ -127,7 +130,7 @@ class S3Store(ConditionalStore):
     @override
     def _found(self, place: Path) -> Found | None:
         try:
-            answer = self._asked(lambda: self.system.call_s3("head_object", **self._where(place)))
+            answer = self._asked(place, lambda: self.system.call_s3("head_object", **self._where(place)))
         except OSError as error:
             if code_of(error.__cause__ or error) != _BARE or self.read(place) is not None:
                 raise
@@ -144,7 +147,7 @@ class S3Store(ConditionalStore):
         while page["IsTruncated"]:  # s3fs lists the directory above as well when there is nothing in this one
             more = {"ContinuationToken": token} if (token := page.get("NextContinuationToken")) else {}
             ask = functools.partial(self.system.call_s3, "list_objects_v2", **where, **more)
-            page = self._asked(ask) or {"IsTruncated": False}
+            page = self._asked(f"s3://{bucket}/{prefix}", ask) or {"IsTruncated": False}
             yield from (entry["Key"] for entry in page.get("Contents", ()))
             yield from (entry["Prefix"] for entry in page.get("CommonPrefixes", ()))
 
@@ -155,7 +158,7 @@ class S3Store(ConditionalStore):
         for first in range(0, len(names), _DELETED_AT_ONCE):
             doomed = [{"Key": name} for name in names[first : first + _DELETED_AT_ONCE]]
             where = {"Bucket": bucket, "Delete": {"Objects": doomed, "Quiet": True}}
-            answer = self._asked(functools.partial(self.system.call_s3, "delete_objects", **where)) or {}
+            answer = self._asked(directory, functools.partial(self.system.call_s3, "delete_objects", **where)) or {}
             for error in answer.get("Errors", ()):  # which s3fs passes over
                 raise OSError(f"s3://{bucket}/{error['Key']} was not deleted: {error['Code']}: {error['Message']}")
 

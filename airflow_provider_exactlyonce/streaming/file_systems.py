@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, azure_jars, gcs_jars, s3a_jars
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.storage import azure_environment, gcs_environment, s3_environment
-from airflow_provider_exactlyonce.storage.opening import is_local
+from airflow_provider_exactlyonce.storage.opening import is_local, place_of
 from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, FILE_MANAGER
 
 if TYPE_CHECKING:
@@ -84,12 +83,13 @@ def driver_jars(arguments: Sequence[str], *, complete: bool = True) -> list[Path
     """Return the jars that a driver needs for the home which its arguments name.
 
     :param complete: False where others bring what Spark lacks, by ``--packages``: then only those of this package
+    :raises RefusedError: when a home can't be there; neither a JVM nor its command line has the location then
     :raises DevkitError: when they aren't there and can't be had
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--home", default="")
-    home = parser.parse_known_args(list(arguments))[0].home
-    return _jars(urlsplit(home).scheme, complete=complete)
+    place: Any = place_of(parser.parse_known_args(list(arguments))[0].home)
+    return _jars("" if is_local(place) else place.protocol, complete=complete)
 
 
 def session_settings(place: Any) -> dict[str, str]:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from typing_extensions import override
+
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, UnknownPipelineError
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
 from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
@@ -47,6 +49,12 @@ class StateChecker(Checker):
             except (KafkaException, ExactlyOnceError, OSError) as error:
                 results.update(dict.fromkeys(waiting, error))
         return results
+
+    @override
+    def _said(self, answer: CheckResult | Exception) -> CheckResult | Exception:
+        if isinstance(answer, OSError):  # of a home, and no matter of the connection
+            return CheckResult(missing=f"home: {answer}")
+        return super()._said(answer)
 
     def _close(self) -> None:
         self._homes.clear()

@@ -49,6 +49,26 @@ def test_what_must_be_new_replaces_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_a_link_that_is_made_though_its_answer_says_that_there_is_one_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS sends a request again whose answer was lost."""
+    link = os.link
+
+    def twice(source: str, target: str) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    with files.replacing(tmp_path / "a", exclusive=True) as file:
+        file.write(b"ours")
+    assert (tmp_path / "a").read_bytes() == b"ours"
+    assert os.listdir(tmp_path) == ["a"]
+    with pytest.raises(FileExistsError), files.replacing(tmp_path / "a", exclusive=True):
+        pass
+    assert os.listdir(tmp_path) == ["a"]
+
+
 def test_a_link_that_fails_for_another_reason_is_no_reason_to_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def add_arguments(add: Callable[..., object]) -> None:
         "--home",
         required=True,
         metavar="DIR",
-        help="the pipeline's home, a directory or a URL of s3:, gs: or hdfs:; made if absent",
+        help="the pipeline's home, a directory or a URL of s3:, gs:, abfss: or hdfs:; made if absent",
     )
     add(
         "--until",

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import ObjectStoragePath
 
 from airflow_provider_exactlyonce.control import supervisor
 from airflow_provider_exactlyonce.control.home import Home
@@ -50,3 +51,11 @@ def test_a_stream_that_has_failed_leaves_no_goal_to_a_dag_run_that_is_made_again
         with pytest.raises(ExactlyOnceError, match="the driver died"):
             task.execute(context)
     assert goals[0] == goals[1] != goals[2]
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [Path("/homes/shop"), ObjectStoragePath("file:///homes/shop")], ids=["path", "object"]
+)
+def test_a_home_that_is_no_string_is_refused_when_the_dag_is_read(checkpoint: Any) -> None:
+    with pytest.raises(ValueError, match=r"t: checkpoint=\w+Path\(.* is no string: name the pipeline's home by one"):
+        StreamingPipelineOperator(task_id="t", checkpoint=checkpoint, application="job.py")

@@ -30,6 +30,17 @@ def test_a_path_and_a_file_uri_are_of_this_machine(tmp_path: Path, location: str
     assert hadoop_url(place) == f"file:{tmp_path}/home"
 
 
+@pytest.mark.parametrize("name", ["shop#1", "shop?x", "my%20shop", "a;b"])
+@pytest.mark.parametrize("form", ["file:{}", "file://{}", "file://localhost{}"])
+def test_nothing_in_a_file_uri_is_left_out_or_decoded(tmp_path: Path, form: str, name: str) -> None:
+    assert place_of(form.format(tmp_path / name)) == tmp_path / name
+
+
+def test_a_file_uri_of_another_machine_is_refused() -> None:
+    with pytest.raises(RefusedError, match=r"names a machine, 'data', and .* of this one: give 'file:/data/shop'"):
+        place_of("file://data/shop")
+
+
 @pytest.mark.parametrize("location", ["s3://bucket/pipelines/shop", "s3://aws_default@bucket/pipelines/shop/"])
 def test_a_place_in_a_bucket_is_the_same_with_and_without_a_connection(location: str) -> None:
     place = place_of(location)

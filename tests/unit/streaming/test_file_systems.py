@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage import azure_environment, s3_environment
 from airflow_provider_exactlyonce.streaming import file_systems
 
@@ -43,6 +44,13 @@ def test_a_home_in_azures_storage_needs_its_module_and_no_class_of_this_package(
     monkeypatch.setattr(file_systems, "FILE_SYSTEMS", {"abfss": system})
     assert file_systems.driver_jars(["--home", "abfss://lake@container/home"]) == [module]
     assert file_systems.driver_jars(["--home", "abfss://container/home"], complete=False) == []
+
+
+@pytest.mark.parametrize("home", ["s3://key:hunter2@[b/x", "s3://key:hunter2@bucket/home", "webhdfs://a/b", "s3://b"])
+def test_a_home_that_can_t_be_is_refused_before_a_command_line_has_it(home: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        file_systems.driver_jars(["--home", home])
+    assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize("scheme", file_systems.FILE_SYSTEMS)

@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.failpoints import RESCALE_NAMES, RESTORE_NAMES, SAVEPOINT_NAMES
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.storage.opening import place_of, store_of
@@ -91,6 +92,13 @@ class Pipeline:
         command = Path(f"/proc/{driver.process.pid}/cmdline").read_bytes()
         assert not any(secret in command for secret in SECRETS)
         return driver
+
+    def await_all(self, driver: Driver) -> None:
+        """Wait until a driver has committed all that was sent."""
+        eventually(
+            lambda: sum(map(source_records, self.world.ledger()[0])) == self.world.sent,
+            lambda: driver.output()[-6000:],
+        )
 
     def finish(self, driver: Driver) -> None:
         assert driver.wait() == 0, driver.output()[-6000:]
@@ -221,7 +229,7 @@ def test_a_driver_that_is_killed_and_started_again_writes_each_row_once(pipeline
     taken = pipeline.command("savepoint", world.pipeline, "--label", "while it runs")
     assert taken["label"] == "while it runs"
     world.send(700)
-    eventually(lambda: sum(map(source_records, world.ledger()[0])) == world.sent, lambda: again.output()[-6000:])
+    pipeline.await_all(again)
     stopped = pipeline.command("savepoint", world.pipeline, "--stop")
     pipeline.finish(again)
     assert stopped["commit"] > taken["commit"]
@@ -363,3 +371,55 @@ def test_a_restore_that_is_killed_at_each_step_is_repeated_and_exact(pipeline: P
         pipeline.finish(pipeline.start())
         pipeline.check()
         assert lineages.unfinished(pipeline.home.lineages) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["moto", *on_clusters("gcs", "azure", "hadoop")], indirect=True)
+def test_a_savepoint_whose_driver_is_killed_at_each_step_is_taken_by_who_asked(pipeline: Pipeline) -> None:
+    world = pipeline.world
+    *steps, deletion = SAVEPOINT_NAMES
+    taken = []
+    for step in steps:
+        world.send(600)
+        driver = pipeline.start(until="forever", failpoints=step)
+        pipeline.await_all(driver)
+        taken.append(pipeline.command("savepoint", world.pipeline))
+        assert driver.wait() == -signal.SIGKILL, driver.output()[-6000:]
+    assert [saved["commit"] for saved in taken] == sorted({saved["commit"] for saved in taken})
+    first, *kept = (saved["id"] for saved in taken)
+    pipeline.command("savepoint", "delete", world.pipeline, first, failpoints=deletion, code=-signal.SIGKILL)
+    assert [saved["id"] for saved in pipeline.command("savepoint", "list", world.pipeline)] == kept
+    for savepoint in kept:
+        assert pipeline.command("savepoint", "verify", world.pipeline, savepoint)["whole"]
+    pipeline.command("savepoint", "clean-up", world.pipeline)
+    home = pipeline.home
+    assert sorted(store_of(home.savepoints).names(home.savepoints)) == sorted(kept)
+
+    pipeline.command("restore", world.pipeline, "--savepoint", kept[0])
+    world.send(300)
+    pipeline.finish(pipeline.start())
+    pipeline.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["moto", *on_clusters("gcs", "azure", "hadoop")], indirect=True)
+def test_a_rescale_that_is_killed_at_each_step_is_cleaned_up_by_its_repetition(pipeline: Pipeline) -> None:
+    world = pipeline.world
+    world.send(900)
+    pipeline.finish(pipeline.start())
+    original = pipeline.home.current()
+    assert original is not None
+    steps = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], *RESTORE_NAMES[2:4])
+    rescale = ("rescale", world.pipeline, "--state-partitions")
+    for partitions, step in enumerate(steps, start=3):
+        pipeline.command(*rescale, str(partitions), failpoints=step, code=-signal.SIGKILL)
+        current = pipeline.home.current()
+        assert current is not None
+        assert (current.id == original.id) is (step != "restore-switched"), step
+    done = pipeline.command(*rescale, "4")
+    assert (done["state_partitions_before"], done["abandoned"]) == (partitions, original.id)
+    lineages_there = store_of(pipeline.home.lineages).names(pipeline.home.lineages)
+    assert set(lineages_there) == {original.id, done["lineage"]}
+    world.send(300)
+    pipeline.finish(pipeline.start())
+    pipeline.check()

@@ -31,8 +31,10 @@ def check_format(kind: str, compression: str, max_file_bytes: int) -> None:
     """
     if compression not in CODECS:
         raise RefusedError(f"{kind}(compression={compression!r}): one of {', '.join(CODECS)}")
-    if max_file_bytes < _LEAST_FILE_BYTES:
-        raise RefusedError(f"{kind}(max_file_bytes={max_file_bytes}): at least 1 MiB, {_LEAST_FILE_BYTES}")
+    if not _is_whole(max_file_bytes) or max_file_bytes < _LEAST_FILE_BYTES:
+        raise RefusedError(
+            f"{kind}(max_file_bytes={max_file_bytes!r}): a number of bytes, at least 1 MiB, {_LEAST_FILE_BYTES}"
+        )
 
 
 def check_compaction(kind: str, compact_every: int | None) -> None:
@@ -41,8 +43,12 @@ def check_compaction(kind: str, compact_every: int | None) -> None:
     :param kind: the sink's class, for messages
     :raises RefusedError: naming the parameter, its value and what is accepted
     """
-    if compact_every is not None and compact_every < 1:
-        raise RefusedError(f"{kind}(compact_every={compact_every}): a number of commits, at least 1")
+    if compact_every is not None and not (_is_whole(compact_every) and compact_every >= 1):
+        raise RefusedError(f"{kind}(compact_every={compact_every!r}): a number of commits, at least 1")
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 def check_place(kind: str, name: str, path: str) -> None:

@@ -98,12 +98,22 @@ def required_columns(table: Schema) -> list[str]:
 
 
 def _check_rules(name: str, column: Mapping[str, Any], where: str) -> None:
-    """Check that a column has no rules, also if the rows lack it: its values would not be null then."""
+    """Check that a column and what is in it have no rules, also if the rows lack it: it would not be null then."""
     for key, what in _RULES.items():
         if key in column.get("metadata", {}):
             raise RefusedError(
                 f"column {name!r} of {where} {what} ({key}), which this sink can't keep: write to another table"
             )
+    for field in _fields(column["type"]):
+        _check_rules(f"{name}.{field['name']}", field, where)
+
+
+def _fields(kind: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the fields of the structs in a type, but not those in the fields."""
+    if isinstance(kind, dict):
+        yield from kind.get("fields", ())
+        for part in ("elementType", "keyType", "valueType"):
+            yield from _fields(kind.get(part))
 
 
 def _nullable(described: Any) -> Any:

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_compa
 from airflow_provider_exactlyonce.streaming.sinks.spi import TWO_PHASE_COMMIT, Sink
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 FIXED: Final = "fixed"
 EVOLVE: Final = "evolve"
@@ -49,7 +49,10 @@ class TableDeclaration(Sink):
     def __post_init__(self) -> None:
         for name in ("key", "partition_by"):
             given = getattr(self, name)
-            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+            columns = (given,) if isinstance(given, str) else tuple(given or ())
+            if not all(isinstance(column, str) and column for column in columns) or len(set(columns)) < len(columns):
+                raise RefusedError(f"{self.KIND}({name}={given!r}): names of columns, each once")
+            object.__setattr__(self, name, columns)
         check_format(self.KIND, self.compression, self.max_file_bytes)
         check_compaction(self.KIND, self.compact_every)
         if self.schema not in (FIXED, EVOLVE):
@@ -115,13 +118,14 @@ class TableDeclaration(Sink):
             if name is not None and name not in kinds:
                 raise RefusedError(f"sink {self.name} names the column {name!r}; the columns are {', '.join(kinds)}")
         for name in self.key:
-            if kinds[name].typeName().startswith(_NO_KEY):
+            if kinds[name].typeName().startswith(_NO_KEY) or _is_collated(kinds[name]):
                 raise RefusedError(
                     f"sink {self.name}: column {name!r} of the key is {kinds[name].simpleString()}, of which it is not "
                     "certain when two are equal. Derive a text or a number of it"
                 )
-        if self.order is not None and kinds[self.order].typeName().startswith(_NO_ORDER):
-            raise RefusedError(f"sink {self.name}: order={self.order!r} is {kinds[self.order].simpleString()}")
+        order = None if self.order is None else kinds[self.order]
+        if order is not None and (order.typeName().startswith(_NO_ORDER) or _is_collated(order)):
+            raise RefusedError(f"sink {self.name}: order={self.order!r} is {order.simpleString()}")
         if self.deleted is not None and kinds[self.deleted].typeName() != "boolean":
             raise RefusedError(f"sink {self.name}: deleted={self.deleted!r} must be a boolean column")
 
@@ -134,3 +138,8 @@ class TableDeclaration(Sink):
         if self.conn_id is None:
             return {}
         return parameters_of(STORES_VARIABLE, self.conn_id, words, "store_conn_ids") or {}
+
+
+def _is_collated(kind: DataType) -> bool:
+    """Whether texts of a type may be equal, or ordered, by other rules than those of their bytes."""
+    return getattr(kind, "collation", "UTF8_BINARY") != "UTF8_BINARY"

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 #: Columns that no rows have: the number of a row, and its place among those of its key.
-_ROW: Final = "exactlyonce_row"
-_RANK: Final = "exactlyonce_rank"
+_ROW: Final = "\0row"
+_RANK: Final = "\0rank"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -226,7 +226,8 @@ def _parted(rows: pa.RecordBatch, by: Sequence[str], kept: pa.RecordBatch) -> It
         yield (), kept
         return
     texts = [pc.cast(rows[name], pa.string()) for name in by]
-    table = pa.Table.from_arrays([*texts, pa.array(range(rows.num_rows), pa.int64())], [*by, ""])
-    groups = table.group_by(list(by), use_threads=False).aggregate([("", "list")])
+    names = [str(place) for place in range(len(by))]  # the columns' own could be that of the list
+    table = pa.Table.from_arrays([*texts, pa.array(range(rows.num_rows), pa.int64())], [*names, ""])
+    groups = table.group_by(names, use_threads=False).aggregate([("", "list")])
     for group in groups.to_pylist():
-        yield tuple(group[name] for name in by), kept.take(pa.array(group["_list"], pa.int64()))
+        yield tuple(group[name] for name in names), kept.take(pa.array(group["_list"], pa.int64()))

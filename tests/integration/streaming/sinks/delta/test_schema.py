@@ -111,6 +111,16 @@ def test_a_column_with_a_rule_is_refused_by_name(lake: DeltaLake, rule: str, giv
         lake.sink().check_columns(T.StructType().add(given, T.LongType()))
 
 
+def test_a_rule_of_a_part_of_a_column_is_refused_by_name(lake: DeltaLake) -> None:
+    lake.create(LONG, TEXT)
+    part = {"name": "a", "type": "long", "nullable": True, "metadata": {"delta.invariants": "1"}}
+    parts = {"type": "array", "elementType": {"type": "struct", "fields": [part]}, "containsNull": True}
+    column = {"name": "s", "type": parts, "nullable": True, "metadata": {}}
+    lake.change("metaData", schemaString=json.dumps({"type": "struct", "fields": [column]}))
+    with pytest.raises(RefusedError, match=r"column 's\.a' of .*delta\.invariants"):
+        lake.sink().check_columns(COLUMNS)
+
+
 @pytest.mark.parametrize(
     ("columns", "by", "said"),
     [

@@ -69,3 +69,11 @@ def test_nothing_has_no_last_row() -> None:
     empty = table((1, "x", 1)).slice(0, 0)
     assert columns("o").last_of_each(empty, None) == (pa.array([], pa.bool_()), None)
     assert among(empty.select(["a", "b"]), empty.select(["a", "b"])).to_pylist() == []
+
+
+def test_a_key_may_have_any_names() -> None:
+    names = ("exactlyonce_row", "exactlyonce_rank", "exactlyonce_rank_max")
+    key = KeyColumns(key=names, order="o", deleted=None)
+    rows = pa.table({**{name: [1, 2, 1] for name in names}, "o": [1, 1, 2]})
+    assert key.last_of_each(rows, None) == (pa.array([False, True, True]), None)
+    assert among(rows.select(names), rows.select(names).slice(1, 1)).to_pylist() == [False, True, False]

@@ -94,3 +94,11 @@ def test_all_files_are_closed_and_the_first_error_is_told_when_some_can_not_be_r
     assert all(file._file.closed and not file._parquet.is_open for file in opened)
     assert sorted(map(str, tmp_path.rglob("*.parquet"))) == sorted(refused)
     files.close()
+
+
+def test_what_rows_are_partitioned_by_may_have_any_name(tmp_path: Path) -> None:
+    files = Files(str(tmp_path), 0, ["_list", "0"], 2**30)
+    rows = pa.RecordBatch.from_pydict({"_list": ["a", "b", "a"], "0": [1, 1, 1], "v": [1, 2, 3]})
+    files.write(rows, rows.select(["v"]))
+    written = {file["partition"]["_list"]: pq.ParquetFile(file["path"]).read()["v"] for file in files.finish()}
+    assert {name: values.to_pylist() for name, values in written.items()} == {"a": [1, 3], "b": [2]}

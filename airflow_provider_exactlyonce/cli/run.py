@@ -26,15 +26,7 @@ def add_to(program: Command) -> None:
         details="The settings that the protocol needs are added. Options may stand before and after JOB.py. An option "
         "of the job itself stands after it.",
         example="dags/jobs/shop_totals.py --home .exactlyonce/home --until available",
-        exit_codes={
-            0: "everything that was asked for is committed, or a stop was asked for",
-            65: "another driver holds the pipeline, or with --standby another standby waits",
-            66: "a higher run has taken over",
-            67: "a record can't be processed",
-            68: "a batch took longer than its transaction may",
-            70: "the bookkeeping of the protocol contradicts itself",
-            72: "source records that were not read yet are gone",
-        },
+        exit_codes=options.EXIT_CODES,
         allow_abbrev=False,
     )
     declare(command, *SUBMISSION)

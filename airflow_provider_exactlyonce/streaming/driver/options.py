@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from airflow_provider_exactlyonce.control import standbys
 from airflow_provider_exactlyonce.control.home import Home
@@ -16,6 +16,27 @@ from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.policies.termination import FOREVER, FORMS, target_of
 from airflow_provider_exactlyonce.storage import s3_environment
 from airflow_provider_exactlyonce.streaming import settings
+
+#: What a driver's exit codes mean.
+EXIT_CODES: Final[Mapping[int, str]] = {
+    0: "everything that was asked for is committed, or a stop was asked for",
+    1: "failed; it may be tried again",
+    64: "refused; nothing was changed",
+    65: "another driver holds the pipeline, or with --standby another standby waits",
+    66: "a higher run has taken over",
+    67: "a record can't be processed",
+    68: "a batch took longer than its transaction may",
+    70: "the bookkeeping of the protocol contradicts itself",
+    72: "source records that were not read yet are gone",
+}
+_ABOUT: Final = """{variable} has the brokers, or the whole Kafka configuration as JSON, in librdkafka's names.
+
+example:
+  {program} --home .exactlyonce/home --bootstrap-servers localhost:9092 --until available
+
+exit codes:
+{codes}
+  `exactlyonce help exit-codes` says more"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +124,9 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
     :raises RefusedError: when the command line is wrong, the Kafka configuration is missing, or one in a file can't be
         read
     """
-    parser = _Parser(
-        description=f"Run pipeline {name}.",
-        epilog=f"{settings.KAFKA_VARIABLE} has the brokers, or the whole Kafka configuration as JSON, in librdkafka's "
-        "names.",
-    )
+    parser = _Parser(description=f"Run pipeline {name}.", formatter_class=argparse.RawDescriptionHelpFormatter)
+    codes = "\n".join(f"  {code:>2}  {meaning}" for code, meaning in EXIT_CODES.items())
+    parser.epilog = _ABOUT.format(variable=settings.KAFKA_VARIABLE, program=parser.prog, codes=codes)
     add_arguments(parser.add_argument)
     given = parser.parse_args(arguments)
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_exactlyonce.control import standbys
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.driver.options import parse_arguments
+from airflow_provider_exactlyonce.streaming.driver.options import EXIT_CODES, parse_arguments
 
 GIVEN = ("--home", "/pipelines/shop", "--bootstrap-servers", "broker:9092")
 
@@ -42,3 +42,16 @@ def test_wrong_arguments_are_refused_and_so_not_tried_again(arguments: tuple[str
 def test_a_driver_without_a_home_is_refused() -> None:
     with pytest.raises(RefusedError, match="the following arguments are required: --home"):
         parse_arguments("shop", [])
+
+
+def test_help_has_an_example_that_is_accepted_and_the_exit_codes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["job.py"])
+    with pytest.raises(SystemExit):
+        parse_arguments("shop", ["--help"])
+    shown = capsys.readouterr().out
+    example = re.search(r"^example:\n  job\.py (.*)$", shown, re.MULTILINE)
+    assert example is not None
+    assert parse_arguments("shop", example[1].split()).until == "available"
+    assert [int(code) for code in re.findall(r"^ +(\d+)  ", shown, re.MULTILINE)] == sorted(EXIT_CODES)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from airflow_provider_exactlyonce.state import Context, KeyedProcessFunction, ValueState
 from airflow_provider_exactlyonce.streaming import key_by
 from tests.waiting import eventually
@@ -28,7 +30,7 @@ class Count(KeyedProcessFunction[Any, Any]):
 
 
 def sockets_of(process: int) -> int:
-    return sum(str(file.readlink()).startswith("socket:") for file in Path(f"/proc/{process}/fd").iterdir())
+    return len(psutil.Process(process).net_connections("all"))
 
 
 def test_they_are_closed_with_their_tasks(spark: SparkSession, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def place_of(location: Any) -> Path:
         return location  # type: ignore[no-any-return]
     parts = parts_of(str(location))
     if isinstance(location, Path) or parts.scheme in ("", "file"):
-        return Path(_path_of(str(location)) if parts.scheme else location).expanduser().resolve()
+        return Path(_path_of(str(location)) if parts.scheme == "file" else location).expanduser().resolve()
     if parts.scheme not in _SCHEMES:
         raise RefusedError(
             f"{location!r}: a home is a local path, a file: URI, or at "

@@ -36,6 +36,11 @@ def test_nothing_in_a_file_uri_is_left_out_or_decoded(tmp_path: Path, form: str,
     assert place_of(form.format(tmp_path / name)) == tmp_path / name
 
 
+def test_a_path_with_a_colon_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert place_of(Path("team:a/shop")) == tmp_path / "team:a" / "shop"
+
+
 def test_a_file_uri_of_another_machine_is_refused() -> None:
     with pytest.raises(RefusedError, match=r"names a machine, 'data', and .* of this one: give 'file:/data/shop'"):
         place_of("file://data/shop")

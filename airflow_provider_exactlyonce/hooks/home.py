@@ -22,10 +22,9 @@ def home_at(checkpoint: str) -> Home:
     :raises RefusedError: when it is of another kind, or the connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
     """
-    check(checkpoint)
+    conn_id, url = _split(checkpoint)
     if not checkpoint.strip():  # as a template may give it: the working directory
         raise RefusedError(f"checkpoint={checkpoint!r}: name the pipeline's home")
-    conn_id, url = object_storage.split(checkpoint)
     home = Home(url)
     return home if conn_id is None else Home(checkpoint, object_storage.open_place(conn_id, home.path))
 
@@ -35,9 +34,13 @@ def check(checkpoint: str) -> None:
 
     :raises RefusedError: when it is no name of one
     """
+    Home(_split(checkpoint)[1])
+
+
+def _split(checkpoint: object) -> tuple[str | None, str]:
     if not isinstance(checkpoint, str):
         raise RefusedError(f"checkpoint={checkpoint!r} is no string: name the pipeline's home by one")
-    Home(object_storage.split(checkpoint)[1])
+    return object_storage.split(checkpoint)
 
 
 def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) -> tuple[Home, str]:

@@ -136,8 +136,8 @@ PLAIN = {
     "process_identity",
     "text_tables",
 }
-#: Modules at the top that nobody imports; the last three are old names.
-ENTRIES = {"get_provider_info", "health", "restart", "until"}
+#: Modules at the top that nobody imports.
+ENTRIES = {"get_provider_info"}
 
 
 def floors() -> list[list[str]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from typing import Any, Final
 
+from airflow_provider_exactlyonce._moved import moved
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state.ddl import DataType, Field
 
@@ -23,6 +24,9 @@ Coerce = Callable[[Any], Any]
 _INTEGER_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 #: Wide enough for any sum of two decimals of 38 digits.
 _DECIMALS: Final = Context(prec=80, rounding=ROUND_HALF_EVEN)
+
+
+__getattr__ = moved(__name__, "state.values", {"MisfitError": "TypeMismatchError"})
 
 
 class TypeMismatchError(ValueError):

@@ -2,3 +2,7 @@
 
 ``convert-files`` uses the conversion; everything else is in the room of the Delta sink.
 """
+
+from airflow_provider_exactlyonce._moved import moved
+
+__getattr__ = moved(__name__, "streaming")

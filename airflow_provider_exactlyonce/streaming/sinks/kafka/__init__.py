@@ -2,3 +2,7 @@
 
 It has no committer: its rows are in the transaction of the ledger record, which ``commit`` ends.
 """
+
+from airflow_provider_exactlyonce._moved import moved
+
+__getattr__ = moved(__name__, "streaming")

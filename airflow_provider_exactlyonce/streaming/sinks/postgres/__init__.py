@@ -2,3 +2,7 @@
 
 Upserts into other databases are in ``upsert``. ``commit`` calls it through ``sinks.spi``.
 """
+
+from airflow_provider_exactlyonce._moved import moved
+
+__getattr__ = moved(__name__, "streaming")

@@ -2,3 +2,7 @@
 
 For whatever database SQLAlchemy has; ``postgres`` is faster where it fits. ``commit`` calls it through ``sinks.spi``.
 """
+
+from airflow_provider_exactlyonce._moved import moved
+
+__getattr__ = moved(__name__, "streaming")

@@ -2,3 +2,7 @@
 
 What the target does with a commit is the user's code. ``commit`` calls it through ``sinks.spi``.
 """
+
+from airflow_provider_exactlyonce._moved import moved
+
+__getattr__ = moved(__name__, "streaming")

@@ -1,5 +1,0 @@
-"""Moved to :mod:`airflow_provider_exactlyonce.policies.termination`; this name is deleted in 0.3."""
-
-from airflow_provider_exactlyonce._moved import moved
-
-__getattr__ = moved(__name__, "policies.termination")

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from airflow_provider_exactlyonce.kafka.compression import ATTRIBUTES, UNCOMPRESSED, Compression
 from airflow_provider_exactlyonce.kafka.murmur2 import partitions_for_keys
-from airflow_provider_exactlyonce.kafka.record_batch import Body, encode_bodies, stamp
+from airflow_provider_exactlyonce.kafka.record_batch import Body, encode_bodies, with_header
 
 BODY_BYTES_MAXIMUM = 1_000_000
 ROUNDS = 9
@@ -109,9 +109,9 @@ class Rows:
         )
 
 
-def stamped(bodies: list[Body]) -> list[tuple[bytes, memoryview]]:
+def with_headers(bodies: list[Body]) -> list[tuple[bytes, memoryview]]:
     """Stamp every body."""
-    return [stamp(body, producer_id=1, epoch=0, base_sequence=0) for body in bodies]
+    return [with_header(body, producer_id=1, epoch=0, base_sequence=0) for body in bodies]
 
 
 def joined(parts: list[tuple[bytes, memoryview]]) -> list[bytes]:
@@ -122,15 +122,15 @@ def joined(parts: list[tuple[bytes, memoryview]]) -> list[bytes]:
 def main(flush_bytes: int) -> None:
     """Print a line for each case, then one for each codec."""
     print(f"flushes of {flush_bytes >> 20} MiB; ns a record of one core, {ROUNDS} rounds")
-    print(f"{'':32}{'rows':>8}{'murmur2':>9}{'encode':>8}{'stamp':>8}{'join':>8}")
+    print(f"{'':32}{'rows':>8}{'murmur2':>9}{'encode':>8}{'header':>8}{'join':>8}")
     for case in CASES:
         rows = Rows(case, flush_bytes)
         bodies = rows.encode()
-        parts = stamped(bodies)
+        parts = with_headers(bodies)
         figures = (
             best_nanoseconds(partial(partitions_for_keys, rows.keys, case.partitions), rows.count),
             best_nanoseconds(rows.encode, rows.count),
-            best_nanoseconds(partial(stamped, bodies), rows.count),
+            best_nanoseconds(partial(with_headers, bodies), rows.count),
             best_nanoseconds(partial(joined, parts), rows.count),
         )
         print(f"{case.name:32}{rows.count:>8}{figures[0]:>9.0f}" + "".join(f"{figure:>8.0f}" for figure in figures[1:]))

@@ -86,7 +86,9 @@ class Filler:
             timestamps=int(time.time() * 1000),
             body_bytes_maximum=4_000_000,
         ):
-            stamped = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=sequence)
+            stamped = record_batch.with_header(
+                body, producer_id=producer.id, epoch=producer.epoch, base_sequence=sequence
+            )
             produce(self.client, identity, self.ledger, {0: b"".join(stamped)})
             sequence = record_batch.advance_sequence(sequence, body.records)
         self.session.commit()

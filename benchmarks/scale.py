@@ -161,7 +161,7 @@ def _body(producer: int, epoch: int) -> bytes:
         timestamps=int(time.time() * 1000),
         body_bytes_maximum=4_000_000,
     )
-    return b"".join(record_batch.stamp(body, producer_id=producer, epoch=epoch, base_sequence=0))
+    return b"".join(record_batch.with_header(body, producer_id=producer, epoch=epoch, base_sequence=0))
 
 
 def main() -> None:

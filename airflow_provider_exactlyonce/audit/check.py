@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.audit.findings import Findings, Report
 from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
 from airflow_provider_exactlyonce.audit.sink_check import JudgedRecords, SinkCheck, Totals
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.batch_producers import LogWriters, writer_of
+from airflow_provider_exactlyonce.kafka.batch_producers import BatchProducers, producer_of
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.home import never_started
@@ -199,9 +199,9 @@ class _Audit:
                 message = f"the log ends here; the ledger has rows up to offset {ends[place] - 1}: they are lost"
                 self.findings.add("I1", 0, message, place, offset)
                 continue
-            writer = writer_of(LogWriters(self.client).batch_at(place, offset))
+            producer = producer_of(BatchProducers(self.client).batch_at(place, offset))
             message = (
-                f"an open transaction of {writer} holds back readers from here on, for "
+                f"an open transaction of {producer} holds back readers from here on, for "
                 f"{self.options.patience_seconds:g} s or longer; what is behind it is not judged"
             )
             self.findings.add("I6", 0, message, place, offset)
@@ -214,7 +214,7 @@ class _Audit:
         with RangeReader(self.config, "audit", timeout_seconds=_TIMEOUT_SECONDS) as reader:
             sink = SinkCheck(
                 reader=reader,
-                writers=LogWriters(self.client),
+                producers=BatchProducers(self.client),
                 judged=JudgedRecords(
                     topics=topics.describe(self.config, judged),
                     limits=limits,

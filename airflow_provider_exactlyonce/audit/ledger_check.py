@@ -166,7 +166,7 @@ class LedgerCheck:
             )
 
     def _check_sink(self, record: CommitRecord) -> None:
-        if record.is_untold:
+        if record.lacks_offsets:
             self.untold += 1
             return
         sums: dict[str, tuple[int, int]] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce.audit.findings import Findings
 from airflow_provider_exactlyonce.audit.partition_check import PartitionCheck, RangeFound, Stray
 from airflow_provider_exactlyonce.audit.topics import SinkTopic
-from airflow_provider_exactlyonce.kafka.batch_producers import LogWriters, writer_of
+from airflow_provider_exactlyonce.kafka.batch_producers import BatchProducers, producer_of
 from airflow_provider_exactlyonce.kafka.digest import record_digest
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
@@ -60,7 +60,7 @@ class SinkCheck:
     """
 
     reader: RangeReader
-    writers: LogWriters
+    producers: BatchProducers
     judged: JudgedRecords
     findings: Findings
     log_starts: Callable[[Iterable[str]], Mapping[Place, int]]
@@ -109,9 +109,9 @@ class SinkCheck:
         for number, message in enumerate(self.reader.read(spans), start=1):
             place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
             check = checks[place]
-            if self.judged.backfill_ids and self.writers.is_of(self.judged.backfill_ids, place, offset):
+            if self.judged.backfill_ids and self.producers.is_of(self.judged.backfill_ids, place, offset):
                 check.skip(offset)
-            elif self.judged.allow_foreign and not self.writers.is_of(self.judged.producer_ids, place, offset):
+            elif self.judged.allow_foreign and not self.producers.is_of(self.judged.producer_ids, place, offset):
                 self.totals.foreign_rows += 1
                 check.skip(offset)
             else:
@@ -171,18 +171,18 @@ class SinkCheck:
     def _what_is_at(self, place: Place, offset: int, start: int) -> str:
         if offset < start:
             return f"the log begins at {start}: they were deleted"
-        batch = self.writers.batch_at(place, offset)
+        batch = self.producers.batch_at(place, offset)
         if batch is None:
             return "there is no record at that offset"
         if batch.is_control:
             return "a transaction's marker is at that offset"
-        return f"the record there is of an aborted transaction of {writer_of(batch)}"
+        return f"the record there is of an aborted transaction of {producer_of(batch)}"
 
     def _report_stray(self, place: Place, stray: Stray) -> None:
-        batch = self.writers.batch_at(place, stray.first)
+        batch = self.producers.batch_at(place, stray.first)
         whose = "this pipeline's" if batch and batch.producer_id in self.judged.producer_ids else "not this pipeline's"
         rows = f"{stray.rows} readable {'row' if stray.rows == 1 else 'rows'} up to offset {stray.last}"
-        written = f"written by {writer_of(batch)}, {whose}"
+        written = f"written by {producer_of(batch)}, {whose}"
         remembered = self._remembered.get((stray.rows, stray.digest))
         if remembered is not None:
             commit, (topic, partition) = remembered

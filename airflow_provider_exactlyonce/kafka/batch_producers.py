@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.wire import WireClient
 
 
-class LogWriters:
+class BatchProducers:
     """Looks up batches by offset; quick where each offset is above the one before.
 
     :param client: connection to the cluster
@@ -40,6 +40,6 @@ class LogWriters:
         return batch is not None and batch.is_transactional and batch.producer_id in producer_ids
 
 
-def writer_of(batch: BatchHeader | None) -> str:
+def producer_of(batch: BatchHeader | None) -> str:
     """Return who has written a batch, for messages."""
     return f"producer {batch.producer_id}, epoch {batch.epoch}" if batch else "an unknown producer"

@@ -109,7 +109,7 @@ class Shrinkage:
             return limit_bytes
         return max(limit_bytes, min(int(limit_bytes / (self._ratio * _MARGIN)), PLAIN_BYTES_MAXIMUM))
 
-    def saw(self, sizes: Iterable[tuple[int, int]], limit_bytes: int) -> None:
+    def observe(self, sizes: Iterable[tuple[int, int]], limit_bytes: int) -> None:
         """Learn from batches, the worst of them; small ones tell little, and fit in any case.
 
         :param sizes: the bytes of each before and after compression

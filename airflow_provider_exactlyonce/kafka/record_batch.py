@@ -1,7 +1,7 @@
 """Kafka record batches (format v2) from Arrow columns, without a Python object per row.
 
 A batch is made in two steps, because its sequence number is known only when its turn has come: :func:`encode_bodies`
-writes the records, :func:`stamp` puts the 61-byte header before them.
+writes the records, :func:`with_header` puts the 61-byte header before them.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ def encode_few(records: Sequence[tuple[bytes | None, bytes | None]], timestamp_m
     return body
 
 
-def stamp(body: Body, *, producer_id: int, epoch: int, base_sequence: int) -> tuple[bytes, memoryview]:
-    """Put the header before a body; joined, both parts are a complete record set. A resend needs the very same stamp.
+def with_header(body: Body, *, producer_id: int, epoch: int, base_sequence: int) -> tuple[bytes, memoryview]:
+    """Put the header before a body; joined, both parts are a complete record set. A resend needs the very same header.
 
     :param body: the records
     :param producer_id: the producer's id

@@ -163,7 +163,7 @@ class TransactionSession:
             add_partitions(self.client, self.transactional_id, self.producer, topic, [partition])
         records = [(key, value), *((gone, None) for gone in tombstones)]
         body = record_batch.encode_few(records, timestamp_milliseconds=int(time.time() * 1000))
-        header, payload = record_batch.stamp(
+        header, payload = record_batch.with_header(
             body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=sequence
         )
         offsets = produce(self.client, self.transactional_id, topic, {partition: b"".join((header, payload))})

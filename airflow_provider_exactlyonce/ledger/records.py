@@ -230,7 +230,7 @@ class CommitRecord:
         return {place: end for place, (_, end) in by_place(self.source).items()}
 
     @property
-    def is_untold(self) -> bool:
+    def lacks_offsets(self) -> bool:
         """Whether it does not tell where its rows are in Kafka."""
         return self.guarantee != EXACTLY_ONCE and not self.sink
 

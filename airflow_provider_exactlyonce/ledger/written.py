@@ -275,7 +275,7 @@ class _Older:
                 first = record.commit
             if before not in (0, record.commit - 1) or _untold_topics(record):
                 last_offsets.clear()  # there may be something newer, which is not told
-                unknown_before = record.commit + record.is_untold
+                unknown_before = record.commit + record.lacks_offsets
             before = record.commit
             for place, (offset, topic_id) in _last(record).items():
                 if place in places:
@@ -295,7 +295,7 @@ def _last(record: CommitRecord) -> dict[Place, tuple[int, str | None]]:
 
 
 def _untold_topics(record: CommitRecord) -> Collection[str]:
-    return record.sink_topic_ids.keys() if record.is_untold and record.rows + record.bad_records > 0 else ()
+    return record.sink_topic_ids.keys() if record.lacks_offsets and record.rows + record.bad_records > 0 else ()
 
 
 def _topics(record: CommitRecord) -> set[str]:

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka.batch_producers import LogWriters
+from airflow_provider_exactlyonce.kafka.batch_producers import BatchProducers
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.kafka.wire import WireClient
@@ -39,10 +39,10 @@ def read(
                     ranges[place].append(written)
     rows, spans = [], {place: (of[0].first, of[-1].last + 1) for place, of in ranges.items()}
     with RangeReader(config, "delivered") as reader, WireClient(dict(config)) as client:
-        writers = LogWriters(client)
+        producers = BatchProducers(client)
         for message in reader.read(spans):
             place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
-            if _contains(ranges[place], offset) and writers.is_of(producer_ids, place, offset):
+            if _contains(ranges[place], offset) and producers.is_of(producer_ids, place, offset):
                 key: Any = message.key()
                 value: Any = message.value()
                 rows.append(decode(place[0], key, value))

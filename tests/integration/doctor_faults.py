@@ -514,7 +514,7 @@ def _leave_open(patient: Patient, name: str) -> None:
 def leave_hanging(config: Mapping[str, str], client: WireClient, topic: str, producer: Producer) -> None:
     """Write as a straggler does of which its coordinator knows nothing."""
     body = record_batch.encode_few([(b"k", b"v")], int(time.time() * 1000))
-    record = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
+    record = record_batch.with_header(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
     with unverified(config):
         eventually(
             lambda: client.produce("straggler", topic, {1: b"".join(record)})[1].code == Code.NONE,

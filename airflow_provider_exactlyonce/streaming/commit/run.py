@@ -86,7 +86,7 @@ class RunOptions:
 
 
 class Run:
-    """A run from its start to its end; used by one thread but for :meth:`beat`.
+    """A run from its start to its end; used by one thread but for :meth:`renew_lease`.
 
     :param home: the pipeline's home
     :param pipeline: the pipeline's name
@@ -222,7 +222,7 @@ class Run:
             self.check_superseded()  # who has taken over and is done has left no lease
             yield
 
-    def beat(self) -> bool:
+    def renew_lease(self) -> bool:
         """Renew the lease; false when another driver has taken it, or a restore had it, which leaves none.
 
         :raises OSError: when the home does not tell

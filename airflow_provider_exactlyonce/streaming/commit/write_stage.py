@@ -305,7 +305,7 @@ def _encode(
         raise RecordTooLargeError(mark(RecordTooLargeError, f"topic {topic}: {error}")) from error
     except RefusedRecord as error:
         raise RecordRefusedError(mark(RecordRefusedError, f"topic {topic}: {error}")) from error
-    shrinkage.saw(((body.plain_bytes, len(body.payload)) for body in bodies), full_bytes)
+    shrinkage.observe(((body.plain_bytes, len(body.payload)) for body in bodies), full_bytes)
     return bodies
 
 
@@ -419,7 +419,7 @@ class _Sender:
         task = self._task
         stamped = {
             turn.partition: b"".join(
-                record_batch.stamp(
+                record_batch.with_header(
                     body, producer_id=task.producer.id, epoch=task.producer.epoch, base_sequence=turn.sequence
                 )
             )

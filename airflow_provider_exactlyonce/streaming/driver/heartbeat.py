@@ -72,7 +72,7 @@ class Heartbeat:
                 return
 
     def _beat(self) -> None:
-        if self._run.beat():
+        if self._run.renew_lease():
             self._lost_lease.clear()
         else:
             self._lost_lease.set()

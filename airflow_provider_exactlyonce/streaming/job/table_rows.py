@@ -29,7 +29,7 @@ class FilePart:
     parts: int
 
 
-def misfit(columns: StructType, table: str, *, needs_all: bool) -> str | None:
+def mismatch(columns: StructType, table: str, *, needs_all: bool) -> str | None:
     """Return why columns can't be read from a table, None when they can.
 
     :param columns: that are read

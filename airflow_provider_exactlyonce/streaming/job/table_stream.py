@@ -94,8 +94,8 @@ def stream(spark: SparkSession, reading: TableReading) -> DataFrame:
     if log.identity() is None:
         raise RefusedError(f"table {reading.name} does not exist: create it first, or name it as it is")
     reading = replace(reading, complete=log.end().version - 1)  # before the look at the columns: none may be lost since
-    if (misfit := table_rows.misfit(columns, log.columns(), needs_all=True)) is not None:
-        raise RefusedError(f"the source's schema does not fit table {reading.name}: {misfit}. Declare what it has")
+    if (mismatch := table_rows.mismatch(columns, log.columns(), needs_all=True)) is not None:
+        raise RefusedError(f"the source's schema does not fit table {reading.name}: {mismatch}. Declare what it has")
     return stand_in(spark, reading)
 
 
@@ -186,9 +186,9 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if version.rewrite is not None:
             return
         if version.columns is not None:
-            misfit = table_rows.misfit(self._reading.columns, version.columns, needs_all=False)
-            if misfit is not None:
-                raise TableChangedError(f"version {version.version} of table {name} changes its columns: {misfit}")
+            mismatch = table_rows.mismatch(self._reading.columns, version.columns, needs_all=False)
+            if mismatch is not None:
+                raise TableChangedError(f"version {version.version} of table {name} changes its columns: {mismatch}")
         self._check_names(version)
 
     def _check_kept(self, version: int, columns: str) -> None:

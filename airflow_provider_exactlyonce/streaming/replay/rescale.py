@@ -61,8 +61,8 @@ class Rescaled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ground:
-    """The batch that is rescaled.
+class _RescaleSource:
+    """What is rescaled: the newest batch of a checkpoint, with its state.
 
     :param batch: the newest one that Spark has committed
     :param commit: the commit that it is
@@ -111,20 +111,20 @@ def rescale(
         )
     token = f"rescale-{uuid.uuid4()}"
     with leases.holding(home.lease, pipeline, token, held) as hold, LedgerReader(config, pipeline) as reader:
-        ground = _ground(home, pipeline, config, reader)
-        if ground.partitions == partitions:
+        source = _rescale_source(home, pipeline, config, reader)
+        if source.partitions == partitions:
             return Rescaled(before=partitions, partitions=partitions)
-        _check_kind(ground, pipeline)
+        _check_kind(source, pipeline)
         lineages.remove_unfinished(home.lineages, hold)
         with contextlib.nullcontext(spark) if spark else local_session("exactlyonce rescale", home.path) as session:
             try:
-                return _rescaled(home, hold, ground, reader, session, partitions, tell)
+                return _rescaled(home, hold, source, reader, session, partitions, tell)
             finally:
                 with contextlib.suppress(AlreadyRunningError):  # whoever has taken over removes them
                     lineages.remove_unfinished(home.lineages, hold)
 
 
-def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: LedgerReader) -> _Ground:
+def _rescale_source(home: Home, pipeline: str, config: Mapping[str, Any], reader: LedgerReader) -> _RescaleSource:
     """Find what is rescaled, and check all that the next start will need of it."""
     tail, lineage = reader.tail(), home.current()
     if tail is None or tail.claim is None or lineage is None:
@@ -161,7 +161,7 @@ def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: Ledger
         check_input(SourceClusters.claimed(config, tail.claim), stretch)
         if not lineage.accept_nondeterminism:
             jobs.check_deterministic(home, stretch)
-    return _Ground(
+    return _RescaleSource(
         lineage=lineage,
         checkpoint=checkpoint,
         batch=restart.batch,
@@ -174,8 +174,8 @@ def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: Ledger
     )
 
 
-def _check_kind(ground: _Ground, pipeline: str) -> None:
-    backend = backend_of(ground.offsets.conf, ())
+def _check_kind(source: _RescaleSource, pipeline: str) -> None:
+    backend = backend_of(source.offsets.conf, ())
     if backend != "rocksdb":
         raise RefusedError(
             f"pipeline {pipeline} keeps its state in {backend}, which Spark can't repartition; it can in rocksdb. "
@@ -183,7 +183,7 @@ def _check_kind(ground: _Ground, pipeline: str) -> None:
             f"state_backend=StateBackend.rocksdb(), and --conf {PARTITIONS}=N; it builds its state from its sources "
             "again"
         )
-    for operator in ground.operators:
+    for operator in source.operators:
         if not operator.keyed:
             raise RefusedError(
                 f"operator {operator.id} ({operator.name}) of pipeline {pipeline} has state without keys, all in one "
@@ -195,21 +195,21 @@ def _check_kind(ground: _Ground, pipeline: str) -> None:
 def _rescaled(
     home: Home,
     hold: leases.Hold,
-    ground: _Ground,
+    source: _RescaleSource,
     reader: LedgerReader,
     spark: SparkSession,
     partitions: int,
     tell: Callable[[str], None],
 ) -> Rescaled:
-    lineage, batch = _lineage(ground), ground.batch + 1
-    files = integrity.files_of(ground.checkpoint, ground.batch).files
-    tell(f"copying batch {ground.batch} (commit {ground.commit}): {len(files)} files")
-    work = Checkpoint(lineages.work_copy(home.lineages, ground.checkpoint.path, files, lineage.id))
+    lineage, batch = _lineage(source), source.batch + 1
+    files = integrity.files_of(source.checkpoint, source.batch).files
+    tell(f"copying batch {source.batch} (commit {source.commit}): {len(files)} files")
+    work = Checkpoint(lineages.work_copy(home.lineages, source.checkpoint.path, files, lineage.id))
     failpoints.reach("rescale-copied")
-    commit = work.commit(ground.batch)
+    commit = work.commit(source.batch)
     state_format = 1 if commit is None or commit.state_ids is None else 2
-    state = Repartition(spark, work.path, ground.offsets.conf, state_format=state_format, tell=tell)
-    before = state.sums(work.path, ground.batch, ground.operators)
+    state = Repartition(spark, work.path, source.offsets.conf, state_format=state_format, tell=tell)
+    before = state.sums(work.path, source.batch, source.operators)
     state.run(partitions)
     failpoints.reach("rescale-repartitioned")
     made = integrity.files_of(work, batch)
@@ -220,32 +220,32 @@ def _rescaled(
     try:
         final = Checkpoint(home.checkpoint(lineage.id))
         _check_whole(integrity.defects_of(final, batch))
-        _check_same(ground, final, batch, partitions)
-        _check_sums(before, state.sums(final.path, batch, ground.operators))
-        jobs.copy(home, ground.lineage.id, lineage.id)
+        _check_same(source, final, batch, partitions)
+        _check_sums(before, state.sums(final.path, batch, source.operators))
+        jobs.copy(home, source.lineage.id, lineage.id)
         failpoints.reach("rescale-verified")
         now = reader.tail()
-        if now is None or (now.place, now.claim) != (ground.tail.place, ground.tail.claim):
+        if now is None or (now.place, now.claim) != (source.tail.place, source.tail.claim):
             raise AlreadyRunningError(f"a driver of {reader.pipeline} has started meanwhile; stop it and try again")
     except BaseException:
         lineages.remove(home.lineages / lineage.id)
         raise
     lineages.switch(home, lineage, hold)
     return Rescaled(
-        before=ground.partitions,
+        before=source.partitions,
         partitions=partitions,
         lineage=lineage,
         directory=home.lineages / lineage.id,
-        commit=ground.commit,
-        state=_counts(ground.operators, before),
-        stretch=ground.stretch,
-        seconds=time.monotonic() - ground.began,
+        commit=source.commit,
+        state=_counts(source.operators, before),
+        stretch=source.stretch,
+        seconds=time.monotonic() - source.began,
     )
 
 
-def _lineage(ground: _Ground) -> Lineage:
+def _lineage(source: _RescaleSource) -> Lineage:
     """Return the lineage to make: its first batch is Spark's own, which leaves the state of the same commit."""
-    tail, known, claim = ground.tail, ground.lineage, required(ground.tail.claim, "the ledger has a claim")
+    tail, known, claim = source.tail, source.lineage, required(source.tail.claim, "the ledger has a claim")
     committed = tail.commit is not None and tail.commit.lineage == known.id
     return replace(
         known,
@@ -253,8 +253,8 @@ def _lineage(ground: _Ground) -> Lineage:
         cluster_id=tail.cluster_id,
         ledger_topic_id=tail.topic_id,
         last_commit=tail.place.commit,
-        base_batch=ground.batch + 1,
-        base_commit=ground.commit,
+        base_batch=source.batch + 1,
+        base_commit=source.commit,
         parent=claim.lineage,
         parent_run=claim.run,
         parent_commit=tail.place.commit,
@@ -270,13 +270,13 @@ def _check_whole(defects: Sequence[object]) -> None:
         )
 
 
-def _check_same(ground: _Ground, final: Checkpoint, batch: int, partitions: int) -> None:
+def _check_same(source: _RescaleSource, final: Checkpoint, batch: int, partitions: int) -> None:
     """Check that the batch is the one before it, but for the number of partitions."""
     offsets, operators = final.offsets(batch), StateDirectory(final.path).operators(batch)
-    expected = [replace(operator, partitions=partitions) for operator in ground.operators]
-    conf = {**ground.offsets.conf, PARTITIONS: str(partitions)}
-    actual = offsets and (offsets.same_sources(ground.offsets), offsets.watermark, offsets.conf)
-    if actual != (True, ground.offsets.watermark, conf) or operators != expected:
+    expected = [replace(operator, partitions=partitions) for operator in source.operators]
+    conf = {**source.offsets.conf, PARTITIONS: str(partitions)}
+    actual = offsets and (offsets.same_sources(source.offsets), offsets.watermark, offsets.conf)
+    if actual != (True, source.offsets.watermark, conf) or operators != expected:
         raise ExactlyOnceError(
             f"Spark has made another batch than was asked for: {offsets}, {operators}. Nothing was changed; tell us"
         )

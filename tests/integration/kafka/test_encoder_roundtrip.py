@@ -20,7 +20,7 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from airflow_provider_exactlyonce.devkit.jars import broker_jars
 from airflow_provider_exactlyonce.devkit.java import java_executable
 from airflow_provider_exactlyonce.kafka.compression import ATTRIBUTES, Compression
-from airflow_provider_exactlyonce.kafka.record_batch import Body, stamp
+from airflow_provider_exactlyonce.kafka.record_batch import Body, with_header
 from airflow_provider_exactlyonce.kafka.transaction import add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from tests.integration.kafka.test_wire_contract import initialised
@@ -46,7 +46,7 @@ class Transaction:
         if not sequence:
             add_partitions(self.client, self.name, self.producer, topic, [body.partition])
         self.sequences[topic, body.partition] = sequence + body.records
-        stamped = stamp(body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=sequence)
+        stamped = with_header(body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=sequence)
         return produce(self.client, self.name, topic, {body.partition: b"".join(stamped)})[body.partition]
 
     def end(self) -> None:

@@ -72,7 +72,9 @@ class Writing:
         for partition in PARTITIONS:
             body = record_batch.encode_few([(b"%d" % partition, b"%d" % round_)], 0)
             sequence = sequences.get(f"p{partition}", round_)
-            stamped = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=sequence)
+            stamped = record_batch.with_header(
+                body, producer_id=producer.id, epoch=producer.epoch, base_sequence=sequence
+            )
             batches[partition] = b"".join(stamped)
         return batches
 

@@ -174,7 +174,7 @@ def living_run(config: Mapping[str, str], home: Path, pipeline: str) -> Iterator
 
     def beat() -> None:
         while not ended.wait(0.3):
-            run.beat()
+            run.renew_lease()
 
     beating = threading.Thread(target=beat)
     try:
@@ -245,7 +245,7 @@ def make_hanging(client: WireClient, topic: str) -> None:
 
     assert until_definite(ask, timeout_seconds=30) == Code.NONE
     body = record_batch.encode_few([(b"k", b"v")], int(time.time() * 1000))
-    record = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
+    record = record_batch.with_header(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
     resource = ConfigResourceType.BROKER
     client.admin.alter_configs([ConfigResource(resource, "1", configs={setting: "false"})])
     try:

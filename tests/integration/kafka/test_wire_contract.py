@@ -54,7 +54,9 @@ def initialised(client: WireClient, name: str, current: Producer = NO_PRODUCER) 
 
 def batch(producer: Producer, value: bytes, sequence: int = 0) -> bytes:
     body = record_batch.encode_few([(b"k", value)], 0)
-    return b"".join(record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=sequence))
+    return b"".join(
+        record_batch.with_header(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=sequence)
+    )
 
 
 def appended(client: WireClient, name: str, topic: str, records: bytes) -> int:

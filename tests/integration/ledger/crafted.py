@@ -84,7 +84,7 @@ class CraftedPipeline:
                 body_bytes_maximum=1_000_000,
             )
             add_partitions(self.client, self.session.transactional_id, producer, self.sink, [partition])
-            stamped = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
+            stamped = record_batch.with_header(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
             batches = {partition: b"".join(stamped)}
             first = produce(self.client, self.session.transactional_id, self.sink, batches)[partition]
             written[partition] = SinkRange(

@@ -136,7 +136,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _beat(run: Run) -> None:
-    while run.beat():
+    while run.renew_lease():
         time.sleep(_HEARTBEAT_SECONDS)
 
 

@@ -155,7 +155,7 @@ def test_a_living_driver_is_not_fenced(world: World) -> None:
 
         def beat() -> None:
             while not ended.wait(0.5):
-                live.beat()
+                live.renew_lease()
 
         thread = threading.Thread(target=beat)
         thread.start()
@@ -179,7 +179,7 @@ def test_a_silent_driver_is_fenced_and_finds_out_who_did_it(world: World, monkey
         _fall_silent(world)
         successor.start()
         assert successor.number == 2
-        assert not silent.beat()
+        assert not silent.renew_lease()
         with pytest.raises(ProducerLostError):
             silent.session.begin()
         assert silent.session.state is SessionState.LOST
@@ -208,7 +208,7 @@ def test_a_straggler_of_an_aborted_attempt_is_fenced_and_its_records_are_never_v
         session, old = run.session, run.session.producer
         assert run.client.add_partitions(session.transactional_id, old, world.sink, [0]) == 0, "it opens a transaction"
         late = record_batch.encode_few([(b"k", b"late")], 0)
-        stamped = b"".join(record_batch.stamp(late, producer_id=old.id, epoch=old.epoch, base_sequence=0))
+        stamped = b"".join(record_batch.with_header(late, producer_id=old.id, epoch=old.epoch, base_sequence=0))
         assert produce(run.client, session.transactional_id, world.sink, {0: stamped}) == {0: 0}
         try:
             session.begin()
@@ -231,7 +231,7 @@ def test_of_many_drivers_that_start_at_once_one_holds_the_pipeline(world: World)
 
     def beat(run: Run) -> None:
         while not ended.wait(0.3):
-            run.beat()
+            run.renew_lease()
 
     def start(token: str) -> None:
         options = RunOptions(

@@ -101,20 +101,20 @@ def test_a_higher_level_packs_tighter(codec: str, levels: tuple[int, int]) -> No
 def test_the_worst_of_the_last_batches_tells_how_much_to_compress_at_a_time() -> None:
     shrinkage = Shrinkage(Compression("zstd"))
     assert shrinkage.plain_bytes(1_000_000) == 1_000_000
-    shrinkage.saw([(1_000_000, 100_000), (600_000, 120_000), (400_000, 399_000)], 1_000_000)
+    shrinkage.observe([(1_000_000, 100_000), (600_000, 120_000), (400_000, 399_000)], 1_000_000)
     assert shrinkage.plain_bytes(1_000_000) == 4_000_000
-    shrinkage.saw([(400_000, 399_000)], 1_000_000)  # it fits, whatever it shrinks to
+    shrinkage.observe([(400_000, 399_000)], 1_000_000)  # it fits, whatever it shrinks to
     assert shrinkage.plain_bytes(1_000_000) == 4_000_000
-    shrinkage.saw([(4_000_000, 4_000)], 1_000_000)
+    shrinkage.observe([(4_000_000, 4_000)], 1_000_000)
     assert shrinkage.plain_bytes(1_000_000) == PLAIN_BYTES_MAXIMUM
     assert shrinkage.plain_bytes(2 * PLAIN_BYTES_MAXIMUM) == 2 * PLAIN_BYTES_MAXIMUM
-    shrinkage.saw([(4_000_000, 3_900_000)], 1_000_000)
+    shrinkage.observe([(4_000_000, 3_900_000)], 1_000_000)
     assert shrinkage.plain_bytes(1_000_000) == 1_000_000
 
 
 def test_without_a_codec_records_are_cut_at_the_limit() -> None:
     shrinkage = Shrinkage(UNCOMPRESSED)
-    shrinkage.saw([(1_000_000, 1_000_000)], 1_000_000)
+    shrinkage.observe([(1_000_000, 1_000_000)], 1_000_000)
     assert shrinkage.plain_bytes(1_000_000) == 1_000_000
 
 

@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.kafka.record_batch import (
     advance_sequence,
     encode_bodies,
     encode_few,
-    stamp,
+    with_header,
 )
 from airflow_provider_exactlyonce.kafka.varint import WIDTH_LIMITS, varint_widths, varints
 
@@ -54,7 +54,7 @@ def encode(
 
 def decode(body: Body) -> list[tuple[bytes | None, bytes | None]]:
     """Read a stamped body back and check every field but the contents."""
-    batch = DefaultRecordBatch(b"".join(stamp(body, producer_id=77, epoch=3, base_sequence=5)))
+    batch = DefaultRecordBatch(b"".join(with_header(body, producer_id=77, epoch=3, base_sequence=5)))
     assert batch.validate_crc()
     assert batch.size_in_bytes == body.size_bytes == HEADER_BYTES + len(body.payload)
     assert (batch.base_offset, batch.leader_epoch, batch.magic, batch.attributes) == (0, -1, 2, 0x10)
@@ -148,7 +148,7 @@ def test_a_batch_is_byte_for_byte_that_of_kafka_pythons_builder() -> None:
     for index, (key, value, _, _) in enumerate(rows):
         builder.append(index, NOW, key, value, [])
     (body,) = encode(rows)
-    stamped = b"".join(stamp(body, producer_id=9, epoch=1, base_sequence=40))
+    stamped = b"".join(with_header(body, producer_id=9, epoch=1, base_sequence=40))
     built = bytes(builder.build())
     leader_epoch = slice(12, 16)  # the builder writes 0; outside the checksum, and the broker sets its own
     assert stamped[:12] + stamped[16:] == built[:12] + built[16:]
@@ -311,7 +311,7 @@ def test_a_header_under_a_null_list_is_neither_sent_nor_checked() -> None:
     keys, digests = pa.array([b"a", b"b"], pa.binary()), pa.array([0, 0])
     partitions = np.zeros(2, dtype=np.int32)
     (body,) = encode_bodies(keys, keys, digests, partitions, timestamps=NOW, headers=headers, body_bytes_maximum=1_000)
-    batch = DefaultRecordBatch(b"".join(stamp(body, producer_id=1, epoch=0, base_sequence=0)))
+    batch = DefaultRecordBatch(b"".join(with_header(body, producer_id=1, epoch=0, base_sequence=0)))
     assert [record.headers for record in batch] == [[], [("h", None)]]
 
 
@@ -324,7 +324,7 @@ def test_only_bodies_that_get_smaller_are_compressed(codec: str) -> None:
     assert (small.records, small.digest) == (2, 2)
     assert bytes(noise.payload) == bytes(plain[1].payload)
     for body, attributes in ((small, ATTRIBUTES[codec]), (noise, 0)):
-        batch = DefaultRecordBatch(b"".join(stamp(body, producer_id=1, epoch=0, base_sequence=0)))
+        batch = DefaultRecordBatch(b"".join(with_header(body, producer_id=1, epoch=0, base_sequence=0)))
         assert batch.validate_crc()
         assert (batch.attributes, batch.size_in_bytes) == (0x10 | attributes, body.size_bytes)
 
@@ -368,7 +368,9 @@ def test_a_single_record_is_a_body_for_partition_0(key: bytes | None, value: byt
 )
 def test_sequences_wrap_as_the_brokers_do(sequence: int, records: int, following: int) -> None:
     assert advance_sequence(sequence, records) == following
-    batch = DefaultRecordBatch(b"".join(stamp(encode_few([(b"", b"")], NOW), producer_id=1, epoch=0, base_sequence=0)))
+    batch = DefaultRecordBatch(
+        b"".join(with_header(encode_few([(b"", b"")], NOW), producer_id=1, epoch=0, base_sequence=0))
+    )
     assert batch._increment_sequence(sequence, records) == following
 
 

@@ -11,13 +11,13 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from airflow_provider_exactlyonce.kafka import byte_concat, record_batch
 from airflow_provider_exactlyonce.kafka.compression import Compression
-from airflow_provider_exactlyonce.kafka.record_batch import HEADER_BYTES, Body, OversizedRecord, stamp
+from airflow_provider_exactlyonce.kafka.record_batch import HEADER_BYTES, Body, OversizedRecord, with_header
 from tests.unit.kafka.record_rows import PROPERTY, TIMESTAMPS, Row, encode, expected, rows
 
 
 def decode(body: Body) -> list[Row]:
     """Read a body with kafka-python, and check its header."""
-    batch = DefaultRecordBatch(b"".join(stamp(body, producer_id=1, epoch=0, base_sequence=0)))
+    batch = DefaultRecordBatch(b"".join(with_header(body, producer_id=1, epoch=0, base_sequence=0)))
     assert batch.validate_crc()
     assert batch.size_in_bytes == body.size_bytes
     assert (batch.records_count, batch.last_offset_delta) == (body.records, body.records - 1)

@@ -150,7 +150,7 @@ def test_a_run_that_was_silent_while_its_home_went_on_in_another_lineage_is_supe
     use(Claims(tails=[], reads=[]), run, monkeypatch)
     meanwhile(run.home)
     before = leases.read(run.home.lease)
-    assert not run.beat()
+    assert not run.renew_lease()
     assert leases.read(run.home.lease) == before
     with pytest.raises(FencedError, match="restored, rescaled or moved"):
         run.check_superseded()
@@ -177,7 +177,7 @@ def test_a_run_whose_lease_alone_is_gone_takes_it_again(
     use(Claims(tails=[], reads=[]), run, monkeypatch)
     run.home.lease.unlink()
     also(run.home)
-    assert run.beat()
+    assert run.renew_lease()
     held = leases.read(run.home.lease)
     assert held is not None
     assert (held.token, held.run) == ("a", 1)
@@ -192,14 +192,14 @@ def test_a_home_that_does_not_tell_its_lineage_tells_nothing(run: Run, monkeypat
     current.unlink()
     current.symlink_to(current)  # as unreadable for everybody, root too
     with pytest.raises(OSError, match="symbolic links"):
-        run.beat()
+        run.renew_lease()
     assert leases.read(run.home.lease) is None
     current.unlink()
     current.write_bytes(pointer)
-    assert run.beat()
+    assert run.renew_lease()
 
 
 def test_a_start_that_has_claimed_nothing_renews_its_lease_in_whatever_lineage(run: Run) -> None:
     vars(run).update(number=0, _lineage=None)
     run.home.lease.unlink()
-    assert run.beat()
+    assert run.renew_lease()

@@ -216,6 +216,6 @@ def test_the_tables_columns_are_compared_with_those_that_are_declared(
     columns = T.StructType(
         [T.StructField("id", T.LongType(), nullable=False), T.StructField("tags", T.ArrayType(T.IntegerType()))]
     )
-    found = table_rows.misfit(columns, table, needs_all=needs_all)
+    found = table_rows.mismatch(columns, table, needs_all=needs_all)
     assert (found is None) == (said is None)
     assert said is None or said in str(found)

@@ -9,13 +9,33 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def poll_until(condition: Callable[[], T], *, seconds: float, poll_seconds: float) -> T:
-    """Ask at once, and again until the answer is true or the time is over; returns the last answer.
+def poll_until(ask: Callable[[], T], *, seconds: float, poll_seconds: float, done: Callable[[T], object] = bool) -> T:
+    """Ask at once, and again until the answer is the awaited one or the time is over; returns the last answer.
 
+    :param seconds: for so long at most
+    :param poll_seconds: pause between two questions
+    :param done: whether an answer is the awaited one; by default, one that is true
+    """
+    deadline = time.monotonic() + seconds
+    while not done(answer := ask()) and (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(poll_seconds, left))
+    return answer
+
+
+def retry_while(
+    passes: Callable[[Exception], object], ask: Callable[[], T], *, seconds: float, poll_seconds: float
+) -> T:
+    """Ask at once, and again while it fails with an error that passes; after the time, the last error is raised.
+
+    :param passes: whether an error may be another answer a little later
     :param seconds: for so long at most
     :param poll_seconds: pause between two questions
     """
     deadline = time.monotonic() + seconds
-    while not (answer := condition()) and (left := deadline - time.monotonic()) > 0:
+    while True:
+        try:
+            return ask()
+        except Exception as error:
+            if not passes(error) or (left := deadline - time.monotonic()) <= 0:
+                raise
         time.sleep(min(poll_seconds, left))
-    return answer

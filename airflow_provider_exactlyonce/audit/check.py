@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
+from airflow_provider_exactlyonce.polling import poll_until
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.wire import WireClient
@@ -185,13 +186,13 @@ class _Audit:
 
     def _settled(self, ends: Mapping[Place, int]) -> dict[Place, int]:
         """Wait until everything before these offsets is decided; returns up to where it is."""
-        deadline = time.monotonic() + self.options.patience_seconds
-        while True:
-            stable = self.client.offsets.last_stable(ends)
-            open_places = [place for place, end in ends.items() if stable[place] < end]
-            if not open_places or time.monotonic() >= deadline:
-                break
-            time.sleep(_POLL_SECONDS)
+        stable = poll_until(
+            lambda: self.client.offsets.last_stable(ends),
+            done=lambda stable: all(stable[place] >= end for place, end in ends.items()),
+            seconds=self.options.patience_seconds,
+            poll_seconds=_POLL_SECONDS,
+        )
+        open_places = [place for place, end in ends.items() if stable[place] < end]
         log_ends = self.client.offsets.ends(open_places)
         for place in open_places:
             offset = stable[place]

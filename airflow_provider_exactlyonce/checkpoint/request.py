@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.opening import is_there, store_of
 
 _POLL_SECONDS: Final = 0.2
@@ -148,16 +149,21 @@ def take(
         stops=lambda _: stop,
         detector=detector,
     )
-    deadline = time.monotonic() + timeout_seconds
-    asked: str | None = None
+    deadline, poll_seconds = time.monotonic() + timeout_seconds, home.look_every(_POLL_SECONDS)
+    asked: set[str] = set()
+
+    def is_taken(answer: Savepoint | WaitCondition) -> bool:
+        if isinstance(answer, WaitCondition) and answer.token is not None:
+            asked.add(answer.token)
+        return isinstance(answer, Savepoint)
+
     try:
-        while isinstance(taken := taking.advance(), WaitCondition):
-            asked = taken.token or asked
-            if time.monotonic() > deadline:
-                raise not_answered(home, taken.token)
-            time.sleep(home.look_every(_POLL_SECONDS))
-        while stop and asked is not None and detector.is_there(asked) and time.monotonic() < deadline:
-            time.sleep(home.look_every(_POLL_SECONDS))
+        taken = poll_until(taking.advance, done=is_taken, seconds=timeout_seconds, poll_seconds=poll_seconds)
+        if isinstance(taken, WaitCondition):
+            raise not_answered(home, taken.token)
+        if stop:
+            left = deadline - time.monotonic()
+            poll_until(lambda: not any(map(detector.is_there, asked)), seconds=left, poll_seconds=poll_seconds)
         return taken
     finally:
         taking.forget()

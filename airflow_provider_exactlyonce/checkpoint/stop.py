@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.control.stopping import StopRequest
 from airflow_provider_exactlyonce.exceptions import NotAnsweredError
+from airflow_provider_exactlyonce.polling import poll_until
 
 _POLL_SECONDS: Final = 0.2
 
@@ -93,11 +93,14 @@ def stop(
     stopping = Stop(
         home, pipeline, lambda: config, request=uuid.uuid4().hex[:16], reason="exactlyonce stop", savepoint=savepoint
     )
-    deadline = time.monotonic() + timeout_seconds
-    while isinstance(outcome := stopping.advance(), WaitCondition):
-        if time.monotonic() >= deadline:
-            raise not_stopped(home, pipeline, outcome.token, timeout_seconds)
-        time.sleep(home.look_every(_POLL_SECONDS))
+    outcome = poll_until(
+        stopping.advance,
+        done=lambda outcome: isinstance(outcome, Stopped),
+        seconds=timeout_seconds,
+        poll_seconds=home.look_every(_POLL_SECONDS),
+    )
+    if isinstance(outcome, WaitCondition):
+        raise not_stopped(home, pipeline, outcome.token, timeout_seconds)
     return outcome
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.java import java_command
 from airflow_provider_exactlyonce.devkit.launch import GUARD_TIMEOUT_SECONDS, launch, log_path, log_tail
 from airflow_provider_exactlyonce.devkit.metadata_log import is_unfenced
+from airflow_provider_exactlyonce.polling import poll_until
 
 HEAP_MEGABYTES: Final = 128
 QUICK_START: Final = "-XX:TieredStopAtLevel=1"
@@ -82,15 +82,17 @@ def fence_killed_broker(data_directory: Path, class_path: str, ports: Ports, log
         *("kafka.Kafka", str(write_fencing_properties(data_directory, ports))),
     ]
     supervisor, controller = launch(command, data_directory, log, guard.SUPERVISE)
-    deadline = time.monotonic() + FENCING_TIMEOUT_SECONDS
     try:
-        while is_taken_for_alive(data_directory):
-            if not controller.is_alive() or time.monotonic() > deadline:
-                raise DevkitError(
-                    f"the broker that was killed on {data_directory} could not be fenced within"
-                    f" {FENCING_TIMEOUT_SECONDS:g} s; the end of the log:\n{log_tail(log_path(data_directory))}"
-                )
-            time.sleep(POLL_INTERVAL_SECONDS)
+        poll_until(
+            lambda: not (controller.is_alive() and is_taken_for_alive(data_directory)),
+            seconds=FENCING_TIMEOUT_SECONDS,
+            poll_seconds=POLL_INTERVAL_SECONDS,
+        )
+        if is_taken_for_alive(data_directory):
+            raise DevkitError(
+                f"the broker that was killed on {data_directory} could not be fenced within"
+                f" {FENCING_TIMEOUT_SECONDS:g} s; the end of the log:\n{log_tail(log_path(data_directory))}"
+            )
     finally:
         controller.send(signal.SIGTERM)
         if not controller.wait_until_gone(STOP_TIMEOUT_SECONDS):

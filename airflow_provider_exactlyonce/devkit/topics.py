@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Final
 
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.polling import poll_until
 
 _TIMEOUT_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.02
@@ -43,11 +43,14 @@ def create_topic(bootstrap_servers: str, name: str, partitions: int | None = Non
             why = error.args[0].str() if isinstance(error, KafkaException) else error
             raise DevkitError(f"topic {name!r} could not be created: {why}") from error
         created = False
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
-    while (metadata := admin.list_topics(name, timeout=_TIMEOUT_SECONDS).topics[name]).error is not None:
-        if time.monotonic() > deadline:  # the broker learns of a new topic a little later
-            raise DevkitError(f"topic {name} can't be used: {metadata.error.str()}")
-        time.sleep(_POLL_SECONDS)
+    metadata = poll_until(  # the broker learns of a new topic a little later
+        lambda: admin.list_topics(name, timeout=_TIMEOUT_SECONDS).topics[name],
+        done=lambda metadata: metadata.error is None,
+        seconds=_TIMEOUT_SECONDS,
+        poll_seconds=_POLL_SECONDS,
+    )
+    if metadata.error is not None:
+        raise DevkitError(f"topic {name} can't be used: {metadata.error.str()}")
     there = len(metadata.partitions)
     if partitions is not None and there != partitions:
         raise DevkitError(

@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.kafka.broker_compression import growth
 from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.topic_settings import CLEAN_ELECTION, WRITABLE, check_settings
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, UnansweredError, WireClient, describe
+from airflow_provider_exactlyonce.polling import retry_while
 
 log = logging.getLogger(__name__)
 
@@ -273,17 +274,21 @@ def check_group(client: WireClient, group: str, *, user: str | None = None) -> N
     :raises RefusedError: when it has members, or a right is missing
     :raises ExactlyOnceError: when there is no answer
     """
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        try:
-            description = client.admin.describe_groups([group])[group]
-            break
-        except kafka.errors.GroupAuthorizationFailedError as error:
-            raise missing_rights(user, [f"READ on group {group}"]) from error
-        except kafka.errors.KafkaError as error:
-            if time.monotonic() >= deadline:
-                raise ExactlyOnceError(f"the coordinator of group {group}: {type(error).__name__}: {error}") from error
-            time.sleep(_PAUSE_SECONDS)
+
+    def passes(error: Exception) -> bool:
+        is_refusal = isinstance(error, kafka.errors.GroupAuthorizationFailedError)
+        return isinstance(error, kafka.errors.KafkaError) and not is_refusal
+
+    def describe_it() -> dict[str, Any]:
+        description: dict[str, Any] = client.admin.describe_groups([group])[group]
+        return description
+
+    try:
+        description = retry_while(passes, describe_it, seconds=_PATIENCE_SECONDS, poll_seconds=_PAUSE_SECONDS)
+    except kafka.errors.GroupAuthorizationFailedError as error:
+        raise missing_rights(user, [f"READ on group {group}"]) from error
+    except kafka.errors.KafkaError as error:
+        raise ExactlyOnceError(f"the coordinator of group {group}: {type(error).__name__}: {error}") from error
     if description["error"] is not None:
         return  # nobody has used it yet
     if description["group_state"] not in ("Empty", "Dead"):

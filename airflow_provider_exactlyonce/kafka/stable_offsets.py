@@ -6,7 +6,6 @@ asked, not when this module is.
 
 from __future__ import annotations
 
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.answers import answer_of
 from airflow_provider_exactlyonce.kafka.config import for_confluent
+from airflow_provider_exactlyonce.polling import retry_while
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import OffsetSpec
@@ -216,16 +216,20 @@ class StableOffsets(PartitionOffsets):
             KafkaError.FENCED_LEADER_EPOCH,
             KafkaError.UNKNOWN_LEADER_EPOCH,
         }
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
-        while True:
+
+        def has_moved(error: Exception) -> bool:
+            return isinstance(error, KafkaException) and error.args[0].code() in moved
+
+        def ask() -> dict[Place, int]:
             try:
                 return self._ask_once(specs, committed=committed)
             except KafkaException as error:
-                if error.args[0].code() not in moved or time.monotonic() > deadline:
-                    raise
-            # After a broker's restart a client goes on asking with the leader's old epoch; a new one asks who leads.
-            self._connect()
-            time.sleep(_PAUSE_SECONDS)
+                # After a broker's restart a client goes on asking with the old epoch; a new one asks who leads.
+                if has_moved(error):
+                    self._connect()
+                raise
+
+        return retry_while(has_moved, ask, seconds=_TIMEOUT_SECONDS, poll_seconds=_PAUSE_SECONDS)
 
     def _ask_once(self, specs: Mapping[Place, Any], *, committed: bool) -> dict[Place, int]:
         from confluent_kafka import IsolationLevel, KafkaError, TopicPartition

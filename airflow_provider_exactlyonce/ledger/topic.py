@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -10,6 +9,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefused
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.kafka.topic_settings import CLEAN_ELECTION, Requirement, read_settings, wrong_settings
 from airflow_provider_exactlyonce.ledger.records import RECORD_BYTES_MAXIMUM, ledger_topic
+from airflow_provider_exactlyonce.polling import retry_while
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -134,14 +134,10 @@ def _once_known(ask: Callable[[], Answer]) -> Answer:
     """Ask about a topic that was created just now: each broker hears of it a little later, and any of them is asked."""
     from confluent_kafka import KafkaError, KafkaException
 
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
-    while True:
-        try:
-            return ask()
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() >= deadline:
-                raise
-        time.sleep(_PAUSE_SECONDS)
+    def is_not_known(error: Exception) -> bool:
+        return isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+    return retry_while(is_not_known, ask, seconds=_TIMEOUT_SECONDS, poll_seconds=_PAUSE_SECONDS)
 
 
 def _replicas(admin: AdminClient, name: str) -> int:

@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.hooks import arguments, kafka
 from airflow_provider_exactlyonce.hooks import home as homes
 from airflow_provider_exactlyonce.operators._driver import DriverOperator
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
+from airflow_provider_exactlyonce.polling import retry_while
 from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 
@@ -96,17 +97,19 @@ class _PlanOperator(DriverOperator):
         """
         from airflow_provider_exactlyonce.control import upgrade_plan
 
-        began = time.monotonic()
-        while True:
-            try:
-                return act()
-            except AlreadyRunningError as error:
-                if not upgrade_plan.is_held(error):
-                    raise
-                if time.monotonic() - began > _HELD_SECONDS:
-                    raise AlreadyRunningError(f"{error}; waited {_HELD_SECONDS:.0f} s for its end") from error
+        def is_held(error: Exception) -> bool:
+            held = isinstance(error, AlreadyRunningError) and upgrade_plan.is_held(error)
+            if held:
                 self.log.info("%s; waiting for its end", error)
-                time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
+            return held
+
+        pause = home.look_every(arguments.seconds(self.poll_interval))
+        try:
+            return retry_while(is_held, act, seconds=_HELD_SECONDS, poll_seconds=pause)
+        except AlreadyRunningError as error:
+            if upgrade_plan.is_held(error):
+                raise AlreadyRunningError(f"{error}; waited {_HELD_SECONDS:.0f} s for its end") from error
+            raise
 
     def _defer(self, home: Home, wait: WaitCondition) -> NoReturn:
         deadline = time.time() + wait.seconds

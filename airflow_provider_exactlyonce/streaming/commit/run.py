@@ -45,6 +45,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecord, CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Expired, History, LedgerRetention
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
+from airflow_provider_exactlyonce.polling import poll_until
 
 log = logging.getLogger(__name__)
 
@@ -374,14 +375,13 @@ class Run:
         )
 
     def _wait_until_stable(self, offset: int) -> None:
-        deadline = time.monotonic() + _STABLE_PATIENCE_SECONDS
-        while self.client.stable_offsets(self._reader.topic)[0] <= offset:
-            if time.monotonic() > deadline:
-                raise CommitUnknownError(
-                    f"the last stable offset of {self._reader.topic} has not passed {offset} for "
-                    f"{_STABLE_PATIENCE_SECONDS:.0f} s"
-                )
-            time.sleep(0.01)
+        topic = self._reader.topic
+        if not poll_until(
+            lambda: self.client.stable_offsets(topic)[0] > offset, seconds=_STABLE_PATIENCE_SECONDS, poll_seconds=0.01
+        ):
+            raise CommitUnknownError(
+                f"the last stable offset of {topic} has not passed {offset} for {_STABLE_PATIENCE_SECONDS:.0f} s"
+            )
 
     def _superseded_by(self, claim: ClaimRecord) -> FencedError:
         return FencedError(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.checkpoint import request, stop
 from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
 from airflow_provider_exactlyonce.checkpoint.stop import Stop
@@ -27,8 +28,9 @@ def test_a_home_where_a_read_costs_is_looked_at_less_often(
         return WaitCondition(token="t")
 
     monkeypatch.setattr(LocalStore, "seconds_per_read", seconds_per_read)
-    for module, kind in ((stop, Stop), (request, SavepointTaker)):
+    for module in (polling, request):
         monkeypatch.setattr(module, "time", clock)
+    for kind in (Stop, SavepointTaker):
         monkeypatch.setattr(kind, "advance", advance)
     with pytest.raises(NotAnsweredError):
         stop.stop(home, "p", {}, savepoint=False, timeout_seconds=60)

@@ -9,9 +9,9 @@ import confluent_kafka.admin
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
 from airflow_provider_exactlyonce.kafka.topic_settings import check_settings
-from airflow_provider_exactlyonce.ledger import topic
 from airflow_provider_exactlyonce.ledger.topic import REQUIREMENTS, ensure
 from tests.clocks import StandingClock
 
@@ -94,6 +94,6 @@ class _AnyKey:
 
 def test_a_new_ledger_waits_for_each_broker_that_has_not_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confluent_kafka.admin, "AdminClient", LateBrokers)
-    monkeypatch.setattr(topic, "time", StandingClock())
+    monkeypatch.setattr(polling, "time", StandingClock())
     ensure({"bootstrap.servers": "late:9092"}, "orders")
     assert [resource.name for resource in LateBrokers.changed] == ["exactlyonce.ledger.orders"]

@@ -118,7 +118,7 @@ def test_a_try_waits_for_an_earlier_one_that_is_being_killed(
     with contextlib.ExitStack() as earlier:
         earlier.enter_context(upgrade_plan.working_on(home, "p"))
         clock = StandingClock(meanwhile=earlier.close)
-        monkeypatch.setattr(operators, "time", clock)
+        monkeypatch.setattr(polling, "time", clock)
         with pytest.raises(ExactlyOnceError, match="is asked"):
             execute(upgrade(home, job))
     assert clock.now > StandingClock().now
@@ -126,7 +126,7 @@ def test_a_try_waits_for_an_earlier_one_that_is_being_killed(
 
 
 def test_a_try_gives_up_when_another_process_never_ends(home: Home, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "time", StandingClock())
+    monkeypatch.setattr(polling, "time", StandingClock())
     begun(home, job, UpgradeStep.STOP)
     with (
         upgrade_plan.working_on(home, "p"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -25,6 +24,7 @@ from airflow_provider_exactlyonce.exceptions import (
     invariant,
     required,
 )
+from airflow_provider_exactlyonce.polling import retry_while
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
 from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
@@ -238,21 +238,21 @@ class PostgresCommitter(SinkCommitter):
         A commit under way holds the lock, and the answer waits for it. A session that holds it and does nothing, of a
         driver that is stopped or gone, is ended: it has not been told to commit.
         """
-        deadline = time.monotonic() + self._patience_seconds
-        while True:
-            try:
-                with translated_errors(f"claiming {self._table} for run {self._run}", str(self._table)):
-                    try:
-                        return claim()
-                    except psycopg.errors.LockNotAvailable:
-                        ended = staging.end_idle(self._session(), self._application)
-                        log.info("a commit into %s is under way; %d idle sessions were ended", self._table, ended)
-                        raise
-            except BatchFailedError as error:
-                if time.monotonic() >= deadline:
+
+        def ask() -> _T:
+            with translated_errors(f"claiming {self._table} for run {self._run}", str(self._table)):
+                try:
+                    return claim()
+                except psycopg.errors.LockNotAvailable:
+                    ended = staging.end_idle(self._session(), self._application)
+                    log.info("a commit into %s is under way; %d idle sessions were ended", self._table, ended)
                     raise
-                log.info("%s; asking again", error)
-            time.sleep(_PAUSE_SECONDS)
+
+        def passes(error: Exception) -> bool:
+            log.info("%s", error)
+            return isinstance(error, BatchFailedError)
+
+        return retry_while(passes, ask, seconds=self._patience_seconds, poll_seconds=_PAUSE_SECONDS)
 
     def _check_run(self, run: int) -> None:
         if run > self._run:

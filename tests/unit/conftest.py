@@ -32,12 +32,15 @@ RULE = (
 @contextmanager
 def no_processes_and_no_sleep(item: pytest.Item) -> Iterator[None]:
     sleep, wait = time.sleep, threading.Event.wait
+    refused_in_threads: list[str] = []
 
     def refuse(*_: object, **__: object) -> NoReturn:
+        if threading.current_thread() is not threading.main_thread():
+            refused_in_threads.append(threading.current_thread().name)
         pytest.fail(RULE)
 
-    def refuse_in_main_thread(seconds: float) -> None:
-        if seconds > 0 and threading.current_thread() is threading.main_thread():
+    def refuse_to_sleep(seconds: float) -> None:
+        if seconds > 0:
             refuse()
         sleep(seconds)
 
@@ -51,10 +54,13 @@ def no_processes_and_no_sleep(item: pytest.Item) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, nullcontext() if has_clock else loops_that_sleep_by(refuse):
         patch.setattr(subprocess.Popen, "__init__", refuse)
         patch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
-        patch.setattr(os, "fork", refuse)
-        patch.setattr(time, "sleep", refuse_in_main_thread)
+        for call in ("fork", "posix_spawn", "posix_spawnp", "system", "popen"):
+            patch.setattr(os, call, refuse)
+        patch.setattr(time, "sleep", refuse_to_sleep)
         patch.setattr(threading.Event, "wait", wait_for_it)
         yield
+    if refused_in_threads:
+        pytest.fail(f"{RULE} (threads {', '.join(refused_in_threads)})")
 
 
 @pytest.fixture

@@ -60,7 +60,14 @@ def test_each_recorded_time_is_of_a_test_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [lambda: subprocess.run(["true"], check=True), lambda: os.fork(), lambda: time.sleep(0.001)]
+    "call",
+    [
+        lambda: subprocess.run(["true"], check=True),
+        lambda: os.fork(),
+        lambda: os.posix_spawn("/bin/true", ["true"], {}),
+        lambda: os.system("true"),
+        lambda: time.sleep(0.001),
+    ],
 )
 def test_a_unit_test_that_starts_a_process_or_sleeps_fails(call: Callable[[], object]) -> None:
     with pytest.raises(pytest.fail.Exception, match="starts no process and never sleeps"):

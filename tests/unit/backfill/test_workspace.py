@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from airflow_provider_exactlyonce.exceptions import RefusedError, StopRequestedE
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from tests.clocks import StandingClock
 from tests.unit.backfill.test_plan import at, commit
-from tests.waiting import HANG_SECONDS
 
 COMMIT = commit(1, at(0), at(10))
 
@@ -54,27 +53,25 @@ def test_a_request_has_one_home_and_what_it_is_for_is_in_it(home: Home) -> None:
         workspace.make(home, "q", BackfillRequest.parse(commits="1..2"))
 
 
-def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home) -> None:
+def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     first_home, second_home = made(home, "1..2"), made(home, "1..3")
-    got, asked = threading.Event(), threading.Semaphore(0)
-
-    def second() -> None:
-        with workspace.turn(second_home, asked.release):
-            got.set()
-
-    with workspace.turn(first_home, never):
-        waiting = threading.Thread(target=second)
-        waiting.start()
-        assert asked.acquire(timeout=HANG_SECONDS) and asked.acquire(timeout=HANG_SECONDS), "it waits"
-        assert not got.is_set()
+    asked: list[str] = []
+    with ExitStack() as first:
+        first.enter_context(workspace.turn(first_home, never))
 
         def give_up() -> None:
             raise StopRequestedError("stopped")
 
         with pytest.raises(StopRequestedError), workspace.turn(second_home, give_up):
             pytest.fail("it is not its turn")
-    assert got.wait(HANG_SECONDS)
-    waiting.join()
+
+        def others() -> None:
+            if len(asked) == 2:
+                first.close()
+
+        monkeypatch.setattr(workspace, "time", StandingClock(meanwhile=others))
+        with workspace.turn(second_home, lambda: asked.append("it waits")):
+            assert len(asked) == 2
 
 
 def test_the_ledger_keeps_what_an_unfinished_backfill_reads(home: Home) -> None:

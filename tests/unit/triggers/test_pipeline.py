@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.control import requests, stopping
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.triggers.pipeline import PipelineTrigger
+from tests.clocks import StandingClock
 from tests.waiting import HANG_SECONDS
 
 
@@ -63,7 +65,9 @@ def test_a_kill_stops_the_driver_by_force_while_its_home_does_not_answer_and_ask
         asked.set()
 
     monkeypatch.setattr(requests, "request_stop", ask)
-    monkeypatch.setattr(stopping, "ASK_AGAIN_SECONDS", 0.01)
+    clock = StandingClock(meanwhile=lambda: answers.wait(HANG_SECONDS))
+    for module in (polling, stopping):
+        monkeypatch.setattr(module, "time", clock)
     asyncio.run(trigger(tmp_path).on_kill())
     assert stopped == [("t", 20)]
     assert not asked.is_set()

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.integration.airflow.conftest import ROOT, Airflow
 from tests.integration.airflow.standalone import eventually, standalone
-from tests.integration.hand_written import HandWrittenPipeline
+from tests.integration.hand_written import HandWrittenPipeline, send
 from tests.integration.streaming.harness import read_committed
 
 NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
@@ -102,6 +103,7 @@ def test_gates_and_watchers_survive_killed_triggerers(
     airflow: Airflow, kafka_config: dict[str, str], make_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     pipeline = HandWrittenPipeline(kafka_config, source=make_topic(partitions=2), sink=make_topic(partitions=3))
+    send(Producer(kafka_config), pipeline.source, {0: [(b"k", b"v")] * 40, 1: [(b"k", b"v")] * 40})
     pipeline.claim()
     folder = tmp_path / "dags"
     folder.mkdir()

@@ -54,7 +54,7 @@ test: setup ## lint, types, and the test suite, at the same time
 pytest: setup
 	@$(PYTEST) $(ARGS)
 
-test-all: lint ## the same with the slow tests, then test-cluster; resumes: on the same files nothing that has passed runs again
+test-all: lint docs ## the same with the slow tests, then test-cluster; resumes: on the same files nothing that has passed runs again
 	@$(PYTEST) -p tests.resume -m "not cluster" $(ARGS)
 	@$(MAKE) --no-print-directory test-cluster
 

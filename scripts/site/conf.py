@@ -38,6 +38,7 @@ ROOMS: Final = (
     "policies",
     "sensors",
     "triggers",
+    "links",
     "assets",
     "hooks",
     "kafka",

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from airflow.sdk import BaseOperator, BaseSensorOperator
+from airflow.sdk import BaseOperator, BaseOperatorLink, BaseSensorOperator
 from airflow.triggers.base import BaseTrigger
 
 import airflow_provider_exactlyonce
 from airflow_provider_exactlyonce.cli.main import main
+from tests.unit.test_docs import error_classes
 from tests.unit.test_site import conf
 
 PACKAGE = airflow_provider_exactlyonce.__name__
@@ -32,12 +33,18 @@ def exported() -> Iterator[tuple[str, str]]:
     for room in ("streaming", "state", "testing"):
         for name in importlib.import_module(f"{PACKAGE}.{room}").__all__:
             yield room, name
-    for room, base in (("operators", BaseOperator), ("sensors", BaseSensorOperator), ("triggers", BaseTrigger)):
+    bases = {
+        "operators": BaseOperator,
+        "sensors": BaseSensorOperator,
+        "triggers": BaseTrigger,
+        "links": BaseOperatorLink,
+    }
+    for room, base in bases.items():
         for file in sorted((FOLDER / room).glob("[a-z]*.py")):
             module = importlib.import_module(f"{PACKAGE}.{room}.{file.stem}")
             for name, value in vars(module).items():
                 is_of_room = inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, base)
-                if is_of_room and not name.startswith(("_", "Polling")):  # those are bases
+                if is_of_room and not name.startswith(("_", "Polling", "Pushed")):  # those are bases
                     yield f"{room}.{file.stem}", name
 
 
@@ -48,6 +55,18 @@ def shown() -> Iterator[str]:
         for module, names in re.findall(rf"from {PACKAGE}\.([\w.]+) import (\([^)]*\)|[^\n]+)", file.read_text()):
             if module != "exceptions":  # which have a page of their own
                 yield from re.findall(r"(?<!as )\b\w+", names)
+
+
+def commands(capsys: pytest.CaptureFixture[str], *path: str) -> Iterator[str]:
+    """Yield each command, and of one that has others below it only those."""
+    with pytest.raises(SystemExit):
+        main([*path, "--help"])
+    text = capsys.readouterr().out
+    if path and "COMMAND ..." not in text:
+        yield " ".join(path)
+        return
+    for name in re.findall(r"^ {4}([a-z][a-z-]*)", text, re.MULTILINE):
+        yield from commands(capsys, *path, name)
 
 
 def test_every_public_class_is_named() -> None:
@@ -65,15 +84,19 @@ def test_what_is_named_can_be_imported_from_there() -> None:
 
 def test_no_other_class_is_named() -> None:
     words = set(re.findall(r"`([A-Z][a-z]\w*[A-Z]\w*)", PAGE))
-    assert words <= {name for _, name in named()}
+    assert words <= {name for _, name in named()} | {error.__name__ for error in error_classes()}
+
+
+def test_every_error_is_named_beside_its_exit_code() -> None:
+    rows = re.findall(r"^\| (\d+)[^|]* \|.*\| (\[`.*) \|$", PAGE.split("## Errors")[1], re.MULTILINE)
+    codes = {name: int(code) for code, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert codes == {error.__name__: error.exit_code for error in error_classes()}
 
 
 def test_every_command_is_named_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    commands = re.findall(r"^ {4}([a-z][a-z-]*)", capsys.readouterr().out, re.MULTILINE)
-    assert "audit-sinks" in commands
-    assert sorted(re.findall(r"`exactlyonce ([a-z-]+)`", PAGE)) == sorted(commands)
+    there = sorted(commands(capsys))
+    assert {"audit-sinks", "savepoint clean-up", "home copy"} <= set(there)
+    assert sorted(re.findall(r"`exactlyonce ([a-z-]+(?: [a-z-]+)*)`", PAGE)) == there
 
 
 def test_every_concept_is_defined_once_and_says_where_more_is() -> None:

@@ -16,7 +16,8 @@ ROUNDS ?= 5
 
 VENV_PYTHON := .venv/bin/python
 PYTEST := $(VENV_PYTHON) -m pytest -n $(WORKERS) --no-loadscope-reorder
-CONTRACTS := tests/integration/kafka/test_wire_contract.py tests/integration/compatibility/test_plan_description.py
+CONTRACTS := $(addprefix tests/integration/, kafka/test_wire_contract.py compatibility/test_plan_description.py \
+	restore/test_spark_steering.py streaming/spark streaming/analysis/test_executed_batch.py)
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 # Hundreds of processes import the package and the tests: they are compiled once.

@@ -36,7 +36,7 @@ class CommitGateSensor(PollingSensor):
     :param timestamp: as ``watermark``: every source record before the first one of this time or later is processed. It
         is turned into offsets once; retries keep them. (templated)
     :param up_to_now: everything that is in the source topics at the first try, undecided transactions included, is
-        processed. Retries keep the offsets; a task that is cleared takes new ones. While the pipeline has committed
+        processed. Retries keep the offsets; a task that is cleared reads them anew. While the pipeline has committed
         nothing, it is not known which topics these are; then it is what is in them at the first look after its first
         commit
     :param idle_after: seconds after which the gate opens although the target isn't met, when the pipeline has nothing
@@ -82,7 +82,7 @@ class CommitGateSensor(PollingSensor):
         if start_from_trigger and (timestamp is not None or up_to_now):
             raise ValueError(
                 f"{self.task_id}: start_from_trigger=True does not go with timestamp and up_to_now: retries keep the "
-                "offsets that they stand for, which needs a worker; use deferrable=True"
+                "offsets that belong to them, which needs a worker; use deferrable=True"
             )
         if start_from_trigger:
             self.start_without_worker(self._subject_of(self._target()))

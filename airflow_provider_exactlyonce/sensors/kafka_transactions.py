@@ -19,7 +19,7 @@ class KafkaTransactionsSensor(PollingSensor):
 
     The high watermarks are taken once, at the first try; the sensor is done when the last stable offset of each
     partition has passed its own. A consumer at read_committed that starts afterwards sees all of it that was committed.
-    Retries keep the high watermarks; a task that is cleared takes new ones. It joins no group and commits nothing.
+    Retries keep the high watermarks; a task that is cleared reads them anew. It joins no group and commits nothing.
 
     Returns ``offsets``: ``{topic: {partition: high watermark}}``. While it waits, and at a time-out, it names the
     transactional ids that hold readers back, and for how long.

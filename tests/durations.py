@@ -8,10 +8,11 @@ import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from pathlib import Path
 
-from tests.cpu_seconds import PROPERTY
+from tests.cpu_seconds import FIXTURE, PROPERTY
 
 FILE = Path(__file__).with_suffix(".json")
 LEAST_SECONDS = 1.0
+FIXTURES_SHOWN = 12
 
 
 def read() -> dict[str, float]:
@@ -62,6 +63,21 @@ def table(report: Path) -> str:
     return "\n".join(lines)
 
 
+def fixtures_table(report: Path) -> str:
+    """Return which fixtures have used most CPU until they were there, as Markdown.
+
+    :param report: as ``pytest -p tests.cpu_seconds --junitxml`` writes it
+    """
+    fixtures: dict[str, list[float]] = defaultdict(list)
+    for noted in ElementTree.parse(report).iter("property"):
+        if noted.attrib["name"].startswith(FIXTURE):
+            fixtures[noted.attrib["name"].removeprefix(FIXTURE)].append(float(noted.attrib["value"]))
+    dearest = sorted(fixtures.items(), key=lambda of: sum(of[1]), reverse=True)[:FIXTURES_SHOWN]
+    lines = ["| fixture | times | CPU seconds |", "|---|---|---|"]
+    lines += [f"| `{name}` | {len(each):,} | {sum(each):,.0f} |" for name, each in dearest]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     record(Path(sys.argv[1]))
-    print(table(Path(sys.argv[1])))
+    print(table(Path(sys.argv[1])), fixtures_table(Path(sys.argv[1])), sep="\n\n")

@@ -126,7 +126,8 @@ def _run(home: Home, launch: Launch, named: str | None) -> dict[str, Any]:
             raise
     result = workspace.result_of(home)
     if result is None:
-        raise DriverFailedError(f"the driver ended without a result in {home}; its output: {supervisor.log}")
+        output = supervisor.output.log if supervisor.output else "unknown"
+        raise DriverFailedError(f"the driver ended without a result in {home}; its output: {output}")
     return result
 
 

@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.control import (
@@ -154,7 +153,7 @@ class DriverLocator:
         if not same or requests.killed_by(self._home, intent.token) is not None:
             return None
         done = exit_classification.status_of(self._home, intent.token) is not None and (
-            exit_classification.failure(self._home, intent.token, Ended(exit_code=None), Path(intent.log)) is None
+            exit_classification.failure(self._home, intent.token, Ended(exit_code=None), None) is None
         )
         return DriverAttachment(driver=ExitedDriver(intent.token), intent=intent, ours=True) if done else None
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import exceptions
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control import status as statuses
+from airflow_provider_exactlyonce.control.driver_output import DriverOutput
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.control.processes import Ended
@@ -35,7 +35,6 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.policies.restart_strategy import RESTARTABLE
 
 _LOG_LINES: Final = 40
-_LOG_BYTES: Final = 64 * 1024
 _SIGNALLED: Final = 128  # a shell's exit code for a program that a signal has ended, less the signal
 _CHATTER: Final = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d INFO ")
 _SAID: Final = re.compile(r" ERROR (\w+: .+)")
@@ -65,10 +64,10 @@ def status_of(home: Home, token: str) -> Status | None:
     return status if status is not None and status.token == token else statuses.read(home.final_status_path(token))
 
 
-def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError | None:
+def failure(home: Home, token: str, ended: Ended, output: DriverOutput | None) -> ExactlyOnceError | None:
     """Judge an ended driver; returns None for one that finished or stopped on request.
 
-    :param log: its output, for the words of a driver that was refused before it could write a status
+    :param output: if it is known, for the words of a driver that was refused before it could write a status
     :returns: an error whose message starts with the driver's own
     """
     status = status_of(home, token)
@@ -82,7 +81,7 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
         return _from_status(status.error)
     error_class = _BY_EXIT_CODE.get(ended.exit_code) if ended.exit_code is not None else None
     if error_class is not None:
-        return error_class(_said(log) or _exit_sentence(ended.exit_code))
+        return error_class(_said(output) or _exit_sentence(ended.exit_code))
     held, life = leases.look(home.lease)
     if held is not None and held.token != token and life is Life.ALIVE:
         return FencedError(
@@ -93,16 +92,16 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
             "the driver ended with exit code 0 and never said that it finished; "
             "the application must call the pipeline's main(), as in: if __name__ == '__main__': shop_totals.main()"
         )
-    message = _said(log) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None
+    message = _said(output) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None
     if ended.exit_code is None and ended.account:
         message = f"the driver ended without an account of its own: {ended.account}"
     return DriverFailedError(message or _exit_sentence(ended.exit_code))
 
 
-def log_tail(log: Path) -> str:
+def log_tail(output: DriverOutput) -> str:
     """Return the last lines of a driver's output, with a heading; empty when it can't be read here."""
-    lines = [line for line in _last_lines(log) if not _CHATTER.match(line)][-_LOG_LINES:]
-    return "\n".join([f"Last {len(lines)} lines of {log}, without Spark's INFO:", *lines]) if lines else ""
+    lines = [line for line in output.last_lines() if not _CHATTER.match(line)][-_LOG_LINES:]
+    return "\n".join([f"Last {len(lines)} lines of {output.log}, without Spark's INFO:", *lines]) if lines else ""
 
 
 def _from_status(error: DriverError) -> ExactlyOnceError:
@@ -112,21 +111,12 @@ def _from_status(error: DriverError) -> ExactlyOnceError:
     return kind.__new__(kind, f"{error.kind}: {error.message}")  # some take more than a message when they are raised
 
 
-def _said(log: Path) -> str | None:
+def _said(output: DriverOutput | None) -> str | None:
     """Return the error that the driver has logged last. Its words only; what they mean is in the exit code."""
-    for line in reversed(_last_lines(log)):
+    for line in reversed(output.last_lines() if output is not None else []):
         if match := _SAID.search(line):
             return match[1]
     return None
-
-
-def _last_lines(log: Path) -> list[str]:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_BYTES))
-            return file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def _exit_sentence(code: int | None) -> str:

@@ -120,6 +120,8 @@ class Home:
         self.commands: Final = self.control / "commands"
         self.here: Final = self.control if is_local(self.path) else _kept_here(str(self))
         self.logs: Final = self.here / "logs"
+        #: Where the ends of outputs are kept whose files are elsewhere.
+        self.kept_logs: Final = self.control / "logs" if self.here != self.control else None
         self.savepoints: Final = self.path / "savepoints"
         self.backfills: Final = self.path / "backfills"
 

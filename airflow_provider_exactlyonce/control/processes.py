@@ -25,6 +25,8 @@ from airflow_provider_exactlyonce.storage.opening import store_of
 
 #: Environment variable with the start token; the driver's settings read the same name.
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
+#: Environment variable with the path of the driver's output; on a cluster it is not there.
+OUTPUT_VARIABLE: Final = "EXACTLYONCE_OUTPUT"
 
 _KILL_SECONDS: Final = 5.0
 _EXEC_SECONDS: Final = 0.001
@@ -161,7 +163,7 @@ def start(
     try:
         process = _Detached(
             list(command),
-            env=environment_with({**environment, TOKEN_VARIABLE: token}),
+            env=environment_with({**environment, TOKEN_VARIABLE: token, OUTPUT_VARIABLE: str(log)}),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=descriptor,

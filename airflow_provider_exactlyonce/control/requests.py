@@ -39,7 +39,7 @@ def stop_requested(home: Home, token: str) -> str | None:
 
 def note_killed(home: Home, token: str, owner: str) -> None:
     """Note that a task's end, and nobody's wish to stop the pipeline, is why its driver is asked to stop."""
-    forget_older(home, "killed-*.json")
+    forget_older(home.commands, "killed-*.json")
     json_store.write(_killed(home, token), {"owner": owner})
 
 
@@ -117,16 +117,16 @@ def forget_savepoint(home: Home, request: str) -> None:
     """Remove a request and its answer, and those that nobody has come back for in a day."""
     for done in (False, True):
         store_of(home.commands).delete(_savepoint(home, request, done=done))
-    forget_older(home, "savepoint-*.json", _SAVEPOINT_SECONDS)
+    forget_older(home.commands, "savepoint-*.json", _SAVEPOINT_SECONDS)
 
 
-def forget_older(home: Home, pattern: str, seconds: float = _TASK_SECONDS) -> None:
-    """Remove documents that nobody has written for so long; the default is for those that a task may come back for."""
-    store = store_of(home.commands)
-    for name in fnmatch.filter(store.names(home.commands), pattern):
-        facts = store.facts(home.commands / name)
+def forget_older(directory: Path, pattern: str, seconds: float = _TASK_SECONDS) -> None:
+    """Remove files that nobody has written for so long; the default is for those that a task may come back for."""
+    store = store_of(directory)
+    for name in fnmatch.filter(store.names(directory), pattern):
+        facts = store.facts(directory / name)
         if facts is not None and facts.modified < time.time() - seconds:
-            store.delete(home.commands / name)
+            store.delete(directory / name)
 
 
 def _savepoint(home: Home, request: str, *, done: bool = False) -> Path:
@@ -191,7 +191,7 @@ class TaskRequest:
         return {"number": self._number, **self._now, "done": done}
 
     def _write(self, note: dict[str, Any]) -> None:
-        forget_older(self._home, "task-*.json")
+        forget_older(self._home.commands, "task-*.json")
         json_store.write(self._file, note)
         self._noted = note
 

@@ -164,7 +164,7 @@ class LeaseTurn(StandbyTurn):
         """Whether the end of a driver is one that another start follows; false when another has followed already."""
         if (reason := requests.stop_requested(self._home, token)) is not None:
             raise StopRequestedError(f"the driver that it stood by for was asked to stop: {reason}")
-        error = exit_classification.failure(self._home, token, Ended(exit_code=None), self._home.logs)
+        error = exit_classification.failure(self._home, token, Ended(exit_code=None), None)
         if error is None:
             raise StopRequestedError("the driver that it stood by for has done its work")
         if isinstance(error, FencedError):

@@ -224,7 +224,7 @@ class StopRequest:
             requests.request_stop(self._home, token, reason=self._reason)
 
     def _record(self, target: _DriverToStop) -> _DriverToStop:
-        requests.forget_older(self._home, "stop-*.json")
+        requests.forget_older(self._home.commands, "stop-*.json")
         json_store.write(self._file, asdict(target))
         return target
 

@@ -32,6 +32,7 @@ from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.clusters import ClusterDriver
 from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment, DriverLocator
+from airflow_provider_exactlyonce.control.driver_output import DriverOutput
 from airflow_provider_exactlyonce.control.driver_watch import DriverWatch
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
@@ -69,7 +70,7 @@ class Supervisor:
         self.supervision: Final = supervision
         self.restarts = 0
         self.series = ""  # start token of the first driver of ours
-        self.log: Path | None = None
+        self.output: DriverOutput | None = None  # of our driver, or of the one that we follow
         self._launch: Final = launch
         self._left: Final = left
         self.state = SupervisorState.RETURNING
@@ -174,7 +175,7 @@ class Supervisor:
         left = self._left
         if left is None or not self.supervision.is_ours(left):
             return SupervisorEvent.NOTHING_LEFT
-        self.log, self.restarts = Path(left.log), left.restarts
+        self.output, self.restarts = self._output_of(left), left.restarts
         if self._restarting.is_recorded(left):  # we have waited for the next start
             self._dead = left
             return SupervisorEvent.RESTART_RECORDED
@@ -202,7 +203,9 @@ class Supervisor:
             cluster.check_access()
         token = standby.driver.token if standby else str(uuid.uuid4())
         log = standby.log if standby else launching.next_log(self.home)
-        requests.forget_older(self.home, "account-*.json")
+        requests.forget_older(self.home.commands, "account-*.json")
+        if self.home.kept_logs is not None:
+            requests.forget_older(self.home.kept_logs, "driver-*.log")
         intent = Intent(
             token=token,
             owner=self.supervision.owner,
@@ -214,7 +217,7 @@ class Supervisor:
             host=cluster.name if cluster is not None else socket.gethostname(),
             machine=cluster.name if cluster is not None else process_identity.this_machine(),
         )
-        self.log = log
+        self.output = self._output_of(intent)
         ready = standby.driver if standby else None
         self._started = token
         try:
@@ -246,7 +249,7 @@ class Supervisor:
             self._restarting.heed_stop(self._dead)
 
     def _attach(self, attached: DriverAttachment) -> SupervisorEvent:
-        self.log = Path(attached.intent.log)
+        self.output = self._output_of(attached.intent)
         if attached.ours:
             self.restarts, self.series = attached.intent.restarts, attached.intent.series
         self._watch = DriverWatch(self.home, self.supervision, attached, self._stop, self.stop, self._keep_standby)
@@ -279,8 +282,14 @@ class Supervisor:
         if not ended.is_silence:  # by its intent it is told from a stranger when it comes back
             intents.remove(self.home.intent, intent.token)
 
+    def _output_of(self, intent: Intent) -> DriverOutput:
+        return DriverOutput(self.home, intent.token, Path(intent.log))
+
     def _verdict(self, intent: Intent, ended: Ended) -> SupervisorEvent:
-        error = exit_classification.failure(self.home, intent.token, ended, Path(intent.log))
+        output = self._output_of(intent)
+        if intent.is_here:
+            output.keep()
+        error = exit_classification.failure(self.home, intent.token, ended, output)
         killed = error is None and requests.killed_by(self.home, intent.token) is not None
         if killed and self._stop.reason is None:
             return SupervisorEvent.STOPPED_BEFORE

@@ -264,8 +264,8 @@ class _TaskSupervision:
                 raise WorkerShutdownError(f"the worker shuts down; {error}") from error
             if self._is_overdue() and isinstance(error, StopRequestedError):
                 raise AirflowTaskTimeout(str(error)) from error
-            if supervisor is not None and supervisor.log is not None and not isinstance(error, StopRequestedError):
-                error.log_tail = exit_classification.log_tail(supervisor.log)
+            if supervisor is not None and supervisor.output is not None and not isinstance(error, StopRequestedError):
+                error.log_tail = exit_classification.log_tail(supervisor.output)
             self._task.log.error("%s: what it means and what to do tells `%s`", type(error).__name__, error.page())
             raise
         return result

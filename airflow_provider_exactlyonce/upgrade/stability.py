@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.control import drivers, exit_classification
+from airflow_provider_exactlyonce.control.driver_output import DriverOutput
 from airflow_provider_exactlyonce.control.drivers import FailureDetector
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.processes import Ended
@@ -83,10 +84,10 @@ def how_it_ended(home: Home, plan: Plan, detector: FailureDetector) -> str:
     """Return why the driver that a plan has started ended, with the end of its output."""
     if detector.is_lost(str(plan.token)):
         return f"{drivers.describe(home, plan.token)} gives no sign of life"
-    log = Path(str(plan.log))
-    error = exit_classification.failure(home, str(plan.token), Ended(exit_code=None), log)
+    output = DriverOutput(home, str(plan.token), Path(str(plan.log)))
+    error = exit_classification.failure(home, str(plan.token), Ended(exit_code=None), output)
     cause = str(error) if error is not None else "somebody stopped it"
-    return f"{cause}\n{tail}" if (tail := exit_classification.log_tail(log)) else cause
+    return f"{cause}\n{tail}" if (tail := exit_classification.log_tail(output)) else cause
 
 
 def lag_of(pipeline: str, config: Mapping[str, Any], find: FindConnection | None = None) -> int:

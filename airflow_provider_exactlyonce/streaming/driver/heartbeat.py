@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from airflow_provider_exactlyonce.control import driver_output
+from airflow_provider_exactlyonce.control.driver_output import DriverOutput
 from airflow_provider_exactlyonce.control.lease import heartbeat_seconds
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.streaming.commit.run import Run
@@ -19,12 +21,13 @@ log = logging.getLogger("exactlyonce")
 #: A request that is under way is waited for: the client of a file system may abort the process that ends around it.
 #: One that is not answered does not keep the driver from its end.
 _PATIENCE_SECONDS: Final = 10.0
+_OUTPUT_SECONDS: Final = 60.0
 
 
 class Heartbeat:
-    """Renews lease and status in one thread, and measures the lag in another.
+    """Renews lease and status in one thread, measures the lag in another, and keeps the output in a third.
 
-    The first asks no network, so that it goes on while Kafka does not answer.
+    The first does not ask Kafka, so that it goes on while that does not answer.
 
     :param topics: tells the sources'
     :param others: the sinks that are not Kafka
@@ -41,11 +44,13 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin."""
-        pause = heartbeat_seconds(self._run.home.lease)  # each writes to the home
-        for name, work in (("heartbeat", self._beat), ("lag", self._measure_lag)):
-            thread = threading.Thread(target=self._repeat, args=(name, work, pause), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        home = self._run.home
+        pause = heartbeat_seconds(home.lease)  # each writes to the home
+        self._begin("heartbeat", self._repeat, self._beat, pause)
+        self._begin("lag", self._repeat, self._measure_lag, pause)
+        output = driver_output.of_this_driver(home, self._report.status.token)
+        if output is not None:
+            self._begin("output", self._follow, output)
 
     def stop(self) -> None:
         """Give no further sign."""
@@ -62,6 +67,11 @@ class Heartbeat:
         if self._lost_lease.is_set():
             self._run.check_superseded()
 
+    def _begin(self, name: str, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=(name, *arguments), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
     def _repeat(self, name: str, work: Callable[[], None], pause: float) -> None:
         while True:
             try:
@@ -70,6 +80,10 @@ class Heartbeat:
                 log.warning("%s: %s", name, error, extra=driver_log.AWAY if name == "lag" else None)
             if self._ended.wait(pause):
                 return
+
+    def _follow(self, name: str, output: DriverOutput) -> None:
+        self._repeat(name, output.keep, _OUTPUT_SECONDS)
+        self._repeat(name, output.keep, 0.0)  # its last words
 
     def _beat(self) -> None:
         if self._run.renew_lease():

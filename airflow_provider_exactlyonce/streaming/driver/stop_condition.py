@@ -42,7 +42,7 @@ class Goal:
         start = {Bound.COMMITS: float(commit), Bound.DURATION: time.time(), Bound.WATERMARK: 0.0}
         self._value = start[self._target.bound] + self._target.value
         if self._name:
-            requests.forget_older(self._home, "goal-*.json")
+            requests.forget_older(self._home.commands, "goal-*.json")
             json_store.write(self._home.commands / f"goal-{self._name}.json", {"value": self._value})
 
     def reached(self, commit: int, watermark: int) -> str | None:

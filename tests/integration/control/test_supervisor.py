@@ -15,6 +15,7 @@ import pytest
 
 from airflow_provider_exactlyonce.control import exit_classification, processes, restarts
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control.driver_output import DriverOutput
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
@@ -129,9 +130,9 @@ def test_the_output_goes_to_a_file_of_its_own_and_its_tail_can_be_shown(home: Ho
     logs = sorted(home.logs.iterdir())
     assert [log.name for log in logs] == [f"driver-{number}.log" for number in (1, 2, 3, 4)]
     assert stat.S_IMODE(logs[0].stat().st_mode) == 0o600
-    assert "first words" in exit_classification.log_tail(logs[0])
-    assert supervised.log == logs[3]
-    assert "last words" in exit_classification.log_tail(supervised.log)
+    assert "first words" in exit_classification.log_tail(DriverOutput(home, "t", logs[0]))
+    assert supervised.output is not None and supervised.output.log == logs[3]
+    assert "last words" in exit_classification.log_tail(supervised.output)
 
 
 def test_only_the_newest_outputs_are_kept(home: Home) -> None:

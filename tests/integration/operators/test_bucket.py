@@ -19,12 +19,16 @@ from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store, processes
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
+from airflow_provider_exactlyonce.control.driver_output import DriverOutput
+from airflow_provider_exactlyonce.control.exit_classification import log_tail
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import DriverFailedError, RefusedError
 from airflow_provider_exactlyonce.hooks import object_storage
 from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.links.pipeline import STATUS_KEY
+from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.storage import conditional, s3
+from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
 from airflow_provider_exactlyonce.triggers.shared_poller import CheckResult, name_of
 from tests import object_stores
@@ -300,6 +304,22 @@ def test_a_role_is_assumed_and_its_credentials_are_handed_on(
     assert str(environment["AWS_ACCESS_KEY_ID"]).startswith("ASIA")
     assert environment["AWS_SESSION_TOKEN"]
     assert "connection lake assumes arn:aws:iam::123456789012:role/streams" in said()
+
+
+def test_what_a_driver_printed_is_shown_by_a_host_that_shares_no_directory(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = RestartStrategy.none()
+    with pytest.raises(DriverFailedError):
+        execute(operator(tmp_path, "print=the_cause exit=1", checkpoint=checkpoint, restart_strategy=never))
+    home = home_at(checkpoint)
+    [log] = home.logs.iterdir()
+    elsewhere(monkeypatch, tmp_path)
+    log.unlink()
+    assert home.kept_logs is not None
+    [name] = store_of(home.path).names(home.kept_logs)
+    token = name.removeprefix("driver-").removesuffix(".log")
+    assert "the cause" in log_tail(DriverOutput(home_at(checkpoint), token, log))
 
 
 def test_a_home_elsewhere_keeps_what_its_processes_write_on_their_host(tmp_path: Path, checkpoint: str) -> None:

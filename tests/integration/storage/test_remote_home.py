@@ -124,11 +124,20 @@ class Pipeline:
         check_counts(self.world)
         _, claims = self.world.ledger()
         assert {claim.home_path for claim in claims} == {str(self.home)} == {self.url.replace("a_connection@", "")}
+        self._check_kept_output()
         events = b"".join(file.read_bytes() for file in self.folder.rglob("*") if file.is_file())
         if self.url.startswith("s3:"):
             assert b'"fs.s3a.secret.key":"*********(redacted)"' in events, "Spark hides what it has copied there"
         for read in (events, *(driver.log.read_bytes() for driver in self.world.drivers)):
             assert not any(secret in read for secret in SECRETS)
+
+    def _check_kept_output(self) -> None:
+        """Check that the end of what a driver has printed is in the home, too."""
+        kept, store = self.home.kept_logs, store_of(self.home.path)
+        assert kept is not None
+        ends = [stored.content for name in store.names(kept) if (stored := store.read(kept / name)) is not None]
+        whole = self.world.drivers[-1].log.read_bytes()
+        assert any(b"run " in end and end in whole for end in ends), [end[-1000:] for end in ends]
 
 
 def on_clusters(*servers: str) -> list[Any]:

@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import lease, requests
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.processes import OUTPUT_VARIABLE
 from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
@@ -128,7 +129,7 @@ class World:
         """
         log = self.home.with_name(f"driver-{len(self.drivers)}.log")
         command, added = self.command(*arguments, **how)
-        environment = {**os.environ, **added}
+        environment = {**os.environ, OUTPUT_VARIABLE: str(log), **added}
         own_jvm = own_jvm or self.jvm is None or not self.jvm.can_run(command)
         start = _launch if own_jvm or self.jvm is None else self.jvm.start
         with log.open("wb") as output:

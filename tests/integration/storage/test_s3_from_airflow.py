@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOpera
 from tests import azurite, object_stores
 from tests.integration.operators.test_streaming import TaskInstance
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
+from tests.waiting import eventually
 
 # The clients of object stores have deprecations of their own.
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("default"), pytest.mark.slow]
@@ -90,6 +93,58 @@ def test_a_task_runs_its_pipeline_in_a_bucket_over_a_kill_and_lost_answers(
     check_counts(world)
     logs = [log.read_bytes() for log in home_at(checkpoint).logs.iterdir()]
     assert not any(secret.encode() in log for log in logs for secret in (object_stores.SECRET, azurite.KEY))
+
+
+@pytest.fixture
+def between(world: World, moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object_stores.Faults]:
+    """Give a way to the store that fails as it is told to."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with object_stores.proxy(moto) as faults:
+        connect(monkeypatch, world, faults.address)
+        yield faults
+
+
+def stream(world: World) -> dict[str, Any]:
+    """Run a task until all that was sent is committed, however often its driver fails."""
+    task = StreamingPipelineOperator(
+        task_id="stream",
+        application=str(JOBS / world.job),
+        checkpoint=f"s3://lake@bucket/{uuid.uuid4()}",
+        conf=CONF,
+        env_vars={"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink},
+        restart_strategy=RestartStrategy.fixed_delay(attempts=30, delay=timedelta(0)),
+    )
+    context: Any = {"ti": TaskInstance(), "dag_run": SimpleNamespace(clear_number=0)}
+    return task.execute(context)  # type: ignore[no-any-return]
+
+
+def test_a_store_that_is_slow_throttles_and_loses_writes_costs_no_record(
+    world: World, between: object_stores.Faults
+) -> None:
+    between.seconds = 0.3
+    between.plan("PUT", *["", "", "", "503", "", "", "drop", "", "", "", "lose", "", ""] * 8)
+    world.send(3000)
+    result = stream(world)
+    assert {"PUT 503", "PUT drop", "PUT lose"} <= set(between.seen)
+    assert result["commit"] == world.commits()
+    check_counts(world)
+
+
+def test_five_minutes_without_the_store_cost_no_record(world: World, between: object_stores.Faults) -> None:
+    def take_it_away() -> None:
+        eventually(lambda: world.commits() >= 2, "the pipeline has begun")
+        between.is_down = True
+        time.sleep(300)
+        between.is_down = False
+
+    world.send(6000)
+    with ThreadPoolExecutor(1) as pool:
+        broken = pool.submit(take_it_away)
+        result = stream(world)
+        broken.result()
+    assert result["restarts"] >= 1, "Spark can't write its checkpoint"
+    assert result["commit"] == world.commits()
+    check_counts(world)
 
 
 def test_the_operators_upgrade_a_pipeline_in_a_bucket_take_it_back_and_repeat_commits(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +12,7 @@ from airflow_provider_exactlyonce.control import json_store, requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.policies.health_rules import HealthRules
-from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
+from airflow_provider_exactlyonce.triggers.shared_poller import HOME_THREADS, Checker, CheckResult, Subject
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.drivers import FailureDetector
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 _READS_OF_AN_ACCOUNT: Final = 12
 #: So often a worker asks the cluster's manager for a driver that has not reported: the triggerer has no way to it.
 _UNHEARD_SECONDS: Final = 300.0
-#: File systems that do not answer keep a thread each for a while; gates on Kafka do not wait for these.
-_THREADS: Final = ThreadPoolExecutor(8, thread_name_prefix="homes")
 
 
 class HomeChecker(Checker):
@@ -36,7 +33,7 @@ class HomeChecker(Checker):
     """
 
     place = "home"
-    threads = _THREADS
+    threads = HOME_THREADS
 
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, UnknownPipelineError
+from airflow_provider_exactlyonce.exceptions import RefusedError, UnknownPipelineError
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
-from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
+from airflow_provider_exactlyonce.triggers.shared_poller import HOME_THREADS, Checker, CheckResult, Subject
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
@@ -23,32 +24,27 @@ _READS: Final = 2
 #: For so long it is not looked up again where a pipeline's home is.
 _HOME_SECONDS: Final = 30.0
 
-_Place = tuple[str | None, str | None]
-
 
 class StateChecker(Checker):
-    """Reads each home once, however many wait for it."""
+    """Reads one pipeline's home, however many wait for it."""
+
+    threads = HOME_THREADS
 
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)
-        self._homes: dict[_Place, tuple[Home, str, float]] = {}
-        self._states: dict[str, tuple[PipelineState, Status | None, float]] = {}  # by home, and until when they count
-        self._reporters: dict[str, Reporter] = {}  # by home
+        self._found: tuple[Home, str, float] | None = None  # the home, its pipeline, and until when that counts
+        self._state: tuple[PipelineState, Status | None, float] | None = None  # and until when it counts
+        self._reporter: Reporter | None = None
+
+    @classmethod
+    @override
+    def group_of(cls, subject: Subject) -> str:
+        return json.dumps([subject["pipeline"], subject["checkpoint"]])
 
     def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
-        from confluent_kafka import KafkaException
-
-        places: dict[_Place, dict[str, Subject]] = {}
-        for name, subject in subjects.items():
-            places.setdefault((subject["pipeline"], subject["checkpoint"]), {})[name] = subject
-        results: dict[str, CheckResult | Exception] = {}
-        for place, waiting in places.items():
-            try:
-                answer = self._state(place)
-                results |= {name: _said(*answer, subject["states"]) for name, subject in waiting.items()}
-            except (KafkaException, ExactlyOnceError, OSError) as error:
-                results.update(dict.fromkeys(waiting, error))
-        return results
+        first = next(iter(subjects.values()))
+        answer = self._look(first["pipeline"], first["checkpoint"])
+        return {name: _said(*answer, subject["states"]) for name, subject in subjects.items()}
 
     @override
     def _said(self, answer: CheckResult | Exception) -> CheckResult | Exception:
@@ -57,32 +53,31 @@ class StateChecker(Checker):
         return super()._said(answer)
 
     def _close(self) -> None:
-        self._homes.clear()
-        self._states.clear()
-        self._reporters.clear()
+        self._found = self._state = self._reporter = None
 
-    def _state(self, place: _Place) -> tuple[str, PipelineState, Status | None]:
+    def _look(self, pipeline: str | None, checkpoint: str | None) -> tuple[str, PipelineState, Status | None]:
         from airflow_provider_exactlyonce.control import json_store
         from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
         from airflow_provider_exactlyonce.hooks import home as homes
         from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
-        pipeline, checkpoint = place
-        home, name, until = self._homes.get(place, (None, "", 0.0))
-        if home is None or time.monotonic() >= until:
+        if self._found is None or time.monotonic() >= self._found[2]:
+            before = self._found
             try:
                 home, name = homes.find(self.conn_id, pipeline=pipeline, checkpoint=checkpoint)
             except UnknownPipelineError:
                 return pipeline or str(checkpoint), PipelineState.ABSENT, None
-            self._homes[place] = home, name, time.monotonic() + _HOME_SECONDS
-        self._reporters.setdefault(home.location, Reporter(home)).report()
-        state, status, until = self._states.get(home.location, (PipelineState.ABSENT, None, 0.0))
-        if time.monotonic() >= until:
+            if before is None or before[0].location != home.location:
+                self._state, self._reporter = None, Reporter(home)
+            self._found = home, name, time.monotonic() + _HOME_SECONDS
+        home, name, _ = self._found
+        if self._reporter is not None:
+            self._reporter.report()
+        if self._state is None or time.monotonic() >= self._state[2]:
             with json_store.one_look():
                 state, status = state_of(home)
-            pause = home.look_every(0.0, reads=_READS)
-            self._states[home.location] = state, status, time.monotonic() + pause
-        return name, state, status
+            self._state = state, status, time.monotonic() + home.look_every(0.0, reads=_READS)
+        return name, *self._state[:2]
 
 
 class PipelineStateTrigger(PollingTrigger):

@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -21,6 +21,8 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 
+#: File systems that do not answer keep a thread each for a while; gates on Kafka do not wait for these.
+HOME_THREADS: Final = ThreadPoolExecutor(8, thread_name_prefix="homes")
 #: How often the cause of the waiting is looked up again.
 DIAGNOSE_SECONDS: Final = 30.0
 
@@ -65,6 +67,11 @@ class Checker(ABC):
         self.least_seconds = 0.0  # a poller checks so often at most
         self._unanswered = 0  # checks in a row
         self._lock = threading.Lock()
+
+    @classmethod
+    def group_of(cls, subject: Subject) -> str:
+        """Return the same for the subjects of one connection that are looked at together; what is slow delays those."""
+        return ""
 
     @abstractmethod
     def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]: ...
@@ -240,7 +247,7 @@ class Poller:
 
 
 #: A triggerer has one event loop.
-_pollers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[type[Checker], str], Poller]]] = (
+_pollers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[type[Checker], str, str], Poller]]] = (
     WeakKeyDictionary()
 )
 _SHORTEST_SECONDS: Final = 0.05
@@ -251,7 +258,8 @@ async def subscribed(
     kind: type[Checker], conn_id: str, subject: Subject, seconds: float
 ) -> AsyncIterator[Subscription]:
     """Wait together with all others of this event loop that wait for the same kind of thing at the same connection."""
-    pollers, key = _pollers.setdefault(asyncio.get_running_loop(), {}), (kind, conn_id)
+    pollers = _pollers.setdefault(asyncio.get_running_loop(), {})
+    key = (kind, conn_id, kind.group_of(subject))
     poller = pollers.get(key)
     if poller is None:
         poller = pollers[key] = Poller(kind(conn_id))

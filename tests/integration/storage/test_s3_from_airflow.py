@@ -115,7 +115,7 @@ def stream(world: World) -> dict[str, Any]:
         restart_strategy=RestartStrategy.fixed_delay(attempts=30, delay=timedelta(0)),
     )
     context: Any = {"ti": TaskInstance(), "dag_run": SimpleNamespace(clear_number=0)}
-    return task.execute(context)  # type: ignore[no-any-return]
+    return task.execute(context)
 
 
 def test_a_store_that_is_slow_throttles_and_loses_writes_costs_no_record(

@@ -58,6 +58,10 @@ class Cluster(ABC):
         Empty when it says nothing.
         """
 
+    def page(self, application_id: str) -> str | None:
+        """Return the address of the manager's page of an application, None where it has none."""
+        return None
+
     @abstractmethod
     def kill(self, token: str) -> None:
         """Ask the manager to end the driver with a start token; never raises."""

@@ -84,7 +84,11 @@ class YarnCluster(Cluster):
         diagnostics = " ".join(str(app.get("diagnostics", "")).split())[:_DIAGNOSTICS_CHARACTERS]
         ended = f" with {final}" if state in _YARN_ENDED and final != state else ""
         why = f" ({diagnostics})" if diagnostics else ""
-        return f"{app['id']} is {state}{ended}{why}, {self._url}/cluster/app/{app['id']}"
+        return f"{app['id']} is {state}{ended}{why}, {self.page(app['id'])}"
+
+    def page(self, application_id: str) -> str:
+        """Return the address of the page from which the application's logs are linked, after its end too."""
+        return f"{self._url}/cluster/app/{application_id}"
 
     def kill(self, token: str) -> None:
         """Kill the application with this tag."""

@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.links.pushed import PushedLink, xcom_page
 from airflow_provider_exactlyonce.links.spark import SparkApplicationLink, SparkUILink
 
 if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.control.clusters import Cluster
     from airflow_provider_exactlyonce.control.status import Status
 
 _log = logging.getLogger(__name__)
@@ -47,10 +48,12 @@ class Pushing:
     Made when a driver is about to be submitted: the link to the status is there from then on.
 
     :param links: the operator's ``pushed_links``
+    :param cluster: on which the driver runs, None for none
     """
 
-    def __init__(self, links: dict[str, str], task_instance: Any) -> None:
+    def __init__(self, links: dict[str, str], task_instance: Any, cluster: Cluster | None = None) -> None:
         self._links: Final = links
+        self._cluster: Final = cluster
         self._task_instance: Final = task_instance
         self._state: tuple[str, str] | None = None
         self._next = 0.0
@@ -59,7 +62,7 @@ class Pushing:
     def push(self, status: Status) -> None:
         """Push what has become known."""
         for link in LINKS:
-            url = link.url(status)
+            url = link.url(status, self._cluster)
             if url is not None and self._links.get(link.xcom_key) != url:
                 self._show(link, url)
         state = (status.token, status.state.value)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
+    from airflow_provider_exactlyonce.control.clusters import Cluster
     from airflow_provider_exactlyonce.control.status import Status
 
 
@@ -21,8 +22,11 @@ class PushedLink(BaseOperatorLink):
     repeated: by a task that was deferred, too, whose operator knows nothing of what it pushed before.
     """
 
-    def url(self, status: Status) -> str | None:
-        """Return the address, as far as a driver's status tells it; None while it is unknown."""
+    def url(self, status: Status, cluster: Cluster | None) -> str | None:
+        """Return the address, as far as a driver's status tells it; None while it is unknown.
+
+        :param cluster: on which the driver runs, None for none
+        """
         return None
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:

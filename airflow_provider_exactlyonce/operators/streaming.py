@@ -275,7 +275,7 @@ class _TaskSupervision:
         from airflow_provider_exactlyonce.hooks import metrics
 
         last: Status | None = None
-        pushing = links.Pushing(self._task.pushed_links, self._context["ti"])
+        pushing = links.Pushing(self._task.pushed_links, self._context["ti"], self._supervisor.supervision.cluster)
         with metrics.reporting(self._home):
             for status in self._supervisor.run():
                 last = status

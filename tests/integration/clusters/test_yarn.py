@@ -100,13 +100,14 @@ def test_a_pipeline_runs_through_the_operator(
     world.send(1000)
     before = len(hadoop.applications())
     with caplog.at_level("INFO"):
-        result = execute(stream(world), TaskInstance())
+        result = execute(stream(world), ti := TaskInstance())
     assert (result["commit"], result["restarts"]) == (3, 0)
     check_counts(world)
     [application] = hadoop.applications()[before:]
     assert application["finalStatus"] == "SUCCEEDED", hadoop.output(application["id"])
     page = f"{hadoop.resource_manager}/cluster/app/{application['id']}"
     assert (page in caplog.text) == (deploy_mode == "cluster")
+    assert (ti.pushed["_link_SparkApplicationLink"] == page) == (deploy_mode == "cluster")
 
 
 def is_of_master(process: psutil.Process) -> bool:

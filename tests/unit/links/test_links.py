@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +123,20 @@ def test_a_task_that_comes_back_from_the_triggerer_repeats_what_was_pushed_befor
         "Spark UI": "http://a:4040",
         "Spark application": "http://a:4040/StreamingQuery/#app-1",
     }
+
+
+def test_on_yarn_the_application_has_the_resource_managers_page_where_its_logs_are() -> None:
+    manager: Any = SimpleNamespace(page=lambda application_id: f"http://rm:8088/cluster/app/{application_id}")
+    instance = Instance()
+    Pushing({}, instance, manager).push(status(application_id="application_1_0001"))
+    assert instance.xcom_pull("_link_SparkApplicationLink") == "http://rm:8088/cluster/app/application_1_0001"
+
+
+def test_a_manager_without_pages_leaves_the_drivers() -> None:
+    manager: Any = SimpleNamespace(page=lambda application_id: None)
+    instance = Instance()
+    Pushing({}, instance, manager).push(status(ui_url="http://a:4040", application_id="spark-1"))
+    assert instance.xcom_pull("_link_SparkApplicationLink") == "http://a:4040/StreamingQuery/#spark-1"
 
 
 @pytest.mark.parametrize("operator", [SavepointOperator, StopPipelineOperator])

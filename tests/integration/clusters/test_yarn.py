@@ -107,7 +107,7 @@ def test_a_pipeline_runs_through_the_operator(
     assert application["finalStatus"] == "SUCCEEDED", hadoop.output(application["id"])
     page = f"{hadoop.resource_manager}/cluster/app/{application['id']}"
     assert (page in caplog.text) == (deploy_mode == "cluster")
-    assert (ti.pushed["_link_SparkApplicationLink"] == page) == (deploy_mode == "cluster")
+    assert (ti.pushed.get("_link_SparkApplicationLink") == page) == (deploy_mode == "cluster")
 
 
 def is_of_master(process: psutil.Process) -> bool:

@@ -8,9 +8,9 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +24,13 @@ settings.load_profile("unit")
 # When it is first imported, as the first DAG does, it starts a process that looks at Python's file.
 importlib.import_module("croniter")
 
+#: What starts a process, and what sleeps.
+REFUSED: Final[tuple[tuple[Any, str], ...]] = (
+    (subprocess.Popen, "__init__"),
+    (multiprocessing.process.BaseProcess, "start"),
+    *((os, name) for name in ("fork", "posix_spawn", "posix_spawnp", "system", "popen")),
+    (time, "sleep"),
+)
 RULE = (
     "a unit test starts no process and never sleeps: give it a clock (tests/clocks.py), or move it to tests/integration"
 )
@@ -31,7 +38,8 @@ RULE = (
 
 @contextmanager
 def no_processes_and_no_sleep(item: pytest.Item) -> Iterator[None]:
-    sleep, wait = time.sleep, threading.Event.wait
+    wait, start = threading.Event.wait, threading.Thread.start
+    ours = {threading.main_thread()}  # the process may have others, of integration tests
     refused_in_threads: list[str] = []
 
     def refuse(*_: object, **__: object) -> NoReturn:
@@ -39,10 +47,18 @@ def no_processes_and_no_sleep(item: pytest.Item) -> Iterator[None]:
             refused_in_threads.append(threading.current_thread().name)
         pytest.fail(RULE)
 
-    def refuse_to_sleep(seconds: float) -> None:
-        if seconds > 0:
-            refuse()
-        sleep(seconds)
+    def refused(call: Callable[..., object]) -> Callable[..., object]:
+        def guarded(*arguments: object, **named: object) -> object:
+            if threading.current_thread() in ours and arguments != (0,):  # sleep(0) only yields
+                refuse()
+            return call(*arguments, **named)
+
+        return guarded
+
+    def start_ours(thread: threading.Thread) -> None:
+        if threading.current_thread() in ours:
+            ours.add(thread)
+        start(thread)
 
     def wait_for_it(event: threading.Event, timeout: float | None = None) -> bool:
         is_set = wait(event, timeout)
@@ -52,12 +68,10 @@ def no_processes_and_no_sleep(item: pytest.Item) -> Iterator[None]:
 
     has_clock = "clock" in getattr(item, "fixturenames", ())
     with pytest.MonkeyPatch.context() as patch, nullcontext() if has_clock else loops_that_sleep_by(refuse):
-        patch.setattr(subprocess.Popen, "__init__", refuse)
-        patch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
-        for call in ("fork", "posix_spawn", "posix_spawnp", "system", "popen"):
-            patch.setattr(os, call, refuse)
-        patch.setattr(time, "sleep", refuse_to_sleep)
+        for owner, name in REFUSED:
+            patch.setattr(owner, name, refused(getattr(owner, name)))
         patch.setattr(threading.Event, "wait", wait_for_it)
+        patch.setattr(threading.Thread, "start", start_ours)
         yield
     if refused_in_threads:
         pytest.fail(f"{RULE} (threads {', '.join(refused_in_threads)})")

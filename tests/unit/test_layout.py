@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 
 import airflow_provider_exactlyonce
 from tests import durations
+from tests.unit.conftest import no_processes_and_no_sleep
 
 UNIT: Final = Path(__file__).parent
 REPOSITORY: Final = UNIT.parents[1]
@@ -72,3 +76,18 @@ def test_each_recorded_time_is_of_a_test_file() -> None:
 def test_a_unit_test_that_starts_a_process_or_sleeps_fails(call: Callable[[], object]) -> None:
     with pytest.raises(pytest.fail.Exception, match="starts no process and never sleeps"):
         call()
+
+
+def test_nor_do_its_threads() -> None:
+    def sleep() -> None:
+        with suppress(pytest.fail.Exception):  # which a thread tells nobody
+            time.sleep(0.001)
+
+    item: Any = SimpleNamespace()
+    guard = no_processes_and_no_sleep(item)
+    guard.__enter__()
+    thread = threading.Thread(target=sleep, name="sleeper")
+    thread.start()
+    thread.join()
+    with pytest.raises(pytest.fail.Exception, match="sleeper"):
+        guard.__exit__(None, None, None)

@@ -27,7 +27,8 @@ def retry_while(
 ) -> T:
     """Ask at once, and again while it fails with an error that passes; after the time, the last error is raised.
 
-    :param passes: whether an error may be another answer a little later
+    :param passes: whether an error may be another answer a little later; called before each pause, so it may also say
+        so, or connect anew
     :param seconds: for so long at most
     :param poll_seconds: pause between two questions
     """
@@ -36,6 +37,6 @@ def retry_while(
         try:
             return ask()
         except Exception as error:
-            if not passes(error) or (left := deadline - time.monotonic()) <= 0:
+            if (left := deadline - time.monotonic()) <= 0 or not passes(error):
                 raise
         time.sleep(min(poll_seconds, left))

@@ -17,9 +17,11 @@ def answer_of(future: Future[T], *absent: int) -> T | None:
     :param absent: codes of :class:`confluent_kafka.KafkaError`
     :raises confluent_kafka.KafkaException: another error
     """
+    return None if has_code(future.exception(), *absent) else future.result()
+
+
+def has_code(error: BaseException | None, *codes: int) -> bool:
+    """Whether an error is one of confluent-kafka's with one of these codes."""
     from confluent_kafka import KafkaException
 
-    error = future.exception()
-    if isinstance(error, KafkaException) and error.args[0].code() in absent:
-        return None
-    return future.result()
+    return isinstance(error, KafkaException) and error.args[0].code() in codes

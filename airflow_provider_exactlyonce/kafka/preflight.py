@@ -275,18 +275,17 @@ def check_group(client: WireClient, group: str, *, user: str | None = None) -> N
     :raises ExactlyOnceError: when there is no answer
     """
 
-    def passes(error: Exception) -> bool:
-        is_refusal = isinstance(error, kafka.errors.GroupAuthorizationFailedError)
-        return isinstance(error, kafka.errors.KafkaError) and not is_refusal
+    def ask() -> dict[str, Any]:
+        try:
+            return dict(client.admin.describe_groups([group])[group])
+        except kafka.errors.GroupAuthorizationFailedError as error:
+            raise missing_rights(user, [f"READ on group {group}"]) from error
 
-    def describe_it() -> dict[str, Any]:
-        description: dict[str, Any] = client.admin.describe_groups([group])[group]
-        return description
+    def passes(error: Exception) -> bool:
+        return isinstance(error, kafka.errors.KafkaError)
 
     try:
-        description = retry_while(passes, describe_it, seconds=_PATIENCE_SECONDS, poll_seconds=_PAUSE_SECONDS)
-    except kafka.errors.GroupAuthorizationFailedError as error:
-        raise missing_rights(user, [f"READ on group {group}"]) from error
+        description = retry_while(passes, ask, seconds=_PATIENCE_SECONDS, poll_seconds=_PAUSE_SECONDS)
     except kafka.errors.KafkaError as error:
         raise ExactlyOnceError(f"the coordinator of group {group}: {type(error).__name__}: {error}") from error
     if description["error"] is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.kafka.answers import answer_of
+from airflow_provider_exactlyonce.kafka.answers import answer_of, has_code
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.polling import retry_while
 
@@ -205,31 +205,29 @@ class StableOffsets(PartitionOffsets):
 
     @override
     def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
-        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka import KafkaError
         from confluent_kafka.admin import OffsetSpec
 
         specs = {place: spec(OffsetSpec) for place in places}
         if not specs:
             return {}
-        moved = {
+        moved = (
             KafkaError.NOT_LEADER_FOR_PARTITION,
             KafkaError.FENCED_LEADER_EPOCH,
             KafkaError.UNKNOWN_LEADER_EPOCH,
-        }
+        )
 
-        def has_moved(error: Exception) -> bool:
-            return isinstance(error, KafkaException) and error.args[0].code() in moved
+        def passes(error: Exception) -> bool:
+            if not has_code(error, *moved):
+                return False
+            # After a broker's restart a client goes on asking with the leader's old epoch; a new one asks who leads.
+            self._connect()
+            return True
 
         def ask() -> dict[Place, int]:
-            try:
-                return self._ask_once(specs, committed=committed)
-            except KafkaException as error:
-                # After a broker's restart a client goes on asking with the old epoch; a new one asks who leads.
-                if has_moved(error):
-                    self._connect()
-                raise
+            return self._ask_once(specs, committed=committed)
 
-        return retry_while(has_moved, ask, seconds=_TIMEOUT_SECONDS, poll_seconds=_PAUSE_SECONDS)
+        return retry_while(passes, ask, seconds=_TIMEOUT_SECONDS, poll_seconds=_PAUSE_SECONDS)
 
     def _ask_once(self, specs: Mapping[Place, Any], *, committed: bool) -> dict[Place, int]:
         from confluent_kafka import IsolationLevel, KafkaError, TopicPartition

@@ -29,7 +29,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.kafka.answers import answer_of
+from airflow_provider_exactlyonce.kafka.answers import answer_of, has_code
 from airflow_provider_exactlyonce.kafka.stable_offsets import (
     MissingPartitionError,
     Place,
@@ -174,7 +174,7 @@ class Gates:
         return {topic for topic, ledger in self._ledgers.items() if ends[topic, 0] != ledger.tail.end_offset}
 
     def _existing(self, topics: Iterable[str]) -> set[str]:
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+        from confluent_kafka import KafkaError, TopicCollection
 
         names = list(topics)
         if not names:
@@ -182,10 +182,8 @@ class Gates:
         described = self._connections.admin.describe_topics(TopicCollection(names), request_timeout=_TIMEOUT_SECONDS)
         existing = set()
         for name, future in described.items():
-            error = future.exception()
-            code = error.args[0].code() if isinstance(error, KafkaException) else None
             # One that may not be described is refused by name when it is read.
-            is_hidden = code == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            is_hidden = has_code(future.exception(), KafkaError.TOPIC_AUTHORIZATION_FAILED)
             if is_hidden or answer_of(future, KafkaError.UNKNOWN_TOPIC_OR_PART) is not None:
                 existing.add(name)
         return existing

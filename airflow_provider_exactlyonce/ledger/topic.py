@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.kafka.answers import has_code
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.kafka.topic_settings import CLEAN_ELECTION, Requirement, read_settings, wrong_settings
 from airflow_provider_exactlyonce.ledger.records import RECORD_BYTES_MAXIMUM, ledger_topic
@@ -83,7 +84,7 @@ def ensure(config: Mapping[str, Any], pipeline: str) -> None:
     try:
         admin.create_topics([topic], operation_timeout=_TIMEOUT_SECONDS)[name].result()
     except KafkaException as error:
-        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+        if has_code(error, KafkaError.TOPIC_ALREADY_EXISTS):
             check(config, pipeline)
             return
         if error.args[0].retriable():
@@ -132,12 +133,12 @@ def repair(config: Mapping[str, Any], pipeline: str) -> list[str]:
 
 def _once_known(ask: Callable[[], Answer]) -> Answer:
     """Ask about a topic that was created just now: each broker hears of it a little later, and any of them is asked."""
-    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka import KafkaError
 
-    def is_not_known(error: Exception) -> bool:
-        return isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    def passes(error: Exception) -> bool:
+        return has_code(error, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
-    return retry_while(is_not_known, ask, seconds=_TIMEOUT_SECONDS, poll_seconds=_PAUSE_SECONDS)
+    return retry_while(passes, ask, seconds=_TIMEOUT_SECONDS, poll_seconds=_PAUSE_SECONDS)
 
 
 def _replicas(admin: AdminClient, name: str) -> int:

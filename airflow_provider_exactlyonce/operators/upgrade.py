@@ -98,10 +98,10 @@ class _PlanOperator(DriverOperator):
         from airflow_provider_exactlyonce.control import upgrade_plan
 
         def is_held(error: Exception) -> bool:
-            held = isinstance(error, AlreadyRunningError) and upgrade_plan.is_held(error)
-            if held:
-                self.log.info("%s; waiting for its end", error)
-            return held
+            if not (isinstance(error, AlreadyRunningError) and upgrade_plan.is_held(error)):
+                return False
+            self.log.info("%s; waiting for its end", error)
+            return True
 
         pause = home.look_every(arguments.seconds(self.poll_interval))
         try:

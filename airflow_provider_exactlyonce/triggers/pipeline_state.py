@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
@@ -25,6 +26,19 @@ _READS: Final = 2
 _HOME_SECONDS: Final = 30.0
 
 
+@dataclass(frozen=True)
+class _Found:
+    """Where a pipeline's home is, for a while.
+
+    :param until: by the monotonic clock
+    """
+
+    home: Home
+    pipeline: str
+    reporter: Reporter
+    until: float
+
+
 class StateChecker(Checker):
     """Reads one pipeline's home, however many wait for it."""
 
@@ -32,9 +46,9 @@ class StateChecker(Checker):
 
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)
-        self._found: tuple[Home, str, float] | None = None  # the home, its pipeline, and until when that counts
-        self._state: tuple[PipelineState, Status | None, float] | None = None  # and until when it counts
-        self._reporter: Reporter | None = None
+        self._found: _Found | None = None
+        self._state: tuple[PipelineState, Status | None] | None = None
+        self._state_until = 0.0
 
     @classmethod
     @override
@@ -53,7 +67,7 @@ class StateChecker(Checker):
         return super()._said(answer)
 
     def _close(self) -> None:
-        self._found = self._state = self._reporter = None
+        self._found = self._state = None
 
     def _look(self, pipeline: str | None, checkpoint: str | None) -> tuple[str, PipelineState, Status | None]:
         from airflow_provider_exactlyonce.control import json_store
@@ -61,23 +75,24 @@ class StateChecker(Checker):
         from airflow_provider_exactlyonce.hooks import home as homes
         from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
-        if self._found is None or time.monotonic() >= self._found[2]:
-            before = self._found
+        found = self._found
+        if found is None or time.monotonic() >= found.until:
             try:
                 home, name = homes.find(self.conn_id, pipeline=pipeline, checkpoint=checkpoint)
             except UnknownPipelineError:
                 return pipeline or str(checkpoint), PipelineState.ABSENT, None
-            if before is None or before[0].location != home.location:
-                self._state, self._reporter = None, Reporter(home)
-            self._found = home, name, time.monotonic() + _HOME_SECONDS
-        home, name, _ = self._found
-        if self._reporter is not None:
-            self._reporter.report()
-        if self._state is None or time.monotonic() >= self._state[2]:
+            until = time.monotonic() + _HOME_SECONDS
+            if found is not None and found.home.location == home.location:
+                found = replace(found, pipeline=name, until=until)
+            else:
+                found, self._state = _Found(home, name, Reporter(home), until), None
+            self._found = found
+        found.reporter.report()
+        if self._state is None or time.monotonic() >= self._state_until:
             with json_store.one_look():
-                state, status = state_of(home)
-            self._state = state, status, time.monotonic() + home.look_every(0.0, reads=_READS)
-        return name, *self._state[:2]
+                self._state = state_of(found.home)
+            self._state_until = time.monotonic() + found.home.look_every(0.0, reads=_READS)
+        return found.pipeline, *self._state
 
 
 class PipelineStateTrigger(PollingTrigger):

@@ -54,6 +54,21 @@ def connect(
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(described))
 
 
+def stream(world: World, checkpoint: str, *, attempts: int, failpoints: str = "") -> dict[str, Any]:
+    """Run a task until all that was sent is committed, over that many failures of its driver at most."""
+    topics = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
+    task = StreamingPipelineOperator(
+        task_id="stream",
+        application=str(JOBS / world.job),
+        checkpoint=checkpoint,
+        conf=CONF,
+        env_vars={**topics, "EXACTLYONCE_FAILPOINTS": failpoints},
+        restart_strategy=RestartStrategy.fixed_delay(attempts=attempts, delay=timedelta(0)),
+    )
+    context: Any = {"ti": TaskInstance(), "dag_run": SimpleNamespace(clear_number=0)}
+    return task.execute(context)
+
+
 @pytest.mark.parametrize(
     ("server", "scheme", "connection"),
     [
@@ -73,21 +88,11 @@ def test_a_task_runs_its_pipeline_in_a_bucket_over_a_kill_and_lost_answers(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     checkpoint = f"{scheme}://lake@bucket/{uuid.uuid4()}"
-    topics = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
     with object_stores.proxy(request.getfixturevalue(server)) as faults:
         connect(monkeypatch, world, faults.address, connection)
         faults.plan("GET", *["", "", "", "", "503", "", "", "", "", "drop"] * 3)
-        task = StreamingPipelineOperator(
-            task_id="stream",
-            application=str(JOBS / "counts.py"),
-            checkpoint=checkpoint,
-            conf=CONF,
-            env_vars={**topics, "EXACTLYONCE_FAILPOINTS": "after-end-transaction:run=1:batch=1"},
-            restart_strategy=RestartStrategy.fixed_delay(attempts=3, delay=timedelta(0)),
-        )
         world.send(1500)
-        context: Any = {"ti": TaskInstance(), "dag_run": SimpleNamespace(clear_number=0)}
-        result = task.execute(context)
+        result = stream(world, checkpoint, attempts=3, failpoints="after-end-transaction:run=1:batch=1")
     assert result["restarts"] >= 1
     assert result["commit"] == world.commits()
     check_counts(world)
@@ -104,27 +109,13 @@ def between(world: World, moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         yield faults
 
 
-def stream(world: World) -> dict[str, Any]:
-    """Run a task until all that was sent is committed, however often its driver fails."""
-    task = StreamingPipelineOperator(
-        task_id="stream",
-        application=str(JOBS / world.job),
-        checkpoint=f"s3://lake@bucket/{uuid.uuid4()}",
-        conf=CONF,
-        env_vars={"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink},
-        restart_strategy=RestartStrategy.fixed_delay(attempts=30, delay=timedelta(0)),
-    )
-    context: Any = {"ti": TaskInstance(), "dag_run": SimpleNamespace(clear_number=0)}
-    return task.execute(context)
-
-
 def test_a_store_that_is_slow_throttles_and_loses_writes_costs_no_record(
     world: World, between: object_stores.Faults
 ) -> None:
     between.seconds = 0.3
     between.plan("PUT", *["", "", "", "503", "", "", "drop", "", "", "", "lose", "", ""] * 8)
     world.send(3000)
-    result = stream(world)
+    result = stream(world, f"s3://lake@bucket/{uuid.uuid4()}", attempts=30)
     assert {"PUT 503", "PUT drop", "PUT lose"} <= set(between.seen)
     assert result["commit"] == world.commits()
     check_counts(world)
@@ -140,7 +131,7 @@ def test_five_minutes_without_the_store_cost_no_record(world: World, between: ob
     world.send(6000)
     with ThreadPoolExecutor(1) as pool:
         broken = pool.submit(take_it_away)
-        result = stream(world)
+        result = stream(world, f"s3://lake@bucket/{uuid.uuid4()}", attempts=30)
         broken.result()
     assert result["restarts"] >= 1, "Spark can't write its checkpoint"
     assert result["commit"] == world.commits()

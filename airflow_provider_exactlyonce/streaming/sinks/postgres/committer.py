@@ -249,8 +249,10 @@ class PostgresCommitter(SinkCommitter):
                     raise
 
         def passes(error: Exception) -> bool:
-            log.info("%s", error)
-            return isinstance(error, BatchFailedError)
+            if not isinstance(error, BatchFailedError):
+                return False
+            log.info("%s; asking again", error)
+            return True
 
         return retry_while(passes, ask, seconds=self._patience_seconds, poll_seconds=_PAUSE_SECONDS)
 

@@ -15,7 +15,7 @@ check() {
     model=$1 name=$2 expected=$3
     shift 3
     rm -rf "$work/run" && mkdir "$work/run" && cd "$work/run"
-    cp "$models/$model.pml" .
+    cp "$models"/*.pml .
     spin "$@" -a "$model.pml" > spin.txt 2>&1 || { cat spin.txt >&2; exit 1; }
     gcc -w -O2 -DSAFETY -DCOLLAPSE -DMEMLIM=8000 -o pan pan.c
     ./pan -m100000 -w24 > out.txt 2>&1 || true
@@ -54,6 +54,13 @@ for mutation in NO_SINK_CLAIM NO_RUN_CHECK CLAIM_WITHOUT_LOCK SKIP_SINK_LEDGER N
     ATTEMPT_AFTER_FAILED_CLAIM ABORT_AFTER_UNKNOWN; do
     check sinks "$mutation" counterexample $small "-D$mutation"
 done
+tables="-DTABLES $small -DOTHERS=0"
+check sinks "as it is" holds $tables
+check sinks "as it is" holds -DTABLES -DDRIVERS=1 -DUNITS=3 -DSINKS=1 -DTROUBLES=2
+check sinks "as it is" holds -DTABLES -DDRIVERS=1 -DUNITS=2 -DSINKS=2 -DTROUBLES=2
+for mutation in NO_SINK_CLAIM NO_RUN_CHECK NO_COMPARE BLIND_RETRY REFUSED_IS_NO ABORT_AFTER_UNKNOWN; do
+    check sinks "$mutation" counterexample $tables "-D$mutation"
+done
 check sinks STALE_NOTE counterexample -DDRIVERS=2 -DUNITS=3 -DSINKS=1 -DTROUBLES=0 -DSTALE_NOTE
 if [ "${1:-}" = full ]; then
     check protocol "as it is" holds -DDRIVERS=2 -DUNITS=2 -DTRIES=1 -DTROUBLES=2
@@ -61,5 +68,6 @@ if [ "${1:-}" = full ]; then
     check protocol "as it is" holds -DDRIVERS=2 -DUNITS=3 -DTRIES=1 -DTROUBLES=1
     check sinks "as it is" holds -DDRIVERS=2 -DUNITS=3 -DSINKS=1 -DTROUBLES=2
     check sinks "as it is" holds -DDRIVERS=1 -DUNITS=3 -DSINKS=2 -DTROUBLES=3
+    check sinks "as it is" holds -DTABLES -DDRIVERS=2 -DUNITS=2 -DSINKS=1 -DTROUBLES=1
 fi
 exit $failed

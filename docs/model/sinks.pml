@@ -2,8 +2,8 @@
  * The order in which several sinks commit, as a model for the checker spin. README.md beside it tells how to run it.
  *
  * What Kafka's part of the protocol gives, protocol.pml has shown: a claim of the ledger fences every lower run, and a
- * commit to it is atomic with its record. Here both are one step. Each other sink has a ledger of its own, and a commit
- * that holds a lock from the moment in which it is sent until it has taken place or not, whoever still waits for it.
+ * commit to it is atomic with its record. Here both are one step. Each other sink has a ledger of its own; how it is
+ * claimed and committed to says locked_sink.pml, or with -DTABLES table_sink.pml.
  * A driver may be slow at any step (a zombie), or die there. The successor starts alone, and has to finish.
  */
 
@@ -31,9 +31,8 @@ byte done = 0;
 /* the pipeline's ledger, in Kafka */
 byte newest_run = 0, ledger = 0;
 
-/* the other sinks: their ledgers, and a commit that is under way in each */
+/* the other sinks: their ledgers */
 byte sink_run[SINKS], sink[SINKS], sink_end[SINKS];
-byte sent[SINKS], sent_end[SINKS];
 
 /* how often a unit is visible in each sink, the last of which is Kafka */
 byte visible[(SINKS + 1) * (UNITS + 1)];
@@ -57,46 +56,11 @@ inline reveal(s, n, end) {
     u = 0
 }
 
-inline take_place(s) {
-    reveal(s, sent[s], sent_end[s]);
-    assert(sent[s] == sink[s] + 1);          /* a sink's commits have no gap */
-    sink[s] = sent[s]; sink_end[s] = sent_end[s];
-    sent[s] = 0; sent_end[s] = 0
-}
-
-/* The claim of a sink: behind every commit that is under way, because both take its lock. Without an answer it is sent
- * again: nothing is attempted before. */
-inline claim_sink(me, s) {
-    do
-    :: atomic { troubles > 0 && me != SUCCESSOR -> troubles-- };
-#ifdef ATTEMPT_AFTER_FAILED_CLAIM
-        goto batch_again
+#ifdef TABLES
+#include "table_sink.pml"
+#else
+#include "locked_sink.pml"
 #endif
-    :: break
-    od;
-    atomic {
-#ifndef CLAIM_WITHOUT_LOCK
-        sent[s] == 0;
-#endif
-        if
-        :: sink_run[s] > number -> goto end
-        :: else
-        fi;
-#ifndef NO_SINK_CLAIM
-        sink_run[s] = number;
-#endif
-        has[s] = sink[s]
-    }
-}
-
-/* The sink's own server finishes what was sent to it, whether its driver lives or not. */
-proctype Server(byte s) {
-end_server:
-    do
-    :: atomic { sent[s] != 0 -> take_place(s) }
-    :: atomic { sent[s] != 0 && troubles > 0 -> troubles--; sent[s] = 0; sent_end[s] = 0 }
-    od
-}
 
 inline drive(me) {
     /* claim the ledger, then every sink under the same number */
@@ -186,22 +150,7 @@ sinks:
         :: else
         fi;
 #endif
-        atomic {                              /* the tasks have staged its rows: commit */
-            sent[s] == 0;
-            if
-#ifdef NO_SINK_CLAIM
-            :: sink_run[s] > number -> goto end
-#elif !defined(NO_RUN_CHECK)
-            :: sink_run[s] != number -> goto end
-#endif
-            :: else -> sink_run[s] = number; sent[s] = n; sent_end[s] = offsets[n]
-            fi
-        }
-        if
-        :: atomic { sent[s] != n && sink[s] >= n -> has[s] = n }
-        :: atomic { sent[s] != n && sink[s] < n -> goto batch_again }
-        :: atomic { troubles > 0 && me != SUCCESSOR -> troubles-- } -> goto unknown
-        fi;
+        commit_to_sink(me, s);                /* the tasks have staged its rows */
 next:
         s++
     od;
@@ -255,7 +204,7 @@ end:
     skip
 }
 
-#define LOCALS byte number, mine, n, s, place; byte has[SINKS]; bit fresh = 1, doubt
+#define LOCALS byte number, mine, n, s, place; byte has[SINKS]; bit fresh = 1, doubt; SINK_LOCALS
 
 proctype Driver(byte me) {
     LOCALS;
@@ -274,7 +223,7 @@ init {
     atomic {
         i = 0;
         do
-        :: i < SINKS -> run Server(i); i++
+        :: i < SINKS -> RUN_SERVERS(i); i++
         :: else -> break
         od;
         i = 0;

@@ -1,6 +1,6 @@
 """Seeded faults against the protocol alone, and wrong protocols that the same harness must catch.
 
-`make test` takes 44 of the 300 seeds, chosen so that everything occurs which any of them does: each kind, each step in
+`make test` takes 60 of the 300 seeds, chosen so that everything occurs which any of them does: each kind, each step in
 each batch, each two steps that follow each other. `make test-all` takes all.
 """
 
@@ -44,7 +44,7 @@ def covering(plans: Sequence[Plan], number: int) -> list[Plan]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "plans", [pytest.param(covering(PLANS, 44), id="44"), pytest.param(PLANS, id="300", marks=pytest.mark.slow)]
+    "plans", [pytest.param(covering(PLANS, 60), id="60"), pytest.param(PLANS, id="300", marks=pytest.mark.slow)]
 )
 def test_seeded_faults_lose_and_double_nothing(
     plans: list[Plan], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kafka_config: Mapping[str, str]

@@ -160,9 +160,7 @@ def world(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[
 def names_of(world: World, result: Path, **more: str) -> dict[str, str]:
     """Return the environment in which the test's DAGs are about this pipeline."""
     return {
-        "TEST_PIPELINE": world.pipeline,
-        "TEST_SOURCE": world.source,
-        "TEST_SINK": world.sink,
+        **world.names,
         "TEST_HOME": str(world.home),
         "TEST_RESULT": str(result),
         **more,

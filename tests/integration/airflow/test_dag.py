@@ -106,13 +106,12 @@ def test_a_deferred_stream_makes_as_many_commits_as_were_asked_for_over_a_restar
     keys = {key for (key,) in airflow.query("SELECT key FROM xcom WHERE dag_id = 'deferred_until_two_commits'")}
     assert keys >= {"return_value", "_link_SparkUILink", "_link_SparkApplicationLink"}
 
-    servers = ["--bootstrap-servers", world.config["bootstrap.servers"]]
-    assert cli.main(["status", world.pipeline, "--json", *servers]) == 0
+    assert cli.main(["status", world.pipeline, "--json", *world.servers]) == 0
     [death] = json.loads(capsys.readouterr().out)["restarts"]
     assert (death["run"], death["restart"]) == (1, 1)
     assert "killed by signal 9" in death["cause"] or "without an account" in death["cause"]
     assert death["died"] < death["started_again"]
-    assert cli.main(["status", world.pipeline, *servers]) == 0
+    assert cli.main(["status", world.pipeline, *world.servers]) == 0
     assert death["cause"] in capsys.readouterr().out
 
 

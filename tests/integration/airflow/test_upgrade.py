@@ -35,7 +35,7 @@ def story(world: World, tmp_path: Path) -> Iterator[Story]:
 def run(airflow: Airflow, story: Story, dag: str, **params: Any) -> None:
     folder = str(ROOT / "dags" / "upgrade.py")
     conf = json.dumps({"pipeline": story.world.pipeline, **params})
-    environment = {**story.names_for_jobs(), "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags")}
+    environment = {**story.world.names, "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags")}
     airflow.run([sys.executable, "-c", RUN, folder, dag, conf, "success"], environment)
 
 

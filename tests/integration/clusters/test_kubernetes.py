@@ -134,13 +134,12 @@ def stream(kubernetes: ApiServer, world: World, checkpoint: str, **options: Any)
         "spark.executor.extraJavaOptions": CONF["spark.driver.extraJavaOptions"],
         **options.pop("conf", {}),
     }
-    names = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
     defaults: dict[str, Any] = {
         "application": f"local://{JOBS / world.job}",
         "checkpoint": checkpoint,
         "conf": conf,
         "jars": JARS,
-        "env_vars": {**names, **options.pop("env_vars", {})},
+        "env_vars": {**world.names, **options.pop("env_vars", {})},
         "restart_strategy": RestartStrategy.fixed_delay(attempts=2, delay=timedelta(0)),
     }
     return StreamingPipelineOperator(task_id="stream", **{**defaults, **options})

@@ -82,7 +82,7 @@ def stream(world: World, **options: Any) -> StreamingPipelineOperator:
         "application": str(JOBS / world.job),
         "checkpoint": str(world.home),
         "conf": CLUSTER_CONF,
-        "env_vars": {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink},
+        "env_vars": world.names,
         "restart_strategy": RestartStrategy.fixed_delay(attempts=2, delay=timedelta(0)),
     }
     return StreamingPipelineOperator(task_id="stream", **{**defaults, **options})
@@ -163,9 +163,10 @@ class Accident:
         return self.judge(result)
 
     def task(self, **options: Any) -> StreamingPipelineOperator:
-        names = {"TEST_PIPELINE": self.world.pipeline, "TEST_SOURCE": self.world.source, "TEST_SINK": self.world.sink}
         step = f"during-send:run=1:batch=1:hold={self.hold}"
-        return stream(self.world, checkpoint=self.checkpoint, env_vars={**names, FAILPOINTS: step}, **options)
+        return stream(
+            self.world, checkpoint=self.checkpoint, env_vars={**self.world.names, FAILPOINTS: step}, **options
+        )
 
     def judge(self, result: dict[str, Any]) -> int:
         """Return how often the driver was restarted, once the output is known to be exact."""

@@ -38,8 +38,7 @@ def check(spark: object, world: World, monkeypatch: pytest.MonkeyPatch, capsys: 
     """Give ``exactlyonce check`` in this process, whose JVM plans the job; it returns the code and what is printed."""
 
     def run(*arguments: str, config: Mapping[str, str] = world.config) -> tuple[int, str, str]:
-        names = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
-        for name, value in {**names, "EXACTLYONCE_KAFKA": json.dumps(dict(config))}.items():
+        for name, value in {**world.names, "EXACTLYONCE_KAFKA": json.dumps(dict(config))}.items():
             monkeypatch.setenv(name, value)
         capsys.readouterr()
         code = cli.main(["check", *arguments])

@@ -68,9 +68,7 @@ class Pipeline:
         self.folder = folder
         self._environment = {
             **object_stores.environment_of_commands(server.environment),
-            "TEST_PIPELINE": world.pipeline,
-            "TEST_SOURCE": world.source,
-            "TEST_SINK": world.sink,
+            **world.names,
         }
         self._commands = 0
 

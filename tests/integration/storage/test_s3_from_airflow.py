@@ -56,13 +56,12 @@ def connect(
 
 def stream(world: World, checkpoint: str, *, attempts: int, failpoints: str = "") -> dict[str, Any]:
     """Run a task until all that was sent is committed, over that many failures of its driver at most."""
-    topics = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
     task = StreamingPipelineOperator(
         task_id="stream",
         application=str(JOBS / world.job),
         checkpoint=checkpoint,
         conf=CONF,
-        env_vars={**topics, "EXACTLYONCE_FAILPOINTS": failpoints},
+        env_vars={**world.names, "EXACTLYONCE_FAILPOINTS": failpoints},
         restart_strategy=RestartStrategy.fixed_delay(attempts=attempts, delay=timedelta(0)),
     )
     context: Any = {"ti": TaskInstance(), "dag_run": SimpleNamespace(clear_number=0)}
@@ -150,7 +149,7 @@ def test_the_operators_upgrade_a_pipeline_in_a_bucket_take_it_back_and_repeat_co
     driver: dict[str, Any] = {
         "checkpoint": f"s3://lake@bucket/{uuid.uuid4()}",
         "conf": CONF,
-        "env_vars": {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink},
+        "env_vars": world.names,
     }
 
     def execute(operator: BaseOperator) -> dict[str, Any]:

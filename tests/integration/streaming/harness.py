@@ -113,6 +113,22 @@ class World:
             return {}
         return {"TEST_CONN_ID": CONN_ID, "EXACTLYONCE_SOURCES": json.dumps({CONN_ID: dict(self.elsewhere)})}
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The environment in which jobs find the pipeline's name, its topics, and the source's cluster."""
+        topics = {"TEST_PIPELINE": self.pipeline, "TEST_SOURCE": self.source, "TEST_SINK": self.sink}
+        return {**topics, **self.connections}
+
+    @property
+    def servers(self) -> list[str]:
+        """The option by which commands find the cluster."""
+        return ["--bootstrap-servers", self.config["bootstrap.servers"]]
+
+    @property
+    def at_home(self) -> list[str]:
+        """The options by which commands find home and cluster."""
+        return ["--home", str(self.home), *self.servers]
+
     def send(self, records: int, keys: int = 37) -> None:
         """Produce more input; record ``id`` has key ``k<id % keys>`` and value ``id / 100``."""
         producer = Producer({**self.source_config, "partitioner": "murmur2", "enable.idempotence": True})
@@ -160,10 +176,7 @@ class World:
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             **class_archive.environment(os.environ, conf or {}),
             "EXACTLYONCE_KAFKA": json.dumps(dict(self.config)),
-            "TEST_PIPELINE": self.pipeline,
-            "TEST_SOURCE": self.source,
-            "TEST_SINK": self.sink,
-            **self.connections,
+            **self.names,
             **({FAILPOINTS: failpoints} if failpoints else {}),
             **(environment or {}),
         }

@@ -35,9 +35,7 @@ class LakePipeline:
 
     def environment(self) -> Mapping[str, str]:
         return {
-            "TEST_PIPELINE": self.world.pipeline,
-            "TEST_SOURCE": self.world.source,
-            "TEST_SINK": self.world.sink,
+            **self.world.names,
             "TEST_LAKE": self.kind,
             "TEST_TABLE": str(self.folder),
             "TEST_BATCH": str(BATCH),

@@ -281,11 +281,9 @@ class TablePipeline:
     def command(self, *words: str) -> None:
         """Run a command on the pipeline in a process of its own."""
         world = self.world
-        at = ["--home", str(world.home), "--bootstrap-servers", world.config["bootstrap.servers"]]
-        names = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
         done = subprocess.run(
-            [sys.executable, "-m", cli.__name__, words[0], world.pipeline, *words[1:], *at],
-            env={**os.environ, **names, **self.environment},
+            [sys.executable, "-m", cli.__name__, words[0], world.pipeline, *words[1:], *world.at_home],
+            env={**os.environ, **world.names, **self.environment},
             capture_output=True,
             text=True,
             check=False,

@@ -40,9 +40,7 @@ def command(world: World, *arguments: str, armed: Path | None = None) -> subproc
         env={
             **os.environ,
             "EXACTLYONCE_KAFKA": json.dumps(dict(world.config)),
-            "TEST_PIPELINE": world.pipeline,
-            "TEST_SOURCE": world.source,
-            "TEST_SINK": world.sink,
+            **world.names,
             FAILPOINTS: f"@{armed}" if armed else "",
         },
         stdout=subprocess.PIPE,

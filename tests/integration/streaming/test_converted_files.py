@@ -35,7 +35,7 @@ def test_a_pipeline_of_0_1_0_goes_on_in_a_delta_table_wherever_it_was(
     table, world.job = tmp_path / "table", "archive.py"
     given = {"TEST_TABLE": str(table), "PYTHONPATH": str(Path(__file__).parents[3])}
     before = {**given, "TEST_RELEASE": "0.1.0"}
-    convert = ["convert-files", str(table), "--bootstrap-servers", world.config["bootstrap.servers"]]
+    convert = ["convert-files", str(table), *world.servers]
     world.send(300)
     old = world.start(environment=before, failpoints=step)
     assert old.wait() == (0 if step is None else -signal.SIGKILL), old.output()[-3000:]
@@ -70,9 +70,7 @@ def _stop(world: World, driver: Driver) -> None:
 
 
 def _audits(world: World, given: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEST_PIPELINE", world.pipeline)
-    monkeypatch.setenv("TEST_SOURCE", world.source)
-    monkeypatch.setenv("TEST_SINK", world.sink)
-    monkeypatch.setenv("TEST_TABLE", given["TEST_TABLE"])
-    command = ["audit-sinks", str(JOBS / "archive.py"), "--bootstrap-servers", world.config["bootstrap.servers"]]
+    for name, value in {**world.names, "TEST_TABLE": given["TEST_TABLE"]}.items():
+        monkeypatch.setenv(name, value)
+    command = ["audit-sinks", str(JOBS / "archive.py"), *world.servers]
     assert cli.main(command) == 0

@@ -49,7 +49,7 @@ def test_the_table_has_each_record_once_whichever_step_the_driver_dies_at(
     pipeline.check()
     for name, value in pipeline.environment().items():
         monkeypatch.setenv(name, value)
-    audit = ["audit-sinks", str(JOB), "--bootstrap-servers", world.config["bootstrap.servers"]]
+    audit = ["audit-sinks", str(JOB), *world.servers]
     if pipeline.kind == ICEBERG:
         lake.expire()
     elif pipeline.kind != ICEBERG_UPSERTS:
@@ -73,7 +73,7 @@ def test_small_files_are_written_together_between_batches_whenever_the_driver_di
     assert len(pipeline.lake.current_files()) <= 3 + 9, "one of each partition, and at most those of a commit since"
     for name, value in pipeline.environment().items():
         monkeypatch.setenv(name, value)
-    assert cli.main(["audit-sinks", str(JOB), "--bootstrap-servers", world.config["bootstrap.servers"]]) == 0
+    assert cli.main(["audit-sinks", str(JOB), *world.servers]) == 0
 
 
 @pytest.mark.slow
@@ -108,8 +108,7 @@ def test_a_table_that_was_set_back_alone_gets_what_it_lacks(pipeline: LakePipeli
     world = pipeline.world
     world.send(3 * BATCH)
     pipeline.finish()
-    at_home = ["--home", str(world.home), "--bootstrap-servers", world.config["bootstrap.servers"]]
-    cli.main(["savepoint", world.pipeline, *at_home])
+    cli.main(["savepoint", world.pipeline, *world.at_home])
     saved = world.commits()
     set_back = pipeline.lake.keep()
     world.send(3 * BATCH)
@@ -118,6 +117,6 @@ def test_a_table_that_was_set_back_alone_gets_what_it_lacks(pipeline: LakePipeli
     refused = pipeline.start()
     assert refused.wait() == 64
     assert f"the sink was set back. Restore a savepoint at or before commit {saved}" in refused.output()
-    cli.main(["restore", world.pipeline, "--commit", str(saved), *at_home])
+    cli.main(["restore", world.pipeline, "--commit", str(saved), *world.at_home])
     pipeline.finish()
     pipeline.check()

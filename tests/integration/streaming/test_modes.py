@@ -86,7 +86,6 @@ def test_at_most_once_loses_the_batch_that_a_crash_interrupts_says_which_and_dou
 
 def status_of(world: World, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
-    at = ["--home", str(world.home), "--bootstrap-servers", world.config["bootstrap.servers"]]
-    assert cli.main(["status", world.pipeline, *at, "--json"]) == 0
+    assert cli.main(["status", world.pipeline, *world.at_home, "--json"]) == 0
     body: dict[str, Any] = json.loads(capsys.readouterr().out)
     return body

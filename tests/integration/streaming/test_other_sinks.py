@@ -93,8 +93,7 @@ def test_a_sink_that_was_set_back_to_its_backup_alone_gets_what_it_lacks(world: 
 
     world.send(300)
     assert start(world, table).wait() == 0
-    at_home = ["--home", str(world.home), "--bootstrap-servers", world.config["bootstrap.servers"]]
-    cli.main(["savepoint", world.pipeline, *at_home])
+    cli.main(["savepoint", world.pipeline, *world.at_home])
     backup = table.with_name("backup.db")
     shutil.copy(table, backup)
     saved = world.commits()
@@ -105,7 +104,7 @@ def test_a_sink_that_was_set_back_to_its_backup_alone_gets_what_it_lacks(world: 
     refused = start(world, table)
     assert refused.wait() != 0
     assert f"the sink was set back. Restore a savepoint at or before commit {saved}" in refused.output()
-    cli.main(["restore", world.pipeline, "--commit", str(saved), *at_home])
+    cli.main(["restore", world.pipeline, "--commit", str(saved), *world.at_home])
     last = start(world, table)
     assert last.wait() == 0, last.output()[-3000:]
     check_both(world, table, 600)

@@ -60,7 +60,7 @@ def check_audits(world: World, given: Mapping[str, str], table: Path, monkeypatc
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     check_ledger(world)
-    command = ["audit-sinks", str(JOB), "--bootstrap-servers", world.config["bootstrap.servers"]]
+    command = ["audit-sinks", str(JOB), *world.servers]
     assert cli.main(command) == 0
     changed = next(table.rglob("*.parquet"))
     content = changed.read_bytes()

@@ -73,9 +73,6 @@ class Shop:
         assert by_commit == {commit.commit: commit.others["events"].rows for commit in commits}
         assert self.sql("SELECT relname FROM pg_class WHERE relname LIKE 'stage\\_%'") == []
 
-    def at_home(self) -> list[str]:
-        return ["--home", str(self.world.home), "--bootstrap-servers", self.world.config["bootstrap.servers"]]
-
 
 @pytest.fixture
 def shop(world: World, postgres: PostgresServer, database: Mapping[str, str]) -> Iterator[Shop]:
@@ -101,7 +98,7 @@ def test_each_sink_has_each_record_once_whichever_step_the_driver_dies_at(
     shop.check()
     for name, value in shop.environment().items():
         monkeypatch.setenv(name, value)
-    audit = ["audit-sinks", str(JOB), *shop.at_home()[2:]]
+    audit = ["audit-sinks", str(JOB), *shop.world.servers]
     assert cli.main(audit) == 0
     assert "sink events: agrees with the ledger\nsink latest: agrees with the ledger" in capsys.readouterr().out
     shop.sql("DELETE FROM shop_events WHERE id = 7")
@@ -130,7 +127,7 @@ def test_the_other_steps_lose_and_double_nothing_either(shop: Shop) -> None:
 def test_a_database_that_was_set_back_alone_gets_what_it_lacks(shop: Shop) -> None:
     shop.world.send(3 * BATCH)
     shop.finish()
-    cli.main(["savepoint", shop.world.pipeline, *shop.at_home()])
+    cli.main(["savepoint", shop.world.pipeline, *shop.world.at_home])
     saved = shop.world.commits()
     tables = ("shop_events", "shop_latest", "exactlyonce.commits", "exactlyonce.claims")
     copies = {table: f"backup.{table.rpartition('.')[2]}" for table in tables}
@@ -144,7 +141,7 @@ def test_a_database_that_was_set_back_alone_gets_what_it_lacks(shop: Shop) -> No
     refused = shop.start()
     assert refused.wait() == 64
     assert f"the sink was set back. Restore a savepoint at or before commit {saved}" in refused.output()
-    cli.main(["restore", shop.world.pipeline, "--commit", str(saved), *shop.at_home()])
+    cli.main(["restore", shop.world.pipeline, "--commit", str(saved), *shop.world.at_home])
     shop.finish()
     shop.check()
     assert len(read_committed(shop.world.config, shop.world.sink)) == delivered

@@ -90,7 +90,7 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
         assert (newest.newest_offsets(), newest.newest_commit()) == (taken.batch, taken.batch)
     assert [file.name for file in home.commands.glob("savepoint-*")] == ["savepoint-aa.json"]
 
-    assert cli.main(["status", world.pipeline, "--home", str(world.home), "--bootstrap-servers", brokers(world)]) == 0
+    assert cli.main(["status", world.pipeline, *world.at_home]) == 0
     assert re.search(r"\nstateful operator +rows .*\nstateStoreSave +37 ", capsys.readouterr().out)
 
     here = run(world, capsys, world.pipeline, "--label", "of the stopped pipeline")

@@ -77,11 +77,6 @@ def pipeline(
     return TablePipeline(world, table)
 
 
-def at_home(pipeline: TablePipeline) -> list[str]:
-    world = pipeline.world
-    return ["--home", str(world.home), "--bootstrap-servers", world.config["bootstrap.servers"]]
-
-
 def delta(pipeline: TablePipeline) -> ReadDelta:
     assert isinstance(pipeline.table, ReadDelta)
     return pipeline.table
@@ -138,13 +133,13 @@ def test_a_driver_that_is_killed_at_every_step_in_turn_loses_and_doubles_nothing
 def test_a_restored_pipeline_replays_the_recorded_versions_and_goes_on(pipeline: TablePipeline) -> None:
     pipeline.table.append(3)
     pipeline.finish()
-    assert cli.main(["savepoint", pipeline.world.pipeline, *at_home(pipeline)]) == 0
+    assert cli.main(["savepoint", pipeline.world.pipeline, *pipeline.world.at_home]) == 0
     saved = pipeline.world.commits()
     pipeline.table.append(4)
     pipeline.finish()
     before = pipeline.world.commits()
     assert before > saved + 1
-    assert cli.main(["restore", pipeline.world.pipeline, "--commit", str(saved), *at_home(pipeline)]) == 0
+    assert cli.main(["restore", pipeline.world.pipeline, "--commit", str(saved), *pipeline.world.at_home]) == 0
     pipeline.table.append()
     driver = pipeline.start("after-replayed:run=3", own_jvm=True)
     assert driver.wait() == -signal.SIGKILL, driver.output()[-4000:]
@@ -188,11 +183,11 @@ def test_a_table_whose_history_has_expired_is_read_whole_and_then_what_is_added(
         assert driver.wait() == -signal.SIGKILL, driver.output()[-4000:]
         pipeline.table.append()
         pipeline.check(complete=False)
-    assert cli.main(["savepoint", pipeline.world.pipeline, *at_home(pipeline)]) == 0
+    assert cli.main(["savepoint", pipeline.world.pipeline, *pipeline.world.at_home]) == 0
     saved = pipeline.world.commits()
     pipeline.finish()
     before = pipeline.world.commits()
-    assert cli.main(["restore", pipeline.world.pipeline, "--commit", str(saved), *at_home(pipeline)]) == 0
+    assert cli.main(["restore", pipeline.world.pipeline, "--commit", str(saved), *pipeline.world.at_home]) == 0
     pipeline.table.append()
     del pipeline.environment["TEST_FILES"], pipeline.environment["TEST_STARTING_VERSION"]  # the ledger knows
     pipeline.finish()
@@ -247,13 +242,13 @@ def test_what_was_compacted_is_read_and_replayed_and_what_was_vacuumed_stops_by_
     table, world = delta(pipeline), pipeline.world
     table.append(2)
     pipeline.finish()
-    assert cli.main(["savepoint", world.pipeline, *at_home(pipeline)]) == 0
+    assert cli.main(["savepoint", world.pipeline, *world.at_home]) == 0
     saved = world.commits()
     table.append(2)
     table.compact()
     pipeline.finish()
     pipeline.check()
-    assert cli.main(["restore", world.pipeline, "--commit", str(saved), *at_home(pipeline)]) == 0
+    assert cli.main(["restore", world.pipeline, "--commit", str(saved), *world.at_home]) == 0
     pipeline.finish()
     pipeline.check()
     table.append(2)
@@ -263,7 +258,7 @@ def test_what_was_compacted_is_read_and_replayed_and_what_was_vacuumed_stops_by_
     assert lost.wait() == DATA_LOST, lost.output()[-4000:]
     assert f"of table {table.name} is gone: it was compacted and vacuumed before it was read" in lost.output()
     capsys.readouterr()
-    assert cli.main(["restore", world.pipeline, "--commit", str(saved), *at_home(pipeline)]) == REFUSED
+    assert cli.main(["restore", world.pipeline, "--commit", str(saved), *world.at_home]) == REFUSED
     assert "is gone: it was compacted and vacuumed" in capsys.readouterr().err
 
 
@@ -313,7 +308,7 @@ def test_gates_doctor_and_status_tell_of_a_table(pipeline: TablePipeline, capsys
     findings = examine(world.pipeline, world.config, None).findings
     assert [finding for finding in findings if finding.severity is Severity.ERROR] == []
     capsys.readouterr()
-    assert cli.main(["status", world.pipeline, "--json", *at_home(pipeline)[2:]]) == 0
+    assert cli.main(["status", world.pipeline, "--json", *world.servers]) == 0
     told = json.loads(capsys.readouterr().out)
     newest = world.ledger()[0][-1]
     assert told["source"] == {pipeline.table.name: {"0": newest.source[pipeline.table.name][0][1]}}

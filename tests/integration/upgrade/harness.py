@@ -84,16 +84,11 @@ class Story:
     def file(self, name: str) -> str:
         return str(version(self.folder, name))
 
-    def names_for_jobs(self) -> dict[str, str]:
-        world = self.world
-        names = {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
-        return {**names, **world.connections}
-
     def environment(self, failpoints: str | None = None) -> dict[str, str]:
         return {
             **os.environ,
             "EXACTLYONCE_KAFKA": json.dumps(dict(self.world.config)),
-            **self.names_for_jobs(),
+            **self.world.names,
             **({FAILPOINTS: failpoints} if failpoints else {}),
         }
 

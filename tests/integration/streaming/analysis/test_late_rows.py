@@ -90,7 +90,7 @@ def test_rows_behind_the_watermark_are_counted_and_told_in_every_place(
     assert "commit 3, batch 2: 1 rows of 10 records" in driver.output()
     verdict = gate.check(late.config, late.pipeline, GateTarget(commit=4))
     assert (verdict.open, verdict.late_rows) == (True, 9)
-    servers = ["--bootstrap-servers", late.config["bootstrap.servers"], "--json"]
+    servers = [*late.servers, "--json"]
     assert cli.main(["status", late.pipeline, *servers]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["late_rows"], shown["records_of_run"], shown["rows_of_run"]) == (9, 40, {"Kafka": last_status.rows})

@@ -217,9 +217,7 @@ def _spark_submit(world: World, *options: str) -> subprocess.CompletedProcess[st
         **os.environ,
         "PYSPARK_PYTHON": sys.executable,
         "EXACTLYONCE_KAFKA": json.dumps(dict(world.config)),
-        "TEST_PIPELINE": world.pipeline,
-        "TEST_SOURCE": world.source,
-        "TEST_SINK": world.sink,
+        **world.names,
     }
     arguments = [JOBS / world.job, "--home", world.home, "--until", "available"]
     return subprocess.run(

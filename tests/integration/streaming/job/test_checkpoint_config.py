@@ -28,7 +28,7 @@ def test_batches_pause_few_are_retained_and_a_stop_deletes_all_but_savepoints(wo
     # Spark purges while a batch runs, after it has planned the next
     assert len(list((checkpoint / "offsets").glob("[0-9]*"))) <= 4
     assert len(list((checkpoint / "commits").glob("[0-9]*"))) <= 4
-    assert cli.main(["savepoint", world.pipeline, "--bootstrap-servers", world.config["bootstrap.servers"]]) == 0
+    assert cli.main(["savepoint", world.pipeline, *world.servers]) == 0
     (saved,) = (savepoint.id for savepoint in Savepoints(home.savepoints).list())
     assert world.stop(driver) == 0, driver.output()[-4000:]
     assert not checkpoint.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,9 +12,9 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.audit.findings import Report
-from airflow_provider_exactlyonce.cli import main as cli
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import AuditFailedError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import SinkRange, backfill_pipeline
+from tests import commands
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 from tests.waiting import eventually
 
@@ -265,24 +264,19 @@ def test_a_deleted_and_a_recreated_sink_topic_are_found(crafted: CraftedPipeline
     assert "does not exist any more" in only(audited(crafted))[4]
 
 
-def test_the_command_says_what_it_found_and_ends_with_its_own_code(
-    crafted: CraftedPipeline, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_it_found_and_ends_with_its_own_code(crafted: CraftedPipeline) -> None:
     crafted.commit(rows_of(0))
     command = ["audit", crafted.pipeline, "--bootstrap-servers", crafted.config["bootstrap.servers"]]
     crafted.settle()
-    assert cli.main(command) == 0
-    assert "I1  holds" in capsys.readouterr().out
+    assert "I1  holds" in commands.run(*command).out
     send(crafted, 0, [(b"k", b"v")])
-    assert cli.main([*command, "--json"]) == 69
-    printed = capsys.readouterr()
-    report = json.loads(printed.out)
+    said = commands.run(*command, "--json", code=AuditFailedError.exit_code)
+    report = said.body
     assert report["clean"] is False
     assert report["violations"] == {"I2": 1}
     assert (report["found"][0]["partition"], report["found"][0]["offset"]) == (0, 6)
-    assert f"AuditFailedError: I2, commit 1, {crafted.sink}-0, offset 6: " in printed.err
-    assert cli.main([*command, "--allow-foreign"]) == 0
-    assert "1 rows of other producers were passed over" in capsys.readouterr().out
+    assert f"AuditFailedError: I2, commit 1, {crafted.sink}-0, offset 6: " in said.err
+    assert "1 rows of other producers were passed over" in commands.run(*command, "--allow-foreign").out
 
 
 @pytest.fixture

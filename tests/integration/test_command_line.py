@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import json_store, lease, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.restarts import Restart
@@ -25,6 +23,7 @@ from airflow_provider_exactlyonce.ledger.records import OtherSink, backfill_pipe
 from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
+from tests import commands
 from tests.conftest import MakeTopic
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 
@@ -40,20 +39,19 @@ def crafted(kafka_config: Mapping[str, str], make_topic: MakeTopic) -> Iterator[
         yield pipeline
 
 
-def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
-    assert cli.main(["list", "--json"]) == 0
-    return {pipeline["pipeline"]: pipeline for pipeline in json.loads(capsys.readouterr().out)["pipelines"]}
+def listed() -> dict[str, dict[str, Any]]:
+    return {pipeline["pipeline"]: pipeline for pipeline in commands.run("list", "--json").body["pipelines"]}
 
 
 def test_list_shows_the_last_commit_the_run_the_state_and_the_home_of_each_pipeline(
-    crafted: CraftedPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    crafted: CraftedPipeline, tmp_path: Path
 ) -> None:
     home = Home(tmp_path / "home")
     home.create(crafted.pipeline)
     crafted.claim(home=home.identity(), home_path=str(home.path), pid=os.getpid())
     crafted.commit(rows_of(0))
     crafted.settle()
-    pipeline = listed(capsys)[crafted.pipeline]
+    pipeline = listed()[crafted.pipeline]
     assert (pipeline["run"], pipeline["commit"], pipeline["version"], pipeline["guarantee"]) == (
         1,
         1,
@@ -63,20 +61,19 @@ def test_list_shows_the_last_commit_the_run_the_state_and_the_home_of_each_pipel
     assert pipeline["committed"].startswith("20")
     assert (pipeline["home"], pipeline["state"]) == (str(home.path), "absent")
     with lease.holding(home.lease, crafted.pipeline, "t"):
-        assert listed(capsys)[crafted.pipeline]["state"] == "starting"
-    assert cli.main(["list"]) == 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(crafted.pipeline)]
+        assert listed()[crafted.pipeline]["state"] == "starting"
+    [line] = [line for line in commands.run("list").out.splitlines() if line.startswith(crafted.pipeline)]
     assert str(home.path) in line.split()
 
 
 def test_list_shows_a_pipeline_without_a_commit_one_without_a_claim_and_tells_backfills_apart(
-    crafted: CraftedPipeline, kafka_config: Mapping[str, str], capsys: pytest.CaptureFixture[str]
+    crafted: CraftedPipeline, kafka_config: Mapping[str, str]
 ) -> None:
     crafted.claim(home_path="/nowhere/home")
     backfills, begun = backfill_pipeline(crafted.pipeline), f"begun-{crafted.pipeline}"
     for name in (backfills, begun):
         topic.ensure(kafka_config, name)
-    pipelines = listed(capsys)
+    pipelines = listed()
     of = {name: pipelines[name] for name in (crafted.pipeline, backfills, begun)}
     assert {name: pipeline["backfills_of"] for name, pipeline in of.items()} == {
         crafted.pipeline: None,
@@ -92,11 +89,10 @@ def test_list_shows_a_pipeline_without_a_commit_one_without_a_claim_and_tells_ba
 
 
 def test_status_says_between_a_death_and_the_restart_that_the_driver_is_gone_and_who_starts_the_next_one(
-    crafted: CraftedPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    crafted: CraftedPipeline, tmp_path: Path
 ) -> None:
     def shown() -> dict[str, Any]:
-        assert cli.main(["status", crafted.pipeline, "--json"]) == 0
-        return dict(json.loads(capsys.readouterr().out))
+        return dict(commands.run("status", crafted.pipeline, "--json").body)
 
     home = Home(tmp_path / "home")
     crafted.claim(home_path=str(home.path))
@@ -130,24 +126,19 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_misspelt_pipeline_is_told_which_ones_there_are(
-    crafted: CraftedPipeline, command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_misspelt_pipeline_is_told_which_ones_there_are(crafted: CraftedPipeline, command: list[str]) -> None:
     crafted.claim()
     misspelt = crafted.pipeline.replace("shop", "shp").upper()
     given = [misspelt if word == "PIPELINE" else word for word in command]
-    assert cli.main(given if given != command else [*command, misspelt]) == UnknownPipelineError.exit_code
-    said = capsys.readouterr().err.splitlines()[-1]
+    words = given if given != command else [*command, misspelt]
+    said = commands.run(*words, code=UnknownPipelineError.exit_code).err.splitlines()[-1]
     assert said.startswith(f"UnknownPipelineError: pipeline {misspelt} has no ledger on this cluster")
     assert f"Is it {crafted.pipeline}" in said
 
 
-def test_the_doctor_tells_which_pipelines_there_are_too(
-    crafted: CraftedPipeline, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_doctor_tells_which_pipelines_there_are_too(crafted: CraftedPipeline) -> None:
     crafted.claim()
-    assert cli.main(["doctor", crafted.pipeline[:-1], "--json"]) == 1
-    [finding] = json.loads(capsys.readouterr().out)["findings"]
+    [finding] = commands.run("doctor", crafted.pipeline[:-1], "--json", code=1).body["findings"]
     assert finding["name"] == "ledger-missing"
     assert f"Is it {crafted.pipeline}" in finding["do"]
 
@@ -185,7 +176,7 @@ class BusySink:
 
 
 def test_the_sinks_of_a_pipeline_that_runs_agree_with_its_ledger(
-    crafted: CraftedPipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    crafted: CraftedPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = BusySink(crafted)
     job = SimpleNamespace(name=crafted.pipeline, routes=SimpleNamespace(others=[SimpleNamespace(sink=sink)]))
@@ -194,5 +185,4 @@ def test_the_sinks_of_a_pipeline_that_runs_agree_with_its_ledger(
     for _ in range(2):
         sink.commit()
     crafted.settle()
-    assert cli.main(["audit-sinks", "job.py"]) == 0, capsys.readouterr().err
-    assert "sink lake: agrees with the ledger" in capsys.readouterr().out
+    assert "sink lake: agrees with the ledger" in commands.run("audit-sinks", "job.py").out

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +20,6 @@ from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.doctor import gather
 from airflow_provider_exactlyonce.doctor.checks import transactions as transaction_room
@@ -33,6 +29,7 @@ from airflow_provider_exactlyonce.exceptions import IncompatibleVersionError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
+from tests import commands
 from tests.integration import doctor_faults as faults
 from tests.integration.doctor_faults import Patient
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
@@ -40,7 +37,6 @@ from tests.integration.restore.harness import Bench, Case, StoppingDriver, check
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Shape
 from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import World, check_counts
-from tests.waiting import HANG_SECONDS
 
 __all__ = ["world"]  # a fixture
 
@@ -140,11 +136,9 @@ VARIANTS = (
 
 def ask(case: Case, *arguments: str, home: Path | None = None) -> tuple[int, dict[str, Any]]:
     """Run ``exactlyonce doctor``; returns its exit code and JSON."""
-    printed = io.StringIO()
     given = ["doctor", case.name, "--bootstrap-servers", case.config["bootstrap.servers"], "--json", *arguments]
-    with contextlib.redirect_stdout(printed):
-        code = cli.main([*given, *(["--home", str(home)] if home else [])])
-    return code, json.loads(printed.getvalue())
+    said = commands.run(*given, *(["--home", str(home)] if home else []), code=None)
+    return said.code, said.body
 
 
 def names(body: Mapping[str, Any]) -> set[str]:
@@ -276,16 +270,9 @@ def test_a_mending_that_was_killed_leaves_nothing_that_is_taken_for_a_lineage(pa
     for failpoint in ("restore-copied", "restore-renamed"):
         faults.torn_state(patient)
         before = patient.lineage.id
-        command = [sys.executable, "-m", cli.__name__, "doctor", patient.case.name, "--fix", "--bootstrap-servers"]
-        done = subprocess.run(
-            [*command, patient.case.config["bootstrap.servers"]],
-            env={**os.environ, "EXACTLYONCE_FAILPOINTS": failpoint},
-            start_new_session=True,
-            capture_output=True,
-            timeout=HANG_SECONDS,
-            check=False,
-        )
-        assert done.returncode == -9, done.stdout
+        words = ("doctor", patient.case.name, "--fix", "--bootstrap-servers")
+        servers = patient.case.config["bootstrap.servers"]
+        commands.run_apart(*words, servers, code=-signal.SIGKILL, failpoints=failpoint)
         assert patient.lineage.id == before
         code, body = ask(patient.case, "--fix")
         assert (code, names(body)) == (0, set()), body

@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import IsolationLevel
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
+from tests import commands
 from tests.integration.airflow.conftest import Airflow, names_of
 from tests.integration.streaming.harness import World, check_counts, end_offsets
 
@@ -89,7 +89,7 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
 
 @pytest.mark.slow
 def test_a_deferred_stream_makes_as_many_commits_as_were_asked_for_over_a_restart(
-    airflow: Airflow, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    airflow: Airflow, world: World, tmp_path: Path
 ) -> None:
     world.send(2000)
     result = tmp_path / "result.json"
@@ -106,13 +106,11 @@ def test_a_deferred_stream_makes_as_many_commits_as_were_asked_for_over_a_restar
     keys = {key for (key,) in airflow.query("SELECT key FROM xcom WHERE dag_id = 'deferred_until_two_commits'")}
     assert keys >= {"return_value", "_link_SparkUILink", "_link_SparkApplicationLink"}
 
-    assert cli.main(["status", world.pipeline, "--json", *world.servers]) == 0
-    [death] = json.loads(capsys.readouterr().out)["restarts"]
+    [death] = commands.run("status", world.pipeline, "--json", *world.servers).body["restarts"]
     assert (death["run"], death["restart"]) == (1, 1)
     assert "killed by signal 9" in death["cause"] or "without an account" in death["cause"]
     assert death["died"] < death["started_again"]
-    assert cli.main(["status", world.pipeline, *world.servers]) == 0
-    assert death["cause"] in capsys.readouterr().out
+    assert death["cause"] in commands.run("status", world.pipeline, *world.servers).out
 
 
 @pytest.mark.slow

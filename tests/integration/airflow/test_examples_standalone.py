@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo import purchases, topics
+from tests import commands
 from tests.integration.airflow.conftest import ROOT, Airflow
 from tests.integration.airflow.standalone import eventually, standalone
 
@@ -39,7 +39,7 @@ def kafka(tmp_path: Path) -> Iterator[Mapping[str, str]]:
 @contextmanager
 def stream_for_ever(home: Path, kafka: Mapping[str, str], log: Path) -> Iterator[None]:
     """Run the driver of the examples' pipeline, as the task of another DAG would."""
-    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "run", "--master", "local[2]"]
+    command = [*commands.PROGRAM, "run", "--master", "local[2]"]
     job = [str(ROOT / "dags/jobs/shop_totals.py"), "--home", str(home), "--until", "forever"]
     with log.open("wb") as output:
         process = subprocess.Popen(

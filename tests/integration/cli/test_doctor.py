@@ -6,12 +6,12 @@ import socket
 
 import pytest
 
-from airflow_provider_exactlyonce.cli import main as cli
+from tests import commands
 
 
 @pytest.mark.slow
-def test_the_doctor_says_that_it_waits_for_a_cluster_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_says_that_it_waits_for_a_cluster_that_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert cli.main(["doctor", "shop-totals", "--bootstrap-servers", address]) == 1
-    assert f"no answer yet of Kafka at {address}, or of the home: waiting" in capsys.readouterr().err
+        said = commands.run("doctor", "shop-totals", "--bootstrap-servers", address, code=1).err
+    assert f"no answer yet of Kafka at {address}, or of the home: waiting" in said

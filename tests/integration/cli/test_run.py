@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import commands
 
 SUBMIT = """#!/bin/sh
 printf '%s\\n' "$@" > "$0.arguments"
@@ -25,9 +25,8 @@ def job(tmp_path: Path) -> Path:
 
 
 def submitted(job: Path, *arguments: str) -> list[str]:
-    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "run", *arguments]
     environment = {**os.environ, "PATH": f"{job.parent}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run(command, env=environment, check=True, timeout=60)
+    commands.run_apart("run", *arguments, environment=environment)
     return (job.parent / "spark-submit.arguments").read_text().splitlines()
 
 

@@ -13,14 +13,14 @@ from confluent_kafka import IsolationLevel
 from airflow_provider_exactlyonce.checkpoint import request
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
+from tests import commands
 from tests.integration.streaming.harness import JOBS, World, end_offsets
 from tests.shared_jvm import SharedJvm
 
-Check = Callable[..., tuple[int, str, str]]
+Check = Callable[..., commands.Said]
 
 
 @pytest.fixture
@@ -34,15 +34,13 @@ def world(
 
 
 @pytest.fixture
-def check(spark: object, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
-    """Give ``exactlyonce check`` in this process, whose JVM plans the job; it returns the code and what is printed."""
+def check(spark: object, world: World, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Give ``exactlyonce check`` in this process, whose JVM plans the job."""
 
-    def run(*arguments: str, config: Mapping[str, str] = world.config) -> tuple[int, str, str]:
+    def run(*arguments: str, config: Mapping[str, str] = world.config, code: int = 0) -> commands.Said:
         for name, value in {**world.names, "EXACTLYONCE_KAFKA": json.dumps(dict(config))}.items():
             monkeypatch.setenv(name, value)
-        capsys.readouterr()
-        code = cli.main(["check", *arguments])
-        return code, *capsys.readouterr()
+        return commands.run("check", *arguments, code=code)
 
     return run
 
@@ -75,9 +73,7 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
 
     changed = tmp_path / "changed.py"
     changed.write_text(text.replace("F.sum(", "F.max("))
-    code, printed, errors = check(str(changed), "--against", savepoint.id, "--json")
-    assert code == RefusedError.exit_code, errors
-    answer = json.loads(printed)
+    answer = check(str(changed), "--against", savepoint.id, "--json", code=RefusedError.exit_code).body
     assert (answer["verdict"], answer["savepoint"], answer["pipeline"]) == (
         "incompatible",
         savepoint.id,
@@ -93,8 +89,7 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
     moved.parent.mkdir()
     shutil.copytree(Home(world.home).savepoints / savepoint.id, moved)
     nobody = {"bootstrap.servers": "127.0.0.1:1"}
-    code, printed, errors = check(str(JOBS / "counts.py"), "--against", str(moved), config=nobody)
-    assert code == 0, errors
+    printed = check(str(JOBS / "counts.py"), "--against", str(moved), config=nobody).out
     assert printed.startswith(f"{JOBS / 'counts.py'} against mine: compatible\n"), printed
     assert "the same in both: pipeline, " in printed
     assert everything(world) == before
@@ -122,11 +117,10 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
     ],
 )
 def test_a_job_that_can_not_be_imported_is_refused_with_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: int | None, message: str
+    tmp_path: Path, text: str, line: int | None, message: str
 ) -> None:
     job = tmp_path / "job.py"
     job.write_text(text)
-    assert cli.main(["check", str(job), "--against", str(tmp_path)]) == RefusedError.exit_code
-    printed = capsys.readouterr().err
+    printed = commands.run("check", str(job), "--against", str(tmp_path), code=RefusedError.exit_code).err
     assert message in printed
     assert line is None or f"{job}:{line}:" in printed

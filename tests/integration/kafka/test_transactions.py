@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -19,7 +17,6 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 
-from airflow_provider_exactlyonce.cli.main import main
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.kafka import record_batch
@@ -29,8 +26,9 @@ from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, WireClient
 from airflow_provider_exactlyonce.ledger.records import transactional_id
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from tests import commands
 from tests.integration.streaming.harness import open_transactions, read_committed
-from tests.waiting import HANG_SECONDS, eventually
+from tests.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +39,9 @@ def cluster(kafka_config: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) ->
 class Command:
     """Runs ``exactlyonce transactions`` in this process."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
     def __call__(self, *arguments: str, code: int = 0) -> str:
-        self._capsys.readouterr()
-        exit_code = main(["transactions", *arguments])
-        out, err = self._capsys.readouterr()
-        assert exit_code == code, f"{exit_code}: {out}{err}"
-        return out + err
+        said = commands.run("transactions", *arguments, code=code)
+        return said.out + said.err
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "--json"))
@@ -60,8 +52,8 @@ class Command:
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
+def command() -> Command:
+    return Command()
 
 
 def open_one(config: Mapping[str, str], topic: str, records: int = 3, name: str | None = None) -> tuple[str, Producer]:
@@ -152,19 +144,12 @@ def _at_a_terminal(answer: str, *arguments: str) -> str:
     ours, theirs = pty.openpty()
     try:
         os.write(ours, f"{answer}\n".encode())
-        done = subprocess.run(
-            [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "transactions", *arguments],
-            stdin=theirs,
-            capture_output=True,
-            text=True,
-            timeout=HANG_SECONDS,
-            check=True,
-        )
+        said = commands.run_apart("transactions", *arguments, stdin=theirs)
     finally:
         os.close(ours)
         os.close(theirs)
-    assert "Abort it, and fence its producer? [y/N]" in done.stderr
-    return done.stdout
+    assert "Abort it, and fence its producer? [y/N]" in said.err
+    return said.out
 
 
 @contextmanager

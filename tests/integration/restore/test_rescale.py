@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,15 +17,14 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.failpoints import RESCALE_NAMES, RESTORE_NAMES
-from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.streaming.replay.rescale import Rescaled, rescale
 from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
+from tests import commands
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Input, Shape
 from tests.integration.restore.test_restore import check_clean, replayed
 from tests.integration.restore.test_variants import CHANGELOG, FORMAT_1, HASHMAP, configure
-from tests.waiting import HANG_SECONDS
 
 __all__ = ["configure"]  # a fixture
 Configure = Callable[[Mapping[str, str]], None]
@@ -260,31 +256,19 @@ def test_a_rescale_that_is_killed_at_every_step_is_cleaned_up_by_its_repetition(
     assert original is not None
     steps = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], *RESTORE_NAMES[2:4])
     assert steps[-1] == "restore-switched"
+    servers = ("--bootstrap-servers", case.config["bootstrap.servers"])
+    words = ("rescale", case.name, *servers, "--json", "--state-partitions")
     for partitions, step in enumerate(steps, start=3):
-        assert command(case, partitions, step).returncode == -signal.SIGKILL
+        commands.run_apart(*words, str(partitions), code=-signal.SIGKILL, failpoints=step)
         current = case.home.current()
         assert current is not None
         assert (current.id == original.id) is (step != "restore-switched"), step
-    done = command(case, 4)
-    assert done.returncode == 0, done.stderr
-    assert "copying batch" in done.stderr
-    body = json.loads(done.stdout)
+    done = commands.run_apart(*words, "4")
+    assert "copying batch" in done.err
+    body = done.body
     assert (body["state_partitions_before"], body["state_partitions"]) == (partitions, 4)
     assert body["abandoned"] == original.id
     assert {directory.name for directory in case.home.lineages.iterdir()} == {original.id, body["lineage"]}
     run_both(topics, rounds, case, plain)
     assert case.written() == plain.written()
     check_clean(case)
-
-
-def command(case: Case, partitions: int, step: str = "") -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "rescale", case.name, "--json"]
-    return subprocess.run(
-        [*program, "--state-partitions", str(partitions)],
-        env={**os.environ, "EXACTLYONCE_KAFKA": json.dumps(dict(case.config)), FAILPOINTS: step},
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        start_new_session=True,
-        check=False,
-    )

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,6 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.checkpoint.home_copy import HomeCopied, copy_home
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import json_store, moving, upgrade_plan
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
@@ -34,7 +32,7 @@ from airflow_provider_exactlyonce.failpoints import HOME_COPY_NAMES
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.storage.opening import hadoop_url, store_of
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
-from tests import azurite, object_stores
+from tests import azurite, commands, object_stores
 from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming.harness import World, check_counts, read_committed
 from tests.unit.checkpoint import crafted
@@ -79,17 +77,9 @@ class Pipeline:
     def command(self, *words: str, failpoints: str = "", largest_file: int | None = None, code: int = 0) -> Any:
         """Run a command in a process of its own; returns its JSON, or what it says when it refuses."""
         limited = [] if largest_file is None else ["prlimit", f"--fsize={largest_file}"]
-        done = subprocess.run(
-            [*limited, sys.executable, "-m", cli.__name__, *words, "--json"],
-            env={**os.environ, "EXACTLYONCE_KAFKA": json.dumps(dict(self.config)), FAILPOINTS: failpoints},
-            capture_output=True,
-            text=True,
-            timeout=HANG_SECONDS,
-            start_new_session=True,  # a fail point kills the group
-            check=False,
-        )
-        assert done.returncode == code, f"{words}: {done.stderr[-4000:]}{done.stdout[-2000:]}"
-        return json.loads(done.stdout) if code == 0 else done.stderr
+        given = {**os.environ, "EXACTLYONCE_KAFKA": json.dumps(dict(self.config))}
+        said = commands.run_apart(*words, "--json", code=code, failpoints=failpoints, environment=given, under=limited)
+        return said.body if code == 0 else said.err
 
 
 @pytest.fixture
@@ -217,7 +207,7 @@ def test_a_home_that_is_moved_twice_before_a_start_is_accepted_and_a_copy_by_han
 
 
 def test_each_command_on_a_home_that_was_moved_names_the_new_one(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EXACTLYONCE_KAFKA", json.dumps(dict(pipeline.config)))
     old, new = Home(tmp_path / "old"), Home(tmp_path / "new")
@@ -232,13 +222,11 @@ def test_each_command_on_a_home_that_was_moved_names_the_new_one(
         ("stop", name),
         ("backfill", name, "--commits", "1..2", "--application", "job.py"),
     ):
-        assert cli.main(words) == HomeMovedError.exit_code
-        assert f"HomeMovedError: {old.path} was moved to {new.path}: name that home" in capsys.readouterr().err
-    assert cli.main(["status", name, "--json"]) == 0
-    assert f"was moved to {new.path}" in json.loads(capsys.readouterr().out)["next"]
+        said = commands.run(*words, code=HomeMovedError.exit_code).err
+        assert f"HomeMovedError: {old.path} was moved to {new.path}: name that home" in said
+    assert f"was moved to {new.path}" in commands.run("status", name, "--json").body["next"]
     before = contents(old)
-    assert cli.main(["doctor", name, "--fix", "--json", *at]) == 1
-    found = json.loads(capsys.readouterr().out)
+    found = commands.run("doctor", name, "--fix", "--json", *at, code=1).body
     assert "home-moved" in {finding["name"] for finding in found["findings"]}
     assert contents(old) == before, "nothing is repaired in a home that was moved"
     assert moving.sealed(old.path) is not None
@@ -329,7 +317,7 @@ def test_a_copy_that_was_frozen_writes_nothing_into_the_home_that_another_call_h
     filled(pipeline, Home(tmp_path / "first"))
     pipeline.copy(Home(tmp_path / "first"), old)
     frozen = subprocess.Popen(
-        [sys.executable, "-m", cli.__name__, "home", "copy", remote, str(new.path)],
+        [*commands.PROGRAM, "home", "copy", remote, str(new.path)],
         env={
             **os.environ,
             "EXACTLYONCE_KAFKA": json.dumps(dict(pipeline.config)),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import subprocess
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -17,17 +14,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.checkpoint import lineages
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.failpoints import RESCALE_NAMES, RESTORE_NAMES, SAVEPOINT_NAMES
-from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.storage.opening import place_of, store_of
 from airflow_provider_exactlyonce.storage.s3 import S3Store
 from airflow_provider_exactlyonce.storage.store import HeldError
-from tests import azurite, object_stores
+from tests import azurite, commands, object_stores
 from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming.harness import CONF, JOBS, Driver, World, check_counts
 from tests.object_stores import Faults
@@ -104,18 +99,9 @@ class Pipeline:
     def command(self, *words: str, failpoints: str = "", code: int = 0) -> Any:
         """Run a command on the pipeline in a process of its own; returns its JSON, or what it says when it refuses."""
         self._commands += 1
-        brokers = self.world.config["bootstrap.servers"]
-        command = [sys.executable, "-m", cli.__name__, *words, "--home", self.url, "--bootstrap-servers", brokers]
-        done = subprocess.run(
-            [*command, "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**self._environment, FAILPOINTS: failpoints} if failpoints else self._environment,
-            start_new_session=True,  # a fail point kills the group
-        )
-        assert done.returncode == code, f"{words}: {done.stderr[-4000:]}{done.stdout[-2000:]}"
-        return json.loads(done.stdout) if code == 0 else done.stderr
+        given = (*words, "--home", self.url, *self.world.servers, "--json")
+        said = commands.run_apart(*given, code=code, failpoints=failpoints, environment=self._environment)
+        return said.body if code == 0 else said.err
 
     def check(self) -> None:
         """Judge what was written, record by record, and look for the secret."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,8 +19,7 @@ from pyarrow.fs import AzureFileSystem, FileSelector, FileSystem, LocalFileSyste
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
-from airflow_provider_exactlyonce.cli import main as cli
-from tests import azurite, object_stores
+from tests import azurite, commands, object_stores
 from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
 
 JOB: Final = "table_counts.py"
@@ -281,14 +278,8 @@ class TablePipeline:
     def command(self, *words: str) -> None:
         """Run a command on the pipeline in a process of its own."""
         world = self.world
-        done = subprocess.run(
-            [sys.executable, "-m", cli.__name__, words[0], world.pipeline, *words[1:], *world.at_home],
-            env={**os.environ, **world.names, **self.environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        given = {**os.environ, **world.names, **self.environment}
+        commands.run_apart(words[0], world.pipeline, *words[1:], *world.at_home, environment=given)
 
     def check(self, *, complete: bool = True) -> None:
         """Recompute each commit's rows from its source ranges, and compare them with the sink record by record."""

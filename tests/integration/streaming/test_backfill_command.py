@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
+from tests import commands
 from tests.integration.streaming.harness import CONF, World, check_counts, read_committed
 from tests.shared_jvm import SharedJvm
 from tests.waiting import eventually
@@ -34,7 +34,7 @@ def command(world: World, *arguments: str, armed: Path | None = None) -> subproc
     conf = [part for name, value in CONF.items() for part in ("--conf", f"{name}={value}")]
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "backfill", world.pipeline),
+            *(*commands.PROGRAM, "backfill", world.pipeline),
             *("--json", "--master", "local[2]", *conf, *arguments),
         ],
         env={

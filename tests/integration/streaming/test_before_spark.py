@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.streaming import settings
+from tests import commands
 from tests.waiting import HANG_SECONDS
 
 JOB = """
@@ -79,13 +80,7 @@ def test_it_is_told_in_one_sentence_and_no_jvm_was_started(
 def test_a_cluster_that_can_not_be_reached_is_told_with_the_reason_by_commands() -> None:
     nobody = "127.0.0.1:9"
     for command in (["status", "shop"], ["list"], ["transactions", "list"], ["audit-sinks", "job.py"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *command, "--bootstrap-servers", nobody],
-            capture_output=True,
-            text=True,
-            timeout=HANG_SECONDS,
-        )
-        assert done.returncode == ExactlyOnceError.exit_code
-        [line] = done.stderr.splitlines()
+        said = commands.run_apart(*command, "--bootstrap-servers", nobody, code=ExactlyOnceError.exit_code)
+        [line] = said.err.splitlines()
         assert line.startswith(f"ExactlyOnceError: Kafka at {nobody} can't be reached: ")
         assert "Connection refused" in line

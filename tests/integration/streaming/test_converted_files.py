@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+from tests import commands
 from tests.delta_reader import read_delta
 from tests.integration.streaming.harness import JOBS, Driver, World, check_ledger, read_committed
 from tests.waiting import eventually
@@ -44,7 +44,7 @@ def test_a_pipeline_of_0_1_0_goes_on_in_a_delta_table_wherever_it_was(
     assert f"exactlyonce convert-files {table}" in refused.output()
     if step is None:
         _refused_while_it_runs(world, before, convert)
-    assert cli.main(convert) == 0
+    commands.run(*convert)
     superseded = world.start(environment=before)
     assert superseded.wait() == 66, superseded.output()[-3000:]
     world.send(250)
@@ -61,7 +61,7 @@ def _refused_while_it_runs(world: World, before: Mapping[str, str], convert: lis
     live = world.start(environment=before, until="forever")
     claims = len(world.ledger()[1])
     eventually(lambda: len(world.ledger()[1]) > claims or live.process.poll() is not None, "the old driver runs again")
-    assert cli.main(convert) == AlreadyRunningError.exit_code
+    commands.run(*convert, code=AlreadyRunningError.exit_code)
     _stop(world, live)
 
 
@@ -72,5 +72,4 @@ def _stop(world: World, driver: Driver) -> None:
 def _audits(world: World, given: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**world.names, "TEST_TABLE": given["TEST_TABLE"]}.items():
         monkeypatch.setenv(name, value)
-    command = ["audit-sinks", str(JOBS / "archive.py"), *world.servers]
-    assert cli.main(command) == 0
+    commands.run("audit-sinks", str(JOBS / "archive.py"), *world.servers)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.exceptions import AuditFailedError
+from tests import commands
 from tests.integration.streaming.harness import World
 from tests.integration.streaming.lakehouse import (
     BATCH,
@@ -54,9 +54,9 @@ def test_the_table_has_each_record_once_whichever_step_the_driver_dies_at(
         lake.expire()
     elif pipeline.kind != ICEBERG_UPSERTS:
         lake.compact()  # pyiceberg has none
-    assert cli.main(audit) == 0
+    commands.run(*audit)
     lake.delete(f"id = {world.sent - 1}")
-    assert cli.main(audit) == AuditFailedError.exit_code
+    commands.run(*audit, code=AuditFailedError.exit_code)
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_small_files_are_written_together_between_batches_whenever_the_driver_di
     assert len(pipeline.lake.current_files()) <= 3 + 9, "one of each partition, and at most those of a commit since"
     for name, value in pipeline.environment().items():
         monkeypatch.setenv(name, value)
-    assert cli.main(["audit-sinks", str(JOB), *world.servers]) == 0
+    commands.run("audit-sinks", str(JOB), *world.servers)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_a_table_that_was_set_back_alone_gets_what_it_lacks(pipeline: LakePipeli
     world = pipeline.world
     world.send(3 * BATCH)
     pipeline.finish()
-    cli.main(["savepoint", world.pipeline, *world.at_home])
+    commands.run("savepoint", world.pipeline, *world.at_home)
     saved = world.commits()
     set_back = pipeline.lake.keep()
     world.send(3 * BATCH)
@@ -117,6 +117,6 @@ def test_a_table_that_was_set_back_alone_gets_what_it_lacks(pipeline: LakePipeli
     refused = pipeline.start()
     assert refused.wait() == 64
     assert f"the sink was set back. Restore a savepoint at or before commit {saved}" in refused.output()
-    cli.main(["restore", world.pipeline, "--commit", str(saved), *world.at_home])
+    commands.run("restore", world.pipeline, "--commit", str(saved), *world.at_home)
     pipeline.finish()
     pipeline.check()

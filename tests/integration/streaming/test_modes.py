@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.topic_identity import known_sinks
+from tests import commands
 from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
 
 
@@ -44,9 +44,7 @@ def run_with_crash(world: World, guarantee: str, step: str) -> None:
 
 
 @pytest.mark.slow
-def test_at_least_once_doubles_the_batch_that_a_crash_interrupts_and_loses_nothing(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_least_once_doubles_the_batch_that_a_crash_interrupts_and_loses_nothing(world: World) -> None:
     run_with_crash(world, "at_least_once", "after-pre-commit:batch=1")
     commits = check_ledger(world)
     counts = written(world)
@@ -60,14 +58,12 @@ def test_at_least_once_doubles_the_batch_that_a_crash_interrupts_and_loses_nothi
     report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
     assert report.is_clean, [str(violation) for violation in report.found]
     assert (report.untold, report.lost) == (len(commits), {})
-    status = status_of(world, capsys)
+    status = status_of(world)
     assert (status["guarantee"], status["weaker_because"], status["lost"]) == ("at_least_once", None, [])
 
 
 @pytest.mark.slow
-def test_at_most_once_loses_the_batch_that_a_crash_interrupts_says_which_and_doubles_nothing(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_most_once_loses_the_batch_that_a_crash_interrupts_says_which_and_doubles_nothing(world: World) -> None:
     run_with_crash(world, "at_most_once", "after-end-transaction:batch=1")
     commits, claims = world.ledger()
     counts = written(world)
@@ -78,14 +74,11 @@ def test_at_most_once_loses_the_batch_that_a_crash_interrupts_says_which_and_dou
     report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
     assert report.is_clean, [str(violation) for violation in report.found]
     assert report.lost == {2: commits[1].source}
-    status = status_of(world, capsys)
+    status = status_of(world)
     assert status["guarantee"] == "at_most_once"
     [lost_commit] = status["lost"]
     assert lost_commit.startswith("commit 2: ") and world.source in lost_commit
 
 
-def status_of(world: World, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    capsys.readouterr()
-    assert cli.main(["status", world.pipeline, *world.at_home, "--json"]) == 0
-    body: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return body
+def status_of(world: World) -> dict[str, Any]:
+    return dict(commands.run("status", world.pipeline, *world.at_home, "--json").body)

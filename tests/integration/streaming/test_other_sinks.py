@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_exactlyonce.ledger.gate import check
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
+from tests import commands
 from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
 from tests.waiting import eventually
 
@@ -89,11 +90,9 @@ def newest_in(table: Path) -> int:
 
 @pytest.mark.slow
 def test_a_sink_that_was_set_back_to_its_backup_alone_gets_what_it_lacks(world: World, table: Path) -> None:
-    from airflow_provider_exactlyonce.cli import main as cli
-
     world.send(300)
     assert start(world, table).wait() == 0
-    cli.main(["savepoint", world.pipeline, *world.at_home])
+    commands.run("savepoint", world.pipeline, *world.at_home)
     backup = table.with_name("backup.db")
     shutil.copy(table, backup)
     saved = world.commits()
@@ -104,7 +103,7 @@ def test_a_sink_that_was_set_back_to_its_backup_alone_gets_what_it_lacks(world: 
     refused = start(world, table)
     assert refused.wait() != 0
     assert f"the sink was set back. Restore a savepoint at or before commit {saved}" in refused.output()
-    cli.main(["restore", world.pipeline, "--commit", str(saved), *world.at_home])
+    commands.run("restore", world.pipeline, "--commit", str(saved), *world.at_home)
     last = start(world, table)
     assert last.wait() == 0, last.output()[-3000:]
     check_both(world, table, 600)

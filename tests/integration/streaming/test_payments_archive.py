@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.exceptions import AuditFailedError
+from tests import commands
 from tests.delta_reader import read_delta
 from tests.http_target import Server
 from tests.integration.streaming.harness import World, check_ledger
@@ -61,11 +61,11 @@ def check_audits(world: World, given: Mapping[str, str], table: Path, monkeypatc
         monkeypatch.setenv(name, value)
     check_ledger(world)
     command = ["audit-sinks", str(JOB), *world.servers]
-    assert cli.main(command) == 0
+    commands.run(*command)
     changed = next(table.rglob("*.parquet"))
     content = changed.read_bytes()
     changed.write_bytes(content[:-1])
-    assert cli.main(command) == AuditFailedError.exit_code
+    commands.run(*command, code=AuditFailedError.exit_code)
     changed.write_bytes(content)
 
 

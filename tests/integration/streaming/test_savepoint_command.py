@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import signal
@@ -14,38 +13,25 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import lease, requests, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from tests import commands
 from tests.integration.streaming.harness import World, check_counts
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(3600)
 
 
-def brokers(world: World) -> str:
-    return world.config["bootstrap.servers"]
-
-
-def run(world: World, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+def run(world: World, *arguments: str) -> Any:
     """Run a subcommand of ``savepoint``; returns its JSON."""
-    capsys.readouterr()
-    code = cli.main(["savepoint", *arguments, "--bootstrap-servers", brokers(world), "--json"])
-    printed = capsys.readouterr()
-    assert code == 0, printed.err + printed.out
-    return json.loads(printed.out)
+    return commands.run("savepoint", *arguments, *world.servers, "--json").body
 
 
-def verified(home: Home, pipeline: str, savepoint: str, capsys: pytest.CaptureFixture[str]) -> Any:
+def verified(home: Home, pipeline: str, savepoint: str, code: int = 0) -> Any:
     """Verify a savepoint, whose state Spark opens; returns the command's JSON."""
-    capsys.readouterr()
-    code = cli.main(["savepoint", "verify", pipeline, savepoint, "--home", str(home.path), "--json"])
-    printed = capsys.readouterr()
-    body = json.loads(printed.out)
-    assert code == (0 if body["whole"] else RefusedError.exit_code), printed.err
-    return body
+    return commands.run("savepoint", "verify", pipeline, savepoint, "--home", str(home.path), "--json", code=code).body
 
 
 def state_of(world: World) -> DriverState | None:
@@ -54,20 +40,20 @@ def state_of(world: World) -> DriverState | None:
 
 
 def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_stopped_pipeline_gives_one(
-    world: World, spark: object, capsys: pytest.CaptureFixture[str]
+    world: World, spark: object
 ) -> None:
     world.send(1500)
     driver = world.start(until="forever")
     home = Home(world.home)
     requests.request_savepoint(home, requests.SavepointRequest(request="aa", token="another driver's", stop=True))
     eventually(lambda: world.commits() >= 2, "it commits")
-    first = run(world, capsys, world.pipeline, "--label", "while it runs")
+    first = run(world, world.pipeline, "--label", "while it runs")
     eventually(lambda: world.commits() >= 4, "all input is committed")
     time.sleep(1.5)  # the query is idle
-    idle = run(world, capsys, world.pipeline)
+    idle = run(world, world.pipeline)
     assert (first["label"], idle["commit"], state_of(world)) == ("while it runs", 4, DriverState.RUNNING)
     world.send(1500)
-    stopped = run(world, capsys, world.pipeline, "--stop", "--label", "last")
+    stopped = run(world, world.pipeline, "--stop", "--label", "last")
     assert driver.wait() == 0, driver.output()[-3000:]
     assert state_of(world) is DriverState.STOPPED
 
@@ -90,40 +76,38 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
         assert (newest.newest_offsets(), newest.newest_commit()) == (taken.batch, taken.batch)
     assert [file.name for file in home.commands.glob("savepoint-*")] == ["savepoint-aa.json"]
 
-    assert cli.main(["status", world.pipeline, *world.at_home]) == 0
-    assert re.search(r"\nstateful operator +rows .*\nstateStoreSave +37 ", capsys.readouterr().out)
+    shown = commands.run("status", world.pipeline, *world.at_home).out
+    assert re.search(r"\nstateful operator +rows .*\nstateStoreSave +37 ", shown)
 
-    here = run(world, capsys, world.pipeline, "--label", "of the stopped pipeline")
+    here = run(world, world.pipeline, "--label", "of the stopped pipeline")
     assert here["commit"] == stopped["commit"]
     assert lease.read(home.lease) is None
-    listed = run(world, capsys, "list", world.pipeline)
+    listed = run(world, "list", world.pipeline)
     assert [savepoint["id"] for savepoint in listed] == [first["id"], idle["id"], stopped["id"], here["id"]]
-    run(world, capsys, "pin", world.pipeline, first["id"])
-    assert run(world, capsys, "clean-up", world.pipeline, "--count", "0", "--days", "0")["deleted"] == [
+    run(world, "pin", world.pipeline, first["id"])
+    assert run(world, "clean-up", world.pipeline, "--count", "0", "--days", "0")["deleted"] == [
         idle["id"],
         stopped["id"],
     ]
-    run(world, capsys, "unpin", world.pipeline, first["id"])
-    run(world, capsys, "delete", world.pipeline, first["id"])
+    run(world, "unpin", world.pipeline, first["id"])
+    run(world, "delete", world.pipeline, first["id"])
     shutil.rmtree(checkpoint.path)
-    body = verified(home, world.pipeline, here["id"], capsys)
+    body = verified(home, world.pipeline, here["id"])
     assert (body["whole"], body["defects"]) == (True, [])
     assert body["state"] == [{"operator": 0, "name": "stateStoreSave", "store": "default", "rows": 37}]
     table = next(saved.checkpoint(here["id"]).path.glob("state/0/0/SSTs/*.sst"))
     table.write_bytes(b"torn")
-    body = verified(home, world.pipeline, here["id"], capsys)
+    body = verified(home, world.pipeline, here["id"], code=RefusedError.exit_code)
     assert (body["whole"], body["state"]) == (False, None)
     assert table.name in body["defects"][0]
 
 
 @pytest.mark.slow
-def test_a_driver_that_dies_while_it_takes_one_leaves_it_to_who_asked(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_driver_that_dies_while_it_takes_one_leaves_it_to_who_asked(world: World) -> None:
     world.send(1500)
     driver = world.start(until="forever", failpoints="during-savepoint")
     eventually(lambda: world.commits() >= 2, "it commits")
-    taken = run(world, capsys, world.pipeline)
+    taken = run(world, world.pipeline)
     assert driver.wait() == -signal.SIGKILL
     store = Savepoints(Home(world.home).savepoints)
     assert [savepoint.id for savepoint in store.list()] == [taken["id"]]
@@ -137,6 +121,6 @@ def test_a_driver_that_dies_while_it_takes_one_leaves_it_to_who_asked(
 
 
 def test_a_pipeline_that_does_not_exist_is_refused(kafka_config: dict[str, str], tmp_path: Path) -> None:
-    brokers = kafka_config["bootstrap.servers"]
-    assert cli.main(["savepoint", "no-such-pipeline", "--bootstrap-servers", brokers]) == RefusedError.exit_code
-    assert cli.main(["savepoint", "list", "p", "--home", str(tmp_path)]) == RefusedError.exit_code
+    servers = ("--bootstrap-servers", kafka_config["bootstrap.servers"])
+    commands.run("savepoint", "no-such-pipeline", *servers, code=RefusedError.exit_code)
+    commands.run("savepoint", "list", "p", "--home", str(tmp_path), code=RefusedError.exit_code)

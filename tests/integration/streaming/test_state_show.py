@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,11 +20,11 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import StateDirectory
 from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
 from airflow_provider_exactlyonce.checkpoint.state_rows import StateRequest, StoreRows, read_rows
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state import Context, KeyedHarness, KeyedProcessFunction
 from airflow_provider_exactlyonce.streaming import key_by
+from tests import commands
 from tests.integration.streaming.keyed import test_keyed_stream as keyed
 from tests.integration.streaming.keyed.test_keyed_stream import DELAY, Fading, Timed, events, run
 from tests.unit.checkpoint import crafted
@@ -208,7 +206,7 @@ def test_a_function_without_state_has_none_to_show(spark: SparkSession, tmp_path
 
 @pytest.mark.slow
 def test_the_command_shows_the_current_checkpoint_and_a_savepoint(
-    spark: SparkSession, timed: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, timed: Home, tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint(checkpoint_of(timed))
     offsets = checkpoint.offsets(1)
@@ -225,17 +223,12 @@ def test_the_command_shows_the_current_checkpoint_and_a_savepoint(
     newest = shown(spark, checkpoint.path, last, store="count", key={"k": "b"})["count"].rows
 
     command = ["state", "show", "timed", "--home"]
-    of_checkpoint = [sys.executable, "-m", cli.__name__, *command, str(timed.path), "--store", "count", "--key", "k=b"]
-    shown_state = subprocess.run(of_checkpoint, capture_output=True, text=True)
-    assert shown_state.returncode == 0, shown_state.stderr[-3000:]
-    lines = shown_state.stdout.splitlines()
+    lines = commands.run_apart(*command, str(timed.path), "--store", "count", "--key", "k=b").out.splitlines()
     assert lines[0] == f"commit {last + 1}, batch {last}"
     assert lines[2:4] == ["operator 0, transformWithStateInPySparkExec: count (ValueState)", "k  value  partition"]
     assert lines[4].split() == ["b", *(str(newest[0][name]) for name in ("value", "partition"))]
 
-    capsys.readouterr()
-    assert cli.main([*command, str(empty.path), "--savepoint", savepoint.id, "--limit", "1000", "--json"]) == 0
-    body = json.loads(capsys.readouterr().out)
+    body = commands.run(*command, str(empty.path), "--savepoint", savepoint.id, "--limit", "1000", "--json").body
     assert (body["savepoint"], body["commit"], body["batch"]) == (savepoint.id, savepoint.commit, 1)
     rows_by_store = {store["store"]: store["rows"] for store in body["stores"]}
     assert {name: sorted(map(str, rows)) for name, rows in rows_by_store.items()} == {
@@ -250,5 +243,4 @@ def test_the_command_shows_the_current_checkpoint_and_a_savepoint(
         ([*home, "--savepoint", "1-aa"], "no savepoint '1-aa'"),
         (["--home", str(timed.path), "--batch", "40"], "batch 40 is not, or no longer, in "),
     ):
-        assert cli.main(["state", "show", "timed", *arguments]) == RefusedError.exit_code
-        assert why in capsys.readouterr().err
+        assert why in commands.run("state", "show", "timed", *arguments, code=RefusedError.exit_code).err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.doctor.examine import examine
@@ -28,7 +26,7 @@ from airflow_provider_exactlyonce.streaming import pipeline as pipeline_of
 from airflow_provider_exactlyonce.streaming.analysis.planned_state import stateful_operators
 from airflow_provider_exactlyonce.streaming.job.guarantees import examine as examine_guarantee
 from airflow_provider_exactlyonce.testing.job import run_job
-from tests import azurite, object_stores
+from tests import azurite, commands, object_stores
 from tests.integration.streaming.harness import CONF, JOBS, World
 from tests.integration.streaming.read_tables import (
     DELTA,
@@ -133,13 +131,13 @@ def test_a_driver_that_is_killed_at_every_step_in_turn_loses_and_doubles_nothing
 def test_a_restored_pipeline_replays_the_recorded_versions_and_goes_on(pipeline: TablePipeline) -> None:
     pipeline.table.append(3)
     pipeline.finish()
-    assert cli.main(["savepoint", pipeline.world.pipeline, *pipeline.world.at_home]) == 0
+    commands.run("savepoint", pipeline.world.pipeline, *pipeline.world.at_home)
     saved = pipeline.world.commits()
     pipeline.table.append(4)
     pipeline.finish()
     before = pipeline.world.commits()
     assert before > saved + 1
-    assert cli.main(["restore", pipeline.world.pipeline, "--commit", str(saved), *pipeline.world.at_home]) == 0
+    commands.run("restore", pipeline.world.pipeline, "--commit", str(saved), *pipeline.world.at_home)
     pipeline.table.append()
     driver = pipeline.start("after-replayed:run=3", own_jvm=True)
     assert driver.wait() == -signal.SIGKILL, driver.output()[-4000:]
@@ -183,11 +181,11 @@ def test_a_table_whose_history_has_expired_is_read_whole_and_then_what_is_added(
         assert driver.wait() == -signal.SIGKILL, driver.output()[-4000:]
         pipeline.table.append()
         pipeline.check(complete=False)
-    assert cli.main(["savepoint", pipeline.world.pipeline, *pipeline.world.at_home]) == 0
+    commands.run("savepoint", pipeline.world.pipeline, *pipeline.world.at_home)
     saved = pipeline.world.commits()
     pipeline.finish()
     before = pipeline.world.commits()
-    assert cli.main(["restore", pipeline.world.pipeline, "--commit", str(saved), *pipeline.world.at_home]) == 0
+    commands.run("restore", pipeline.world.pipeline, "--commit", str(saved), *pipeline.world.at_home)
     pipeline.table.append()
     del pipeline.environment["TEST_FILES"], pipeline.environment["TEST_STARTING_VERSION"]  # the ledger knows
     pipeline.finish()
@@ -236,19 +234,17 @@ def test_a_version_that_takes_rows_out_stops_the_pipeline_behind_all_before_it_o
 
 @pytest.mark.slow
 @only_delta
-def test_what_was_compacted_is_read_and_replayed_and_what_was_vacuumed_stops_by_name(
-    pipeline: TablePipeline, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_compacted_is_read_and_replayed_and_what_was_vacuumed_stops_by_name(pipeline: TablePipeline) -> None:
     table, world = delta(pipeline), pipeline.world
     table.append(2)
     pipeline.finish()
-    assert cli.main(["savepoint", world.pipeline, *world.at_home]) == 0
+    commands.run("savepoint", world.pipeline, *world.at_home)
     saved = world.commits()
     table.append(2)
     table.compact()
     pipeline.finish()
     pipeline.check()
-    assert cli.main(["restore", world.pipeline, "--commit", str(saved), *world.at_home]) == 0
+    commands.run("restore", world.pipeline, "--commit", str(saved), *world.at_home)
     pipeline.finish()
     pipeline.check()
     table.append(2)
@@ -257,9 +253,8 @@ def test_what_was_compacted_is_read_and_replayed_and_what_was_vacuumed_stops_by_
     lost = pipeline.start()
     assert lost.wait() == DATA_LOST, lost.output()[-4000:]
     assert f"of table {table.name} is gone: it was compacted and vacuumed before it was read" in lost.output()
-    capsys.readouterr()
-    assert cli.main(["restore", world.pipeline, "--commit", str(saved), *world.at_home]) == REFUSED
-    assert "is gone: it was compacted and vacuumed" in capsys.readouterr().err
+    refused = commands.run("restore", world.pipeline, "--commit", str(saved), *world.at_home, code=REFUSED)
+    assert "is gone: it was compacted and vacuumed" in refused.err
 
 
 @pytest.mark.slow
@@ -297,7 +292,7 @@ def test_rows_that_do_not_fit_and_columns_that_are_others_are_refused(pipeline: 
 
 
 @pytest.mark.slow
-def test_gates_doctor_and_status_tell_of_a_table(pipeline: TablePipeline, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gates_doctor_and_status_tell_of_a_table(pipeline: TablePipeline) -> None:
     world, now = pipeline.world, GateTarget(up_to_now=True)
     pipeline.table.append(2)
     pipeline.finish()
@@ -307,9 +302,7 @@ def test_gates_doctor_and_status_tell_of_a_table(pipeline: TablePipeline, capsys
     assert f"{pipeline.table.name}-0: committed up to " in missing
     findings = examine(world.pipeline, world.config, None).findings
     assert [finding for finding in findings if finding.severity is Severity.ERROR] == []
-    capsys.readouterr()
-    assert cli.main(["status", world.pipeline, "--json", *world.servers]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = commands.run("status", world.pipeline, "--json", *world.servers).body
     newest = world.ledger()[0][-1]
     assert told["source"] == {pipeline.table.name: {"0": newest.source[pipeline.table.name][0][1]}}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -19,14 +17,13 @@ from typing import Any
 from confluent_kafka import Producer
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease, processes, releases, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
-from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
+from tests import commands
 from tests.integration.streaming.harness import CONF, World, check_ledger, read_committed
-from tests.waiting import HANG_SECONDS, eventually
+from tests.waiting import eventually
 
 FIRST = Path(__file__).parent / "jobs" / "windows.py"
 WINDOW_SECONDS, LATENESS_SECONDS = 10, 2
@@ -84,34 +81,19 @@ class Story:
     def file(self, name: str) -> str:
         return str(version(self.folder, name))
 
-    def environment(self, failpoints: str | None = None) -> dict[str, str]:
-        return {
-            **os.environ,
-            "EXACTLYONCE_KAFKA": json.dumps(dict(self.world.config)),
-            **self.world.names,
-            **({FAILPOINTS: failpoints} if failpoints else {}),
-        }
-
     def run(
-        self, *arguments: str, failpoints: str | None = None, conf: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
+        self, *arguments: str, conf: Mapping[str, str] | None = None, code: int = 0, failpoints: str = ""
+    ) -> commands.Said:
         """Run a subcommand as people do; it may be killed."""
-        command = [sys.executable, "-m", cli.__name__, arguments[0], self.world.pipeline, *arguments[1:], "--json"]
+        words = [arguments[0], self.world.pipeline, *arguments[1:], "--json"]
         if arguments[0] in ("upgrade", "rollback"):
-            command += ["--master", "local[2]"]
+            words += ["--master", "local[2]"]
             for name, value in {**CONF, **(conf or {})}.items():
-                command += ["--conf", f"{name}={value}"]
-        return subprocess.run(
-            command,
-            env=self.environment(failpoints),
-            capture_output=True,
-            text=True,
-            timeout=HANG_SECONDS,
-            start_new_session=True,
-            check=False,
-        )
+                words += ["--conf", f"{name}={value}"]
+        given = {**os.environ, "EXACTLYONCE_KAFKA": json.dumps(dict(self.world.config)), **self.world.names}
+        return commands.run_apart(*words, code=code, failpoints=failpoints, environment=given)
 
-    def upgrade(self, name: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    def upgrade(self, name: str, *arguments: str, **options: Any) -> commands.Said:
         return self.run("upgrade", self.file(name), *arguments, **options)
 
     def start(self) -> None:

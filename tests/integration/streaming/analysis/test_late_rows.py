@@ -12,13 +12,13 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import LateRowsError, RefusedError
 from airflow_provider_exactlyonce.ledger import gate
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, LateRows
+from tests import commands
 from tests.integration.streaming.harness import Driver, World, check_ledger, open_transactions, read_committed
 
 pytestmark = pytest.mark.timeout(600)
@@ -72,9 +72,7 @@ def check_tiles(world: World) -> list[CommitRecord]:
     return commits
 
 
-def test_rows_behind_the_watermark_are_counted_and_told_in_every_place(
-    late: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_behind_the_watermark_are_counted_and_told_in_every_place(late: World) -> None:
     driver = start(late, "count")
     assert driver.wait() == 0, driver.output()[-3000:]
     commits = check_tiles(late)
@@ -90,12 +88,9 @@ def test_rows_behind_the_watermark_are_counted_and_told_in_every_place(
     assert "commit 3, batch 2: 1 rows of 10 records" in driver.output()
     verdict = gate.check(late.config, late.pipeline, GateTarget(commit=4))
     assert (verdict.open, verdict.late_rows) == (True, 9)
-    servers = [*late.servers, "--json"]
-    assert cli.main(["status", late.pipeline, *servers]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = commands.run("status", late.pipeline, *late.servers, "--json").body
     assert (shown["late_rows"], shown["records_of_run"], shown["rows_of_run"]) == (9, 40, {"Kafka": last_status.rows})
-    assert cli.main(["doctor", late.pipeline, *servers]) == 0
-    findings = json.loads(capsys.readouterr().out)["findings"]
+    findings = commands.run("doctor", late.pipeline, *late.servers, "--json").body["findings"]
     assert [(finding["name"], finding["severity"]) for finding in findings] == [("late-rows", "info")]
     assert "left out 9 rows" in findings[0]["what"]
 

@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 from airflow_provider_exactlyonce.exceptions import BadRecordError, RecordTooLargeError, RefusedError
+from tests import commands
 from tests.integration.streaming.harness import (
     JOBS,
     World,
@@ -177,7 +178,7 @@ def test_ctrl_c_is_a_stop_in_order_without_a_traceback_and_stdout_stays_free(
     command, environment = world.command(until="forever")
     conf = [part for part in command[: command.index("--jars")] if "=" in part]
     job = command[command.index(str(JOBS / world.job)) :]
-    run = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "run", "--master", "local[2]"]
+    run = [*commands.PROGRAM, "run", "--master", "local[2]"]
     process = subprocess.Popen(
         [*run, *(part for setting in conf for part in ("--conf", setting)), *job],
         env={**os.environ, **environment},

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control.home import Home
+from tests import commands
 from tests.integration.streaming.harness import World, check_counts
 from tests.waiting import eventually
 
@@ -28,7 +28,7 @@ def test_batches_pause_few_are_retained_and_a_stop_deletes_all_but_savepoints(wo
     # Spark purges while a batch runs, after it has planned the next
     assert len(list((checkpoint / "offsets").glob("[0-9]*"))) <= 4
     assert len(list((checkpoint / "commits").glob("[0-9]*"))) <= 4
-    assert cli.main(["savepoint", world.pipeline, *world.servers]) == 0
+    commands.run("savepoint", world.pipeline, *world.servers)
     (saved,) = (savepoint.id for savepoint in Savepoints(home.savepoints).list())
     assert world.stop(driver) == 0, driver.output()[-4000:]
     assert not checkpoint.exists()

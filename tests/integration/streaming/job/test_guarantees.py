@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import CheckpointConfig, CheckpointingMode, KafkaSink, KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.analysis import determinism
@@ -20,6 +18,7 @@ from airflow_provider_exactlyonce.streaming.job.guarantees import DeliveryGuaran
 from airflow_provider_exactlyonce.streaming.sinks import spi
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink
 from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
+from tests import commands
 
 EVENTS = KafkaSource("in", schema="id BIGINT NOT NULL, v DOUBLE")
 
@@ -209,11 +208,10 @@ def numbers():
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_explains_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_explains_a_job(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB)
-    assert cli.main(["explain", str(job), "--json"]) == 0
-    body = json.loads(capsys.readouterr().out)
+    body = commands.run("explain", str(job), "--json").body
     assert (body["declared"], body["gives"], body["weaker"]) == ("exactly_once", "at_least_once", True)
     assert [link["name"] for link in body["links"]] == ["rate", "Spark micro-batches", "kafka out"]
     [chance] = body["nondeterministic"]

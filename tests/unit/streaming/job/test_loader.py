@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.streaming.job import loader
+from tests import commands
 
 HEAD = "from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline\n"
 DECLARED = """
@@ -58,8 +58,8 @@ def test_what_is_named_and_not_declared_is_refused_with_what_is(one: str, two: s
     "command", [["explain"], ["audit-sinks"], ["check", "--against", "/nowhere/40-ab"]], ids=" ".join
 )
 def test_no_command_judges_another_pipeline_than_the_one_that_is_named(
-    one: str, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    one: str, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reach, "reached", lambda servers: {})
-    assert cli.main([*command, one, "--pipeline", "stock"]) == RefusedError.exit_code
-    assert "declares no pipeline stock, but shop" in capsys.readouterr().err
+    said = commands.run(*command, one, "--pipeline", "stock", code=RefusedError.exit_code)
+    assert "declares no pipeline stock, but shop" in said.err

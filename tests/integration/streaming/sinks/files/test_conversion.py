@@ -9,8 +9,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -25,13 +23,13 @@ from deltalake import DeltaTable
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.files import conversion
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
+from tests import commands
 from tests.delta_reader import read_delta
 from tests.integration.streaming.sinks.delta import test_object_store
 from tests.old_files import OldLog
@@ -71,8 +69,8 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def convert(files: Path, home: Path, *more: str) -> int:
-    return cli.main(["convert-files", str(files), "--home", str(home), *more])
+def convert(files: Path | str, home: Path, *more: str, code: int = 0) -> commands.Said:
+    return commands.run("convert-files", str(files), "--home", str(home), *more, code=code)
 
 
 def opened(files: Path, tmp_path: Path) -> SinkCommitter:
@@ -117,16 +115,15 @@ def _extension(name: str) -> str:
 
 
 def test_the_committed_rows_are_a_table_for_every_reader_and_the_sink_goes_on(
-    files: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: Path, home: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(RefusedError, match=f"commits up to 5 of the file sink files.*convert-files {files}"):
         opened(files, tmp_path)
     before = {name: name.read_bytes() for name in files.rglob("*") if name.is_file()}
-    assert convert(files, home, "--dry-run", "--json") == 0
-    body = json.loads(capsys.readouterr().out)
+    body = convert(files, home, "--dry-run", "--json").body
     assert (body["commit"], body["rows"], body["files"], body["partition_by"]) == (5, 40, 14, ["day"])
     assert {name: name.read_bytes() for name in files.rglob("*") if name.is_file()} == before
-    assert convert(files, home) == 0
+    convert(files, home)
     assert {name: name.read_bytes() for name in before} == before, "the old files stay"
     expected = [row_of(number) for number in range(40)]
     assert seen(OldLog(files, PIPELINE).rows()) == expected, "readers of 0.1.0 see the same as before"
@@ -136,7 +133,7 @@ def test_the_committed_rows_are_a_table_for_every_reader_and_the_sink_goes_on(
         database.load_extension(_extension("delta"))
         rows = database.sql(f"SELECT * FROM delta_scan('{files}')").to_arrow_table().to_pylist()
         assert seen(rows) == expected
-    assert convert(files, home) == 0
+    convert(files, home)
     assert DeltaTable(files).version() == 2, "there was nothing left to do"
     check_whole(files, tmp_path)
 
@@ -149,20 +146,13 @@ def test_the_committed_rows_are_a_table_for_every_reader_and_the_sink_goes_on(
     ],
 )
 def test_a_conversion_that_dies_at_a_step_is_repeated(files: Path, home: Path, tmp_path: Path, step: str) -> None:
-    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "convert-files", str(files)]
-    done = subprocess.run(
-        [*command, "--home", str(home)],
-        env={**os.environ, failpoints.VARIABLE: step},
-        start_new_session=True,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL
+    commands.run_apart("convert-files", str(files), "--home", str(home), code=-signal.SIGKILL, failpoints=step)
     if step == "convert-committed":
         opened(files, tmp_path).close()
     else:
         with pytest.raises(RefusedError, match="convert-files"):
             opened(files, tmp_path)
-    assert convert(files, home) == 0
+    convert(files, home)
     check_whole(files, tmp_path)
 
 
@@ -181,7 +171,7 @@ def test_a_run_of_0_1_0_that_was_frozen_in_its_commit_finds_the_log_ended(old: O
     old.commit(entry_of(1, 2), pa.table({"id": [1, 2]}))
     frozen = old.write("frozen", pa.table({"id": [3]}))
     position = old.folder / "log" / f"{3:020d}.json"
-    assert convert(old.root, home) == 0
+    convert(old.root, home)
     with pytest.raises(FileExistsError):
         position.open("x")
     taken = json.loads(position.read_text())
@@ -199,10 +189,10 @@ def test_a_run_that_commits_between_look_and_end_is_not_cut_off(old: OldLog) -> 
     assert not DeltaTable.is_deltatable(str(old.root))
 
 
-def test_a_pipeline_that_runs_is_left_alone(files: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipeline_that_runs_is_left_alone(files: Path, home: Path) -> None:
     with leases.holding(Home(home).lease, PIPELINE, "driver"):
-        assert convert(files, home) == AlreadyRunningError.exit_code
-    assert f"pipeline {PIPELINE} runs: pid {os.getpid()}" in capsys.readouterr().err
+        refused = convert(files, home, code=AlreadyRunningError.exit_code)
+    assert f"pipeline {PIPELINE} runs: pid {os.getpid()}" in refused.err
     assert not (files / "_delta_log").exists()
     assert len(list(files.rglob("log/*.json"))) == 8, "the log was not ended"
 
@@ -210,7 +200,7 @@ def test_a_pipeline_that_runs_is_left_alone(files: Path, home: Path, capsys: pyt
 def test_columns_that_came_went_and_changed_their_type_have_the_newest(old: OldLog, home: Path) -> None:
     old.commit(entry_of(1, 1), pa.table({"id": pa.array([1], pa.int32()), "gone": ["a"]}))
     old.commit(entry_of(2, 1), pa.table({"k": ["b"], "id": pa.array([2**40], pa.int64())}))
-    assert convert(old.root, home) == 0
+    convert(old.root, home)
     assert sorted(read_delta(old.root), key=lambda row: int(row["id"])) == [
         {"k": None, "id": 1, "gone": "a"},
         {"k": "b", "id": 2**40, "gone": None},
@@ -221,7 +211,7 @@ def test_an_empty_batch_before_and_after_is_part_of_the_ledger(old: OldLog, home
     old.commit(entry_of(1, 0))
     old.commit(entry_of(2, 1), pa.table({"id": [7]}))
     old.commit(entry_of(3, 0))
-    assert convert(old.root, home) == 0
+    convert(old.root, home)
     assert read_delta(old.root) == [{"id": 7}]
     sink = DeltaSink(name="files", path=str(old.root))
     with closing(sink.open(SinkContext(pipeline=PIPELINE, home=tmp_path))) as committer:
@@ -232,18 +222,16 @@ def test_an_empty_batch_before_and_after_is_part_of_the_ledger(old: OldLog, home
         assert len(findings) == 1 and findings[0].startswith("commit 3: ")
 
 
-def test_a_partition_that_readers_of_delta_take_for_null_is_refused_with_the_way_out(
-    old: OldLog, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_partition_that_readers_of_delta_take_for_null_is_refused_with_the_way_out(old: OldLog, home: Path) -> None:
     old.commit(entry_of(1, 2), pa.table({"id": [1, 2], "k": ["", "b"]}), by="k")
-    assert convert(old.root, home) == RefusedError.exit_code
-    assert "column 'k' of partition_by is the text ''" in (printed := capsys.readouterr().err)
+    printed = convert(old.root, home, code=RefusedError.exit_code).err
+    assert "column 'k' of partition_by is the text ''" in printed
     assert "convert without it, --partition-by ''" in printed
     assert not DeltaTable.is_deltatable(str(old.root))
     assert old.last()["run"] == 1  # type: ignore[index]
-    assert convert(old.root, home, "--partition-by", "id") == RefusedError.exit_code
-    assert "'id' is none of the columns by which the files were written, k" in capsys.readouterr().err
-    assert convert(old.root, home, "--partition-by", "") == 0
+    refused = convert(old.root, home, "--partition-by", "id", code=RefusedError.exit_code)
+    assert "'id' is none of the columns by which the files were written, k" in refused.err
+    convert(old.root, home, "--partition-by", "")
     assert sorted(row["k"] for row in read_delta(old.root)) == ["", "b"]
 
 
@@ -278,16 +266,14 @@ def _change_type(old: OldLog) -> str:
 
 
 @pytest.mark.parametrize("change", [_cut, _remove_file, _remove_record, _change_rows, _change_type])
-def test_what_is_not_whole_is_refused_by_name_and_nothing_is_changed(
-    old: OldLog, home: Path, capsys: pytest.CaptureFixture[str], change: Any
-) -> None:
+def test_what_is_not_whole_is_refused_by_name_and_nothing_is_changed(old: OldLog, home: Path, change: Any) -> None:
     for number in (1, 2):
         old.commit(entry_of(number, 1), pa.table({"id": [number]}))
     expected = change(old)
     before = {name: name.read_bytes() for name in old.root.rglob("*") if name.is_file()}
     with pytest.raises(RefusedError, match=expected):
         conversion.find(str(old.root))
-    assert convert(old.root, home) == RefusedError.exit_code
+    convert(old.root, home, code=RefusedError.exit_code)
     assert {name: name.read_bytes() for name in old.root.rglob("*") if name.is_file()} == before
 
 
@@ -330,7 +316,7 @@ def _convert_in_a_bucket(home: Path) -> None:
     with pytest.raises(RefusedError, match="exactlyonce convert-files s3://bucket/table"):
         sink.open(context)
     for _ in range(2):
-        assert cli.main(["convert-files", sink.path, "--home", str(home)]) == 0
+        convert(sink.path, home)
     rows = DeltaTable(sink.path).to_pyarrow_table().to_pylist()
     assert seen(rows) == [row_of(number) for number in range(40)]
     entry = conversion.find(sink.path).entry

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -101,9 +100,8 @@ def copy_home(source: Home, target: Home, config: Mapping[str, Any]) -> HomeCopi
     document, begun = _read(source, target)
     if (finished := _finished(source, document, begun)) is not None:
         return finished
-    left = leases.check_stopped(source.lease, document.pipeline)
     with (
-        leases.holding(source.lease, document.pipeline, f"copy-{uuid.uuid4()}", left) as hold,
+        leases.holding_stopped(source.lease, document.pipeline, "copy") as hold,
         _without_backfills(source, document.pipeline),
         LedgerReader(config, document.pipeline) as reader,
     ):

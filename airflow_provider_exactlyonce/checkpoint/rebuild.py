@@ -41,8 +41,8 @@ def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool =
     :raises RefusedError: when the checkpoint does not fit the ledger, or a replay would lack something
     :raises AlreadyRunningError: when a driver lives
     """
-    old_lease, token = leases.check_stopped(home.lease, pipeline), f"rebuild-{uuid.uuid4()}"
-    with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:
+    held = leases.holding_stopped(home.lease, pipeline, "rebuild")
+    with held as hold, LedgerReader(config, pipeline) as reader:
         tail, old = reader.tail(), home.current()
         if tail is None or tail.claim is None or old is None:
             raise RefusedError(f"{home} has no lineage that a run has claimed: there is nothing to make one of")

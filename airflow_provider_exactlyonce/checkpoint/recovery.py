@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,11 +67,11 @@ def recover(
             "offsets as if nothing had been seen before"
         )
     if decision.source is RestartSource.NEWEST_AGAIN:
-        with _holding(home, pipeline) as hold, hold.sure():
+        with leases.holding_stopped(home.lease, pipeline, "recovery") as hold, hold.sure():
             run_newest_again(checkpoint, decision)
         log.warning("batch %s of %s is run again", f"{(decision.batch or 0) + 1:,}", checkpoint.path)
     elif decision.source is RestartSource.NOTHING:
-        with _holding(home, pipeline) as hold, hold.sure():
+        with leases.holding_stopped(home.lease, pipeline, "recovery") as hold, hold.sure():
             empty = begin_empty(home, lineage, tail, hold)
         log.warning("lineage %s begins with empty state after commit %d", empty.id, tail.place.commit)
     else:
@@ -82,11 +81,6 @@ def recover(
         restored = restore(home, pipeline, config, request)
         log.warning("restored savepoint %s of commit %d: lineage %s", chosen.id, chosen.commit, restored.lineage.id)
     return decision.source
-
-
-def _holding(home: Home, pipeline: str) -> AbstractContextManager[Hold]:
-    old_lease = leases.check_stopped(home.lease, pipeline)
-    return leases.holding(home.lease, pipeline, f"recovery-{uuid.uuid4()}", old_lease)
 
 
 def _save(

@@ -94,8 +94,8 @@ def restore(
     """
     if request.to is not None and is_there(request.to) and not lineages.is_unfinished(request.to):
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
-    old_lease, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
-    with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:
+    held = leases.holding_stopped(home.lease, pipeline, "restore")
+    with held as hold, LedgerReader(config, pipeline) as reader:
         savepoint, tail, claim, stretch = _examine(home, reader, config, request, find)
         lineage = _lineage(savepoint, tail, claim, request)
         directory = _make(home, hold, savepoint, lineage, request.to)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,6 @@ def _convert(given: argparse.Namespace) -> None:
         if not given.dry_run:
             given.pipeline = old.pipeline
             home = home_of(given)
-            held = leases.check_stopped(home.lease, old.pipeline)
-            token = f"convert-{uuid.uuid4()}"
-            stack.enter_context(leases.holding(home.lease, old.pipeline, token, held))
+            stack.enter_context(leases.holding_stopped(home.lease, old.pipeline, "convert"))
             facts["converted"] = conversion.convert(old, partition_by)
     print_answer(given, facts, pairs(facts))

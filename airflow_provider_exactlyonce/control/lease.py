@@ -225,6 +225,15 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
         let_go(path, mine)
 
 
+def holding_stopped(path: Path, pipeline: str, who: str) -> contextlib.AbstractContextManager[Hold]:
+    """Do what :func:`holding` does, once :func:`check_stopped` has found that no driver lives.
+
+    :param who: what works on the home
+    :raises AlreadyRunningError: when a driver lives, and as there
+    """
+    return holding(path, pipeline, f"{who}-{uuid.uuid4()}", check_stopped(path, pipeline))
+
+
 @contextmanager
 def alone(
     place: Path, pipeline: str, *, note: str = ""
@@ -244,9 +253,7 @@ def alone(
         else:
             lock = place.with_name(f"{place.name}.lease.json")
             try:
-                sure = held.enter_context(
-                    holding(lock, pipeline, str(uuid.uuid4()), check_stopped(lock, pipeline))
-                ).sure
+                sure = held.enter_context(holding_stopped(lock, pipeline, "alone")).sure
             except AlreadyRunningError as error:
                 raise HeldError(str(error), "") from error
         yield sure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -127,8 +126,7 @@ def _identity(facts: Facts, home: Home, finding: Finding) -> str:
 
 
 def _holding(facts: Facts, home: Home) -> AbstractContextManager[leases.Hold]:
-    left = leases.check_stopped(home.lease, facts.pipeline)
-    return leases.holding(home.lease, facts.pipeline, f"doctor-{uuid.uuid4()}", left)
+    return leases.holding_stopped(home.lease, facts.pipeline, "doctor")
 
 
 def _point(facts: Facts, home: Home, finding: Finding) -> str:

@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.backfill import results, workspace
 from airflow_provider_exactlyonce.control import releases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.reader import tail_of
 
 log = logging.getLogger("exactlyonce")
 
@@ -37,8 +37,7 @@ def application_of(made: Home, config: Mapping[str, Any]) -> str:
                 len(written.batches),
             )
             return _kept(home, pipeline, begun.version)
-    with LedgerReader(config, pipeline) as reader:
-        tail = reader.tail()
+    tail = tail_of(config, pipeline)
     claim = tail.claim if tail is not None else None
     if claim is None:
         raise RefusedError(f"pipeline {pipeline} has never run on this cluster: name the job's file")

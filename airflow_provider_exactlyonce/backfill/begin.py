@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, tail_of
 from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
@@ -87,14 +87,12 @@ def _check_ledger(home: Home, asked: SavedRequest, config: Mapping[str, Any]) ->
 
     :raises RefusedError: when it is another one, or has lost records
     """
-    with LedgerReader(config, backfill_pipeline(asked.pipeline)) as reader:
-        tail = reader.tail()
+    tail = tail_of(config, backfill_pipeline(asked.pipeline))
     workspace.check_ledger(home, tail)
     claim = tail.claim if tail is not None else None
     if claim is None or claim.home == home.identity():
         return
-    with LedgerReader(config, asked.pipeline) as reader:
-        own = reader.tail()
+    own = tail_of(config, asked.pipeline)
     if own is not None and own.claim is not None and own.claim.home == Home(asked.home).identity():
         workspace.adopt(home, claim.home)  # it is the pipeline's: what was below it was lost
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, UnknownPipelineError
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.reader import tail_of
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
 
 
@@ -20,8 +20,7 @@ def newest_claim(config: Mapping[str, Any], pipeline: str) -> ClaimRecord:
     from confluent_kafka import KafkaException
 
     try:
-        with LedgerReader(config, pipeline) as reader:
-            tail = reader.tail()
+        tail = tail_of(config, pipeline)
     except KafkaException as error:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
     if tail is None or tail.claim is None:

@@ -186,3 +186,9 @@ class LedgerReader:
             value = message.value()
             if value is not None:
                 yield int(message.offset() or 0), value
+
+
+def tail_of(config: Mapping[str, Any] | LedgerConnections, pipeline: str) -> LedgerTail | None:
+    """Read the end of a pipeline's ledger, and nothing else of it; parameters as of :class:`LedgerReader`."""
+    with LedgerReader(config, pipeline) as reader:
+        return reader.tail()

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import Life
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.reader import tail_of
 
 
 def why_taken_for_alive(config: Mapping[str, Any], pipeline: str) -> str | None:
@@ -19,8 +19,7 @@ def why_taken_for_alive(config: Mapping[str, Any], pipeline: str) -> str | None:
 
     :param config: client configuration in librdkafka's names
     """
-    with LedgerReader(config, pipeline) as reader:
-        tail = reader.tail()
+    tail = tail_of(config, pipeline)
     if tail is None:
         return None  # no pipeline of this name was ever started here
     claim = tail.claim

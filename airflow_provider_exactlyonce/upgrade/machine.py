@@ -48,7 +48,7 @@ from airflow_provider_exactlyonce.exceptions import (
     ShadowDiffersError,
     UpgradeUnstableError,
 )
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.reader import tail_of
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.storage.store import ChangedError
@@ -180,8 +180,7 @@ class Upgrade:
         config = self._tools.config()
         connections = {text: connection for text, connection in sources.items() if connection is not None}
         try:
-            with LedgerReader(config, plan.pipeline) as reader:
-                tail = reader.tail()
+            tail = tail_of(config, plan.pipeline)
             with closing(SourceClusters(config, connections, self._tools.find)) as clusters:
                 clusters.check(tail, map(SourceTopics.parse, sources))
         except KafkaException as error:
@@ -209,8 +208,7 @@ class Upgrade:
         release = releases.read(self._home)
         if release is not None:
             return release.version
-        with LedgerReader(self._tools.config(), plan.pipeline) as reader:
-            tail = reader.tail()
+        tail = tail_of(self._tools.config(), plan.pipeline)
         if tail is None or tail.claim is None:
             raise RefusedError(f"pipeline {plan.pipeline} has no ledger on this cluster: nothing was ever committed")
         return tail.claim.version

@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.reader import tail_of
 from airflow_provider_exactlyonce.storage.opening import place_of
 from airflow_provider_exactlyonce.streaming import file_systems
 from airflow_provider_exactlyonce.streaming.job import loader
@@ -58,8 +58,7 @@ def make(home: Home, request: ShadowRequest, folder: Path) -> dict[str, Any]:
     function = _function(options.function) if options.function else None
     config = kafka_config.from_environment(None)
     pipeline = loader.load(request.application, request.pipeline)
-    with LedgerReader(config, pipeline.name) as reader:
-        tail = reader.tail()
+    tail = tail_of(config, pipeline.name)
     last = tail.place.commit if tail is not None else 0
     base = find_base(home, options.shadow_commits, last)
     with open_session(f"shadow run of {pipeline.name}") as spark:

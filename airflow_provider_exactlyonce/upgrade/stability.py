@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger import records
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.reader import tail_of
 from airflow_provider_exactlyonce.ledger.source_clusters import FindConnection, SourceClusters
 from airflow_provider_exactlyonce.tables.positions import distance
 
@@ -100,8 +100,7 @@ def lag_of(pipeline: str, config: Mapping[str, Any], find: FindConnection | None
     from confluent_kafka import KafkaException
 
     try:
-        with LedgerReader(config, pipeline) as reader:
-            tail = reader.tail()
+        tail = tail_of(config, pipeline)
         if tail is None or tail.commit is None:
             return 0
         offsets = SourceClusters.claimed(config, tail.claim, find).offsets

@@ -33,9 +33,10 @@ from tests import object_stores
 from tests.class_archives import SHORT_LIVED
 from tests.hadoop_cluster import HadoopCluster, hadoop_cluster
 from tests.integration.airflow.conftest import Airflow, make_airflow
-from tests.integration.airflow.standalone import free_ports, standalone
+from tests.integration.airflow.standalone import standalone
 from tests.integration.brokers.cluster import NODES, BrokerCluster
 from tests.integration.brokers.network import Loopback
+from tests.ports import free_ports
 from tests.waiting import eventually
 
 DAG_ID: Final = "shop_totals_on_yarn"

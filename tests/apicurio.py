@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -14,6 +13,7 @@ from typing import Final
 import pytest
 
 from tests.java_archives import newest_java, unpacked
+from tests.ports import free_ports
 from tests.waiting import eventually
 
 VERSION: Final = "3.3.3"
@@ -33,10 +33,7 @@ class Apicurio:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as api, socket.socket() as management:
-            api.bind(("127.0.0.1", 0))
-            management.bind(("127.0.0.1", 0))
-            self.port, self._management_port = api.getsockname()[1], management.getsockname()[1]
+        self.port, self._management_port = free_ports(2)
 
     @property
     def url(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import tempfile
 from base64 import b64encode
@@ -18,6 +17,7 @@ from azure.storage.blob import BlobServiceClient
 
 from airflow_provider_exactlyonce.devkit.jars import cache_directory, exclusive
 from airflow_provider_exactlyonce.storage import azure_environment
+from tests.ports import free_port
 from tests.waiting import eventually
 
 VERSION: Final = "3.37.0"
@@ -49,9 +49,7 @@ def connection(address: str) -> dict[str, Any]:
 def azurite() -> Iterator[str]:
     """Run an emulator with a container; gives its address."""
     program = _program()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     listening = ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
     others = ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from airflow_provider_exactlyonce.devkit.ivy import retrieve
 from airflow_provider_exactlyonce.devkit.jars import cache_directory, exclusive
 from airflow_provider_exactlyonce.devkit.java import java_command, java_executable
 from airflow_provider_exactlyonce.devkit.launch import launch, log_path, log_tail, open_log
+from tests.ports import free_ports
 from tests.waiting import eventually
 
 VERSION: Final = "3.5.0"
@@ -303,14 +303,6 @@ def _queues() -> Mapping[str, str]:
             f"{root}.{queue}.maximum-applications": "100",
         }
     return settings
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as sockets:
-        probes = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 @pytest.fixture(scope="session")

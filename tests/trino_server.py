@@ -16,8 +16,8 @@ from trino.dbapi import Connection
 from trino.exceptions import TrinoQueryError
 from trino.types import NamedRowTuple
 
-from tests.hadoop_cluster import free_ports
 from tests.java_archives import newest_java, unpacked
+from tests.ports import free_port
 from tests.waiting import eventually
 
 VERSION: Final = "476"
@@ -62,7 +62,7 @@ class Trino:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers = itertools.count()
-        [self._port] = free_ports(1)
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

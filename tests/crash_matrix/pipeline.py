@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import psutil
 from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -238,15 +239,10 @@ class Pipeline:
         """Return the process ids of Spark's Python workers, their daemon last."""
         assert self.driver is not None
         parents: dict[int, int] = {}
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == self.driver.process.pid and b"pyspark.worker" in (folder / "cmdline").read_bytes():
-                    parents[int(folder.name)] = int(fields[1])
-            except OSError:
-                continue
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, psutil.Error):  # one that ends meanwhile
+                if os.getsid(process.pid) == self.driver.process.pid and "pyspark.worker" in process.cmdline():
+                    parents[process.pid] = process.ppid()
         return sorted(parents, key=lambda pid: (parents[pid] not in parents, pid))
 
     def stop(self) -> None:

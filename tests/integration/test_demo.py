@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.processes import command_line, started_with
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -38,12 +39,7 @@ def demo(temporary: Path, module: str = "demo") -> Iterator[subprocess.Popen[str
 
 def started_by(temporary: Path) -> dict[int, str]:
     """Return the command lines of the demo's processes."""
-    own, commands = f"{MARKER}={temporary}".encode(), {}
-    for folder in Path("/proc").iterdir():
-        with suppress(OSError):  # it ended meanwhile, or is another user's
-            if folder.name.isdigit() and own in (folder / "environ").read_bytes().split(b"\0"):
-                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return commands
+    return {pid: command_line(pid) for pid in started_with(MARKER, temporary)}
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,6 +17,7 @@ from airflow_provider_exactlyonce.control import processes
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import transactional_id
 from airflow_provider_exactlyonce.storage.opening import store_of
+from tests.processes import command_line
 from tests.soak import names
 from tests.soak.gates import Gates
 from tests.soak.journal import Journal
@@ -36,7 +36,7 @@ _CHANGE_SECONDS = 1800.0
 _LOCK_SECONDS = 60.0
 _BEFORE_A_KILL_SECONDS = 6.0
 _AIRFLOW = (Kind.TRIGGERER, Kind.SCHEDULER)
-_WORKER = b"pyspark.daemon", b"pyspark.worker"
+_WORKER = "pyspark.daemon", "pyspark.worker"
 
 
 class Faults:
@@ -248,13 +248,12 @@ def run(plan: Sequence[Event], faults: Faults, began: float, ended: threading.Ev
 
 def _workers(token: str) -> list[int]:
     """Return the Python workers of a driver."""
-    found = []
-    for pid in processes.members(token):
-        with contextlib.suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if any(word in command for word in _WORKER) and b"java" not in command.partition(b"\0")[0]:
-                found.append(pid)
-    return found
+    commands = {pid: command_line(pid) for pid in processes.members(token)}
+    return [
+        pid
+        for pid, command in commands.items()
+        if any(word in command for word in _WORKER) and "java" not in command.partition(" ")[0]
+    ]
 
 
 def _send(pid: int, number: signal.Signals) -> None:

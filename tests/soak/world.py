@@ -24,9 +24,9 @@ from demo import processes
 from tests import class_archives, object_stores, postgres
 from tests.integration.airflow.conftest import TRIGGERS_IDS_ARE_NEW, Airflow, make_airflow
 from tests.integration.airflow.parts import Parts
-from tests.integration.airflow.standalone import free_ports
 from tests.integration.brokers.cluster import HEAP_MEGABYTES, NODES, PORTS, BrokerCluster
 from tests.integration.brokers.network import Loopback, Network, one_at_a_time, why_impossible
+from tests.ports import free_ports
 from tests.soak import names
 
 NETWORK, SUBNET = "soak", "10.213.78"

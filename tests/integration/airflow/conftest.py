@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.integration.streaming.harness import World
+from tests.processes import started_with
 
 ROOT = Path(__file__).parents[3]
 #: SQLite refuses a write at once, whatever its time-out, if another process overtook what it has read.
@@ -88,14 +89,7 @@ class Airflow:
 
     def processes(self) -> list[int]:
         """Return its processes, whatever sessions they have made for themselves."""
-        wanted, pids = f"AIRFLOW_HOME={self.home}".encode(), []
-        for directory in Path("/proc").iterdir():
-            try:
-                if directory.name.isdigit() and wanted in (directory / "environ").read_bytes().split(b"\0"):
-                    pids.append(int(directory.name))
-            except OSError:
-                continue
-        return pids
+        return started_with("AIRFLOW_HOME", self.home)
 
     def task_logs(self) -> str:
         """Return the end of each task's log, for a failed test's message."""

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import urllib.error
@@ -22,6 +21,7 @@ from airflow_provider_exactlyonce.control import lease, requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
 from tests.integration.airflow.conftest import Airflow
+from tests.ports import free_port
 from tests.waiting import eventually
 
 CONTRACT_DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
@@ -35,11 +35,6 @@ import os, sys
 at = sys.argv.index({str(CONTRACT_DRIVER)!r})
 os.execv(sys.executable, [sys.executable, *sys.argv[at:]])
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def is_driver(process: psutil.Process) -> bool:

@@ -13,14 +13,7 @@ from pathlib import Path
 
 from tests import waiting
 from tests.integration.airflow.conftest import Airflow
-
-
-def free_ports(number: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+from tests.ports import free_ports
 
 
 def answers(port: int) -> bool:

@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from airflow_provider_exactlyonce.control import status
@@ -22,6 +23,7 @@ from tests.integration.airflow.conftest import Airflow, names_of
 from tests.integration.airflow.test_dag import RUN
 from tests.integration.kafka.secured import Right, SecuredBroker, documented_rights, secured_broker
 from tests.integration.streaming.harness import CONN_ID, World, check_counts
+from tests.processes import command_line
 from tests.waiting import eventually
 
 #: JSON, JAAS and a shell escape none of it, so that it is found however it was written.
@@ -60,16 +62,7 @@ def is_for_its_owner_only(path: Path, root: Path) -> bool:
 
 
 def command_lines_with_the_secret() -> list[str]:
-    command_lines = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                text = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if SECRET in text:
-                command_lines.append(text)
-    return command_lines
+    return [text for text in map(command_line, psutil.pids()) if SECRET in text]
 
 
 @dataclass

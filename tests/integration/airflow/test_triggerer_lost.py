@@ -18,6 +18,7 @@ from tests.integration.airflow.conftest import ROOT, Airflow
 from tests.integration.airflow.standalone import eventually, standalone
 from tests.integration.hand_written import HandWrittenPipeline, send
 from tests.integration.streaming.harness import read_committed
+from tests.processes import command_line
 
 NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 QUARTER = 900_000
@@ -32,11 +33,7 @@ def kill_triggerers(airflow: Airflow) -> int:
     """Kill all of them, with their children; return how many processes that were."""
     killed = 0
     for pid in airflow.processes():
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if "triggerer" in command:
+        if "triggerer" in command_line(pid):
             os.kill(pid, signal.SIGKILL)
             killed += 1
     return killed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.airflow.parts import free_port
+from tests.ports import free_port
 
 PAGE = (Path(__file__).parents[3] / "docs/tutorial.md").read_text()
 BLOCK = re.compile(r"(?:<!-- (?:file: (\S+)|(not executed)) -->\n)?```(?:python|console)\n(.*?)```", re.DOTALL)

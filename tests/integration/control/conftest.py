@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.control.home import Home
-from tests.integration.control.supervising import cmdline, notes
+from tests.integration.control.supervising import notes
+from tests.processes import command_line
 
 
 @pytest.fixture
@@ -18,5 +19,5 @@ def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path / "home")
     yield home
     for pid in (int(str(note["pid"])) for note in notes(home)):  # a failed test leaves nothing running
-        if str(home.path) in cmdline(pid):
+        if str(home.path) in command_line(pid):
             os.kill(pid, signal.SIGKILL)

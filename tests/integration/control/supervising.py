@@ -24,13 +24,6 @@ AT_ONCE = RestartStrategy.fixed_delay(attempts=3, delay=timedelta(0))
 SECRET = "kafka-password-4711"
 
 
-def cmdline(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except FileNotFoundError:
-        return ""
-
-
 def notes(home: Home, event: str | None = None) -> list[dict[str, object]]:
     path = home.control / "notes.jsonl"
     all_notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -30,7 +30,8 @@ from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from tests.integration.control.alarms import alarm
 from tests.integration.control.contract_driver import let_go
-from tests.integration.control.supervising import SCRIPT, cmdline, notes, wait_for
+from tests.integration.control.supervising import SCRIPT, notes, wait_for
+from tests.processes import command_line
 from tests.waiting import HANG_SECONDS
 
 #: Submits as spark-submit does: leaves a process behind that is the manager's, on this host by chance, and ends.
@@ -78,7 +79,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     home = Home(tmp_path / "home")
     yield home
     for pid in pids(home):
-        if str(home.path) in cmdline(pid):
+        if str(home.path) in command_line(pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -21,7 +21,6 @@ from tests.integration.control.alarms import alarm
 from tests.integration.control.contract_driver import let_go
 from tests.integration.control.supervising import (
     AT_ONCE,
-    cmdline,
     committed,
     first_supervisor_killed,
     launch,
@@ -29,6 +28,7 @@ from tests.integration.control.supervising import (
     supervisor,
     wait_for,
 )
+from tests.processes import command_line
 
 
 def test_a_stop_that_was_meant_for_a_driver_that_dies_first_is_meant_for_its_successor_too(home: Home) -> None:
@@ -126,7 +126,7 @@ def test_a_stop_while_a_living_driver_is_looked_for_waits_for_its_end(
     monkeypatch.setattr(lease, "observe", stopped)
     with pytest.raises(StopRequestedError, match="the driver was stopped at commit 1: the task was killed"):
         list(supervised.run())
-    assert all(cmdline(int(str(note["pid"]))) == "" for note in notes(home, "started"))
+    assert all(command_line(int(str(note["pid"]))) == "" for note in notes(home, "started"))
 
 
 def test_a_second_stop_changes_nothing(home: Home) -> None:

@@ -33,12 +33,12 @@ from tests.integration.control.contract_driver import let_go
 from tests.integration.control.supervising import (
     AT_ONCE,
     SECRET,
-    cmdline,
     first_supervisor_killed,
     launch,
     notes,
     supervisor,
 )
+from tests.processes import command_line
 
 
 def test_both_halves_name_the_start_token_alike() -> None:
@@ -184,7 +184,7 @@ def test_what_a_dead_leader_leaves_behind_is_killed_before_the_next_start(home: 
     supervised = supervisor(home, command=[sys.executable, "-c", outer])
     list(supervised.run())
     assert len(notes(home, "started")) == 2
-    assert all(cmdline(int(str(note["pid"]))) == "" for note in notes(home, "started"))
+    assert all(command_line(int(str(note["pid"]))) == "" for note in notes(home, "started"))
 
 
 def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:

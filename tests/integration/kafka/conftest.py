@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from airflow_provider_exactlyonce.devkit.launch import launch
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.wire import WireClient
+from tests.ports import free_port
 from tests.waiting import HANG_SECONDS, eventually
 
 
@@ -55,9 +55,7 @@ def two_brokers(tmp_path: Path) -> Iterator[tuple[EmbeddedBroker, ProcessIdentit
             line.partition("=")[0]: line.partition("=")[2]
             for line in (first.data_directory / "server.properties").read_text().splitlines()
         }
-        with socket.socket() as free:
-            free.bind((HOST, 0))
-            port = free.getsockname()[1]
+        port = free_port()
         properties |= {
             "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
             "listeners": f"PLAINTEXT://{HOST}:{port}",

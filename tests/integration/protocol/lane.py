@@ -30,6 +30,7 @@ from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from tests.crash_matrix.observer import QUIET, Observer
 from tests.crash_matrix.verdict import Findings, Judge
 from tests.integration.protocol import source
+from tests.processes import is_stopped
 from tests.waiting import HANG_SECONDS, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -247,7 +248,7 @@ class Lane:
 
     def _thaw(self, pid: int) -> None:
         deadline = time.monotonic() + HANG_SECONDS
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        while not is_stopped(pid):
             if time.monotonic() > deadline:
                 raise TimeoutError("the driver does not reach the step at which it freezes")
             time.sleep(0.02)

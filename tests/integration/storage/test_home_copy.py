@@ -35,6 +35,7 @@ from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests import azurite, commands, object_stores
 from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming.harness import World, check_counts, read_committed
+from tests.processes import is_stopped
 from tests.unit.checkpoint import crafted
 from tests.waiting import HANG_SECONDS, eventually
 
@@ -328,8 +329,7 @@ def test_a_copy_that_was_frozen_writes_nothing_into_the_home_that_another_call_h
         start_new_session=True,
     )
     try:
-        stat = Path(f"/proc/{frozen.pid}/stat")
-        eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the copy is frozen")
+        eventually(lambda: is_stopped(frozen.pid), "the copy is frozen")
         assert pipeline.copy(old, new).changed
         with pipeline.run(new) as run:
             new.remember(replace(run.lineage, base_commit=77))

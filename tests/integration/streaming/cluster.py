@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pyspark
 
+from tests.ports import free_port
 from tests.waiting import eventually
 
 WORKERS = 2
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def children(pid: int) -> list[int]:
-    pids = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:  # it ended meanwhile
-            continue
-        if int(parent) == pid and state != "Z":
-            pids.append(int(folder.name))
-    return pids
+    with suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+    return []
 
 
 @dataclass

@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
 from airflow_provider_exactlyonce.storage.opening import store_of
 from tests import class_archives
+from tests.processes import is_stopped
 from tests.shared_jvm import DriverProcess, SharedJvm
 from tests.waiting import HANG_SECONDS, eventually
 
@@ -67,14 +68,10 @@ class Driver:
         assert self.owns_jvm, "what is stopped is the whole driver: start(own_jvm=True)"
         with store_of(home).holding(Home(home).lease, seconds=HANG_SECONDS):
             os.killpg(self.process.pid, signal.SIGSTOP)
-            eventually(self.is_stopped, "the driver is frozen")
+            eventually(lambda: is_stopped(self.process.pid), "the driver is frozen")
 
     def thaw(self) -> None:
         os.killpg(self.process.pid, signal.SIGCONT)
-
-    def is_stopped(self) -> bool:
-        state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state == "T"
 
     def end(self) -> None:
         if self.process.poll() is None:

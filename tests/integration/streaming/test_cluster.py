@@ -16,8 +16,9 @@ import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests import object_stores
-from tests.integration.streaming.cluster import Cluster, free_port, spark_cluster
+from tests.integration.streaming.cluster import Cluster, spark_cluster
 from tests.integration.streaming.harness import JOBS, Driver, World, check_counts, open_transactions
+from tests.ports import free_port
 from tests.waiting import HANG_SECONDS, eventually
 
 #: An executor is one core; four write tasks on two of them leave some that have not begun when the first has written.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from airflow_provider_exactlyonce.control import lease as leases
@@ -63,12 +64,10 @@ def tell(world: World, killed: float, run: int) -> None:
 def memory(pid: int) -> dict[str, int]:
     """Return the megabytes of memory that each process of a driver's session has of its own, or shares by its part."""
     sizes = {}
-    for process in Path("/proc").iterdir():
-        with suppress(ProcessLookupError, FileNotFoundError):  # one that ends meanwhile
-            if process.name.isdigit() and os.getsid(int(process.name)) == pid:
-                lines = (process / "smaps_rollup").read_text().splitlines()
-                size = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-                sizes[(process / "comm").read_text().strip()] = size // 1024
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):  # one that ends meanwhile
+            if os.getsid(process.pid) == pid:
+                sizes[process.name()] = process.memory_full_info().pss // 2**20
     return sizes
 
 

@@ -7,6 +7,7 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import FencedError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from tests.integration.streaming.harness import World, check_counts, open_transactions
+from tests.processes import is_stopped
 from tests.waiting import eventually
 
 
@@ -21,7 +22,7 @@ def taken(world: World) -> int:
 def test_a_thawed_zombie_is_fenced_says_by_whom_and_does_not_fence_its_successor(world: World) -> None:
     world.send(1500)
     zombie = world.start(failpoints="during-send:run=1:batch=1:signal=STOP", own_jvm=True)
-    eventually(zombie.is_stopped, "the driver freezes in mid-batch")
+    eventually(lambda: is_stopped(zombie.process.pid), "the driver freezes in mid-batch")
     assert open_transactions(world.config, world.sink), "its transaction is open"
     successor = world.start(until="forever")
     eventually(lambda: world.commits() >= 4, "the successor commits")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,20 +17,12 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from tests import commands
+from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import JOBS, World, end_offsets
-from tests.shared_jvm import SharedJvm
+
+__all__ = ["world"]  # a fixture
 
 Check = Callable[..., commands.Said]
-
-
-@pytest.fixture
-def world(
-    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], shared_jvm: SharedJvm
-) -> Iterator[World]:
-    source, sink = make_topic(partitions=2), make_topic(partitions=2)
-    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home", jvm=shared_jvm)
-    yield world
-    world.end()
 
 
 @pytest.fixture

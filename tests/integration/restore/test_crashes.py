@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
@@ -12,20 +10,12 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.failpoints import RESTORE_NAMES
 from tests import commands
+from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import World, check_counts
-from tests.shared_jvm import SharedJvm
+
+__all__ = ["world"]  # a fixture
 
 *MAKING, REPLAYED = RESTORE_NAMES
-
-
-@pytest.fixture
-def world(
-    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], shared_jvm: SharedJvm
-) -> Iterator[World]:
-    source, sink = make_topic(partitions=3), make_topic(partitions=4)
-    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home", jvm=shared_jvm)
-    yield world
-    world.end()
 
 
 @pytest.mark.timeout(3600)

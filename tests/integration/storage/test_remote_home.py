@@ -6,7 +6,7 @@ import re
 import signal
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,12 @@ from airflow_provider_exactlyonce.storage.s3 import S3Store
 from airflow_provider_exactlyonce.storage.store import HeldError
 from tests import azurite, commands, object_stores
 from tests.hadoop_cluster import HadoopCluster
+from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import CONF, JOBS, Driver, World, check_counts
 from tests.object_stores import Faults
 from tests.waiting import eventually
+
+__all__ = ["world"]  # a fixture
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("default")]
 
@@ -152,19 +155,15 @@ def counted(moto: str) -> Iterator[Faults]:
 def pipeline(
     server: Server,
     tmp_path: Path,
-    kafka_config: Mapping[str, str],
-    make_topic: Callable[..., str],
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Pipeline]:
+) -> Pipeline:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    source, sink = make_topic(partitions=3), make_topic(partitions=4)
-    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
     events = tmp_path / "events"
     events.mkdir()
-    yield Pipeline(world, server, events)
-    world.end()
+    return Pipeline(world, server, events)
 
 
 def test_a_hold_that_was_lost_after_its_last_look_switches_nothing(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:

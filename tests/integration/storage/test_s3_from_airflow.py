@@ -6,7 +6,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -22,19 +22,14 @@ from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, St
 from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from tests import azurite, object_stores
 from tests.integration.operators.test_streaming import TaskInstance
+from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
 from tests.waiting import eventually
 
+__all__ = ["world"]  # a fixture
+
 # The clients of object stores have deprecations of their own.
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("default"), pytest.mark.slow]
-
-
-@pytest.fixture
-def world(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> Iterator[World]:
-    source, sink = make_topic(partitions=3), make_topic(partitions=4)
-    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
-    yield world
-    world.end()
 
 
 def connect(

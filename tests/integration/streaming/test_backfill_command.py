@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,7 @@ from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from tests import commands
 from tests.integration.streaming.harness import CONF, World, check_counts, read_committed
-from tests.shared_jvm import SharedJvm
 from tests.waiting import eventually
-
-
-@pytest.fixture
-def world(
-    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], shared_jvm: SharedJvm
-) -> Iterator[World]:
-    source, sink = make_topic(partitions=3), make_topic(partitions=4)
-    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home", jvm=shared_jvm)
-    yield world
-    world.end()
 
 
 def command(world: World, *arguments: str, armed: Path | None = None) -> subprocess.Popen[str]:

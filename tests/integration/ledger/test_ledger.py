@@ -12,7 +12,6 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.ledger import gate, records, topic
@@ -22,6 +21,7 @@ from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecor
 from airflow_provider_exactlyonce.ledger.retention import History, LedgerRetention
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
+from tests.integration.streaming.harness import clean_audit
 from tests.waiting import eventually
 
 
@@ -176,8 +176,7 @@ def test_retention_and_compaction_leave_what_was_kept_and_the_end_is_found(
 
     eventually(is_compacted, "old commits are compacted away")
     assert tail_of(crafted).place == tail.place
-    report = audit(crafted.config, crafted.pipeline, AuditOptions(patience_seconds=10))
-    assert report.is_clean, report.found
+    report = clean_audit(crafted.config, crafted.pipeline)
     assert (report.first, report.last) == (35, 40)
     crafted.commit(rows_of(50))
     crafted.settle()

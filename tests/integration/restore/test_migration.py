@@ -19,9 +19,8 @@ from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.migrations import narrower, totals, wider
 from tests.integration.restore.shapes import Shape
-from tests.integration.restore.test_restore import check_clean
 from tests.integration.restore.test_variants import configure
-from tests.integration.streaming.harness import read_committed
+from tests.integration.streaming.harness import clean_audit, read_committed
 
 __all__ = ["configure"]  # a fixture
 Configure = Callable[[Mapping[str, str]], None]
@@ -103,7 +102,7 @@ def test_state_in_avro_is_kept_when_fields_are_added_and_what_avro_can_not_read_
     of_wider = set(range(first, rounds.rows * rounds.rounds))
     rows = sorted(rows_of(case), key=lambda row: int(row["id"]))
     assert rows == as_one_version(case, of_wider)
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
 
 @pytest.mark.slow

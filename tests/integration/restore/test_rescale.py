@@ -23,8 +23,9 @@ from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests import commands
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Input, Shape
-from tests.integration.restore.test_restore import check_clean, replayed
+from tests.integration.restore.test_restore import replayed
 from tests.integration.restore.test_variants import CHANGELOG, FORMAT_1, HASHMAP, configure
+from tests.integration.streaming.harness import clean_audit
 
 __all__ = ["configure"]  # a fixture
 Configure = Callable[[Mapping[str, str]], None]
@@ -86,7 +87,7 @@ def prove(bench: Bench, shape: str, *steps: int) -> None:
         check_restore(case, saved)
         run_both(topics, rounds, case, plain, count=1)
         assert case.written() == plain.written(), f"after the restore of {saved}"
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
 
 def check_restore(case: Case, saved: str) -> None:
@@ -109,7 +110,7 @@ def test_a_rescaled_pipeline_writes_what_its_twin_does_and_restores_from_before_
     check_restore(case, early)
     run_both(topics, rounds, case, plain, count=1)
     assert case.written() == plain.written()
-    check_clean(case)
+    clean_audit(case.config, case.name)
     case.home.use(abandoned.id)
     case.run(expected=64)
 
@@ -127,7 +128,7 @@ def test_keyed_state_goes_through_a_savepoint_a_rescale_and_a_restore(bench: Ben
     assert case.written() == plain.written()
     rows = [json.loads(row) for row in case.written()]
     assert len([row for row in rows if row["at"] < 0]) > 5, "timers of every stretch have fired"
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
 
 @pytest.mark.slow
@@ -214,7 +215,7 @@ def test_what_the_sink_has_and_the_state_has_not_is_replayed_after_the_rescale(b
     rescaled(case, 2)
     run_both(topics, rounds, case, plain, count=1)
     assert case.written() == plain.written()
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
 
 @pytest.mark.slow
@@ -271,4 +272,4 @@ def test_a_rescale_that_is_killed_at_every_step_is_cleaned_up_by_its_repetition(
     assert {directory.name for directory in case.home.lineages.iterdir()} == {original.id, body["lineage"]}
     run_both(topics, rounds, case, plain)
     assert case.written() == plain.written()
-    check_clean(case)
+    clean_audit(case.config, case.name)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.control.status import Status
-from tests.integration.restore.harness import Bench, Case
+from tests.integration.restore.harness import Bench
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES
+from tests.integration.streaming.harness import clean_audit
 
 
 def replayed(last_status: Status, first: int, last: int) -> Status:
@@ -19,11 +19,6 @@ def replayed(last_status: Status, first: int, last: int) -> Status:
     assert not last_status.replay.not_compared and not last_status.replay.diverged
     assert last_status.replay.one_start_per_batch is None
     return last_status
-
-
-def check_clean(case: Case) -> None:
-    report = audit(case.config, case.name, AuditOptions(patience_seconds=10))
-    assert report.is_clean, [str(violation) for violation in report.found]
 
 
 def prove(bench: Bench, shape: str, *, at: Sequence[int], last: int) -> None:
@@ -53,7 +48,7 @@ def prove(bench: Bench, shape: str, *, at: Sequence[int], last: int) -> None:
         plain.run()
         assert case.written() == plain.written(), f"after the restore of commit {commit}"
     assert case.tail().place.commit == plain.tail().place.commit
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
 
 @pytest.mark.slow  # crashes, rescales and backfills restore, too

@@ -16,7 +16,8 @@ from airflow_provider_exactlyonce.streaming.spark import steering
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests.integration.restore.harness import Bench
 from tests.integration.restore.shapes import RANDOM, ROWS_A_BATCH, TICKING
-from tests.integration.restore.test_restore import check_clean, replayed
+from tests.integration.restore.test_restore import replayed
+from tests.integration.streaming.harness import clean_audit
 
 STORE = "spark.sql.streaming.stateStore"
 HASHMAP = {
@@ -124,7 +125,7 @@ def test_everything_that_happens_to_one_pipeline_leaves_what_its_twin_writes(ben
 
     plain.run()
     assert case.written() == plain.written()
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
     # The lineage that was abandoned is refused, and nothing happens.
     runs = case.tail().place.run
@@ -164,7 +165,7 @@ def test_an_added_partition_is_replayed_one_start_per_batch_where_spark_can_not_
     assert "no such field" in str(replay.one_start_per_batch)
     assert (replay.done, replay.diverged) == (newest, [])
     assert case.written() == plain.written()
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
 
 @pytest.mark.slow  # that they are found and named is a test of its own
@@ -193,7 +194,7 @@ def test_random_rows_are_refused_by_name_unless_they_are_accepted_and_then_told(
     assert replay is not None
     assert (replay.done, replay.diverged) == (3, [2, 3])
     assert case.written() == written
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
 
 @pytest.mark.slow
@@ -225,7 +226,7 @@ def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why
     case.restore(saved, mode="reemit")
     assert case.run().commit == 5
     assert case.written() == once + twice + twice
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
     # Nothing followed this one: its restore has nothing to replay, to refuse or to write again.
     rounds.send(topics)
@@ -238,7 +239,7 @@ def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why
     assert case.written() == written
     rounds.send(topics)
     assert case.run().commit == 7
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
 
 @pytest.mark.slow
@@ -258,7 +259,7 @@ def test_large_batches_are_replayed_like_small_ones(bench: Bench) -> None:
     replayed(case.run(), first, newest)
     plain.run()
     assert case.written() == plain.written()
-    check_clean(case)
+    clean_audit(case.config, case.name)
 
 
 @pytest.mark.slow
@@ -275,4 +276,4 @@ def test_timers_and_expiry_by_processing_time_are_replayed_as_they_were(bench: B
     assert any(json.loads(row)["n"] < 0 for row in written), "timers have expired"
     case.restore(saved)
     replayed(case.run(), 3, newest)
-    check_clean(case)
+    clean_audit(case.config, case.name)

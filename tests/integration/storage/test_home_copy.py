@@ -34,7 +34,7 @@ from airflow_provider_exactlyonce.storage.opening import hadoop_url, store_of
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests import azurite, commands, object_stores
 from tests.hadoop_cluster import HadoopCluster
-from tests.integration.streaming.harness import World, check_counts, read_committed
+from tests.integration.streaming.harness import World, check_counts, read_committed, rows_by_commit
 from tests.processes import is_stopped
 from tests.unit.checkpoint import crafted
 from tests.waiting import HANG_SECONDS, eventually
@@ -462,15 +462,8 @@ def test_a_backfill_that_was_killed_goes_on_where_its_pipeline_was_moved_to(
         drive(moved, "--backfill")
         result = backfills.result_of(moved)
         assert result is not None
-        of_range = [record for record in world.ledger()[0] if 2 <= record.commit <= 4]
-        places = {
-            (partition, offset)
-            for record in of_range
-            for partition, span in record.sink[sink].items()
-            for offset in range(span.first, span.last + 1)
-        }
-        delivered = (record for record in read_committed(world.config, sink))
-        expected = Counter(record.value for record in delivered if (record.partition, record.offset) in places)
+        delivered = rows_by_commit(world.config, sink, world.ledger()[0])
+        expected = Counter(record.value for number, record in delivered if 2 <= number <= 4)
         assert Counter(record.value for record in read_committed(world.config, output)) == expected
         assert result["rows"] == expected.total() > 0
     finally:

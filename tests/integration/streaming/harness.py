@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +19,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaErr
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.audit.findings import Report
 from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import lease, requests
 from airflow_provider_exactlyonce.control.home import Home
@@ -273,13 +274,38 @@ def check_ledger(world: World, begins: Mapping[tuple[str, int], int] | None = No
     commits, runs = world.ledger()
     assert [record.commit for record in commits] == list(range(1, len(commits) + 1))
     assert [record.run for record in runs] == sorted({record.run for record in runs})
+    check_tiles(commits, begins)
+    return commits
+
+
+def check_tiles(commits: Iterable[CommitRecord], begins: Mapping[tuple[str, int], int] | None = None) -> None:
+    """Each commit begins where the one before it ended, in each partition of a source."""
     ends = dict(begins or {})
     for record in commits:
         for topic, ranges in record.source.items():
             for partition, (start, end) in ranges.items():
                 assert start == ends.get((topic, partition), 0), f"commit {record.commit} leaves a gap or overlaps"
                 ends[topic, partition] = end
-    return commits
+
+
+def rows_by_commit(
+    config: Mapping[str, str], topic: str, commits: Iterable[CommitRecord]
+) -> Iterator[tuple[int, Record]]:
+    """Yield a sink's records, each with the commit whose ledger record has its offset: each must have one."""
+    places = {
+        (partition, offset): commit.commit
+        for commit in commits
+        for partition, written in commit.sink.get(topic, {}).items()
+        for offset in range(written.first, written.last + 1)
+    }
+    return ((places[record.partition, record.offset], record) for record in read_committed(config, topic))
+
+
+def clean_audit(config: Mapping[str, str], pipeline: str) -> Report:
+    """Return what an audit says, which must have found nothing."""
+    report = audit(config, pipeline, AuditOptions(patience_seconds=10))
+    assert report.is_clean, [str(violation) for violation in report.found]
+    return report
 
 
 def check_counts(world: World, *, complete: bool = True) -> None:
@@ -307,21 +333,13 @@ def check_counts(world: World, *, complete: bool = True) -> None:
                 totals[event["k"]] += 1
                 sums[event["k"]] = sums.get(event["k"], Decimal(0)) + Decimal(str(event["v"]))
         expected += [(commit.commit, {"k": k, "total": sums[k], "n": totals[k]}) for k in touched]
-    places = {
-        (partition, offset): commit.commit
-        for commit in commits
-        for partition, written in commit.sink.get(world.sink, {}).items()
-        for offset in range(written.first, written.last + 1)
-    }
     written = []
-    for record in read_committed(world.config, world.sink):
+    for number, record in rows_by_commit(world.config, world.sink, commits):
         value = json.loads(record.value or b"", parse_float=Decimal)
         assert record.key == value["k"].encode()
-        written.append((places[record.partition, record.offset], {**value, "total": Decimal(value["total"])}))
+        written.append((number, {**value, "total": Decimal(value["total"])}))
     order = lambda item: (item[0], item[1]["k"])  # noqa: E731
     assert sorted(written, key=order) == sorted(expected, key=order)
     if complete:
         assert used == world.sent, f"{world.sent - used} records are not in a commit"
-        report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
-        assert report.is_clean, [str(violation) for violation in report.found]
-        assert report.rows == len(written)
+        assert clean_audit(world.config, world.pipeline).rows == len(written)

@@ -18,9 +18,8 @@ from deltalake import DeltaTable, write_deltalake
 from pyarrow.fs import AzureFileSystem, FileSelector, FileSystem, LocalFileSystem, S3FileSystem
 from pyiceberg.catalog import load_catalog
 
-from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from tests import azurite, commands, object_stores
-from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
+from tests.integration.streaming.harness import Driver, World, check_ledger, clean_audit, rows_by_commit
 
 JOB: Final = "table_counts.py"
 DELTA, ICEBERG, IN_A_BUCKET = KINDS = ("delta", "iceberg", "delta on S3")
@@ -301,19 +300,12 @@ class TablePipeline:
                 totals[row["k"]] += 1
                 sums[row["k"]] = sums.get(row["k"], Decimal(0)) + row["v"]
             expected += [(commit.commit, k, sums[k], totals[k]) for k in touched]
-        places = {
-            (partition, offset): commit.commit
-            for commit in commits
-            for partition, span in commit.sink.get(world.sink, {}).items()
-            for offset in range(span.first, span.last + 1)
-        }
         written = []
-        for record in read_committed(world.config, world.sink):
+        for number, record in rows_by_commit(world.config, world.sink, commits):
             row = json.loads(record.value or b"", parse_float=Decimal)
-            written.append((places[record.partition, record.offset], row["k"], Decimal(row["total"]), row["n"]))
+            written.append((number, row["k"], Decimal(row["total"]), row["n"]))
         assert sorted(written) == sorted(expected)
         assert len(used) == len(set(used))
         if complete:
             assert sorted(used) == list(range(table.sent))
-            report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
-            assert report.is_clean, [str(violation) for violation in report.found]
+            clean_audit(world.config, world.pipeline)

@@ -16,7 +16,6 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
@@ -29,7 +28,7 @@ from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, Topic
 from airflow_provider_exactlyonce.streaming.driver.backfill_driver import BackfillDriver
 from airflow_provider_exactlyonce.streaming.driver.driver import Driver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
-from tests.integration.streaming.harness import read_committed
+from tests.integration.streaming.harness import check_tiles, clean_audit, read_committed, rows_by_commit
 from tests.waiting import eventually
 
 
@@ -158,7 +157,7 @@ def check(
         for topic in {topic for commit in commits for topic in commit.source}
         for record in read_committed(elsewhere.get(topic, source_config), topic)
     }
-    ends: dict[tuple[str, int], int] = {}
+    check_tiles(commits)
     totals: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
     expected = []
@@ -166,23 +165,15 @@ def check(
         touched = set()
         for topic, ranges in commit.source.items():
             for partition, (start, end) in ranges.items():
-                assert start == ends.get((topic, partition), 0), f"commit {commit.commit} leaves a gap or overlaps"
-                ends[topic, partition] = end
                 for offset in range(start, end):
                     touched.add(topic)
                     totals[topic] += events[topic, partition, offset]
                     numbers[topic] += 1
         expected += [(commit.commit, topic, totals[topic], numbers[topic]) for topic in touched]
-    places = {
-        (partition, offset): commit.commit
-        for commit in commits
-        for partition, span in commit.sink.get(sink, {}).items()
-        for offset in range(span.first, span.last + 1)
-    }
     written = []
-    for record in read_committed(config, sink):
+    for number, record in rows_by_commit(config, sink, commits):
         row = json.loads(record.value or b"")
-        written.append((places[record.partition, record.offset], row["source"], row["total"], row["n"]))
+        written.append((number, row["source"], row["total"], row["n"]))
     assert sorted(written) == sorted(expected)
     assert dict(numbers) == {topic: count for topic, count in sent.items() if count}
 
@@ -190,8 +181,7 @@ def check(
 def check_case(case: Case, topics: Topics) -> None:
     sent = {topics.name(name): count for name, count in topics.sent.items()}
     check(case.config, case.sink, case.commits(), sent, topics.config)
-    report = audit(case.config, case.name, AuditOptions(patience_seconds=10))
-    assert report.is_clean, [str(violation) for violation in report.found]
+    clean_audit(case.config, case.name)
 
 
 def check_backfills(case: Case, topics: Topics, both: list[str] | TopicPattern, make_topic: Callable[..., str]) -> None:

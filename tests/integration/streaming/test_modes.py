@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.topic_identity import known_sinks
 from tests import commands
-from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
+from tests.integration.streaming.harness import Driver, World, check_ledger, clean_audit, read_committed
 
 
 def start(world: World, guarantee: str, failpoint: str | None = None) -> Driver:
@@ -55,8 +54,7 @@ def test_at_least_once_doubles_the_batch_that_a_crash_interrupts_and_loses_nothi
     assert all(commit.guarantee == "at_least_once" and not commit.sink for commit in commits)
     assert sum(commit.rows for commit in commits) == 400
     assert all(known_sinks(commit).keys() == {world.sink} for commit in commits), "a recreated topic is noticed"
-    report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
-    assert report.is_clean, [str(violation) for violation in report.found]
+    report = clean_audit(world.config, world.pipeline)
     assert (report.untold, report.lost) == (len(commits), {})
     status = status_of(world)
     assert (status["guarantee"], status["weaker_because"], status["lost"]) == ("at_least_once", None, [])
@@ -71,8 +69,7 @@ def test_at_most_once_loses_the_batch_that_a_crash_interrupts_says_which_and_dou
     lost = set(range(400)) - counts.keys()
     assert lost == ids_in(world, commits[1].source)
     assert [claim.lost for claim in claims] == [{}, {}, {2: commits[1].source}]
-    report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
-    assert report.is_clean, [str(violation) for violation in report.found]
+    report = clean_audit(world.config, world.pipeline)
     assert report.lost == {2: commits[1].source}
     status = status_of(world)
     assert status["guarantee"] == "at_most_once"

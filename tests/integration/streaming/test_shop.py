@@ -16,7 +16,6 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -26,7 +25,7 @@ from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from tests import shop
-from tests.integration.streaming.harness import World, read_committed
+from tests.integration.streaming.harness import World, clean_audit, read_committed
 
 JOBS = Path(__file__).parents[3] / "dags" / "jobs"
 SOURCE = "shop.events"
@@ -82,8 +81,7 @@ def rows_of(config: Mapping[str, str], topic: str, key: Sequence[str]) -> shop.R
 
 def check(world: World, job: str, events: Sequence[shop.Event]) -> None:
     assert rows_of(world.config, world.sink, shop.JOBS[job][1]) == plain(shop.EXPECTED[job](events))
-    report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
-    assert report.is_clean, [str(violation) for violation in report.found]
+    clean_audit(world.config, world.pipeline)
 
 
 def check_switched(world: World, settings: set[str | None]) -> None:

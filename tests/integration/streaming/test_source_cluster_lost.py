@@ -13,7 +13,6 @@ from typing import cast
 
 import pytest
 
-from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
@@ -23,7 +22,7 @@ from airflow_provider_exactlyonce.doctor.examine import examine
 from airflow_provider_exactlyonce.ledger.gate import Gate, GateAnswer, Gates
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from tests.delta_reader import read_delta
-from tests.integration.streaming.harness import CONN_ID, World, read_committed
+from tests.integration.streaming.harness import CONN_ID, World, clean_audit, read_committed
 from tests.integration.streaming.source_topics import Topics, check
 from tests.waiting import eventually
 
@@ -81,8 +80,7 @@ class Stage:
     def check(self) -> None:
         sent = {self.topics.name(name): count for name, count in self.topics.sent.items()}
         check(self.world.config, self.world.sink, self.world.ledger()[0], sent, self.topics.config)
-        report = audit(self.world.config, self.world.pipeline, AuditOptions(patience_seconds=10))
-        assert report.is_clean, [str(violation) for violation in report.found]
+        clean_audit(self.world.config, self.world.pipeline)
 
 
 @pytest.fixture

@@ -16,13 +16,12 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease, processes, releases, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from tests import commands
-from tests.integration.streaming.harness import CONF, World, check_ledger, read_committed
+from tests.integration.streaming.harness import CONF, World, check_ledger, clean_audit, read_committed, rows_by_commit
 from tests.waiting import eventually
 
 FIRST = Path(__file__).parent / "jobs" / "windows.py"
@@ -215,20 +214,13 @@ class Story:
                 values = sums.pop(place)
                 row: dict[str, Any] = {"k": key, "start": begin, "total": sum(values), "n": len(values)}
                 expected.append((commit.commit, row if name == "first" else {**row, "shout": f"{key}!"}))
-        places = {
-            (partition, offset): commit.commit
-            for commit in commits
-            for partition, written in commit.sink.get(self.world.sink, {}).items()
-            for offset in range(written.first, written.last + 1)
-        }
         written = [
-            (places[record.partition, record.offset], json.loads(record.value or b"", parse_float=Decimal))
-            for record in read_committed(self.world.config, self.world.sink)
+            (number, json.loads(record.value or b"", parse_float=Decimal))
+            for number, record in rows_by_commit(self.world.config, self.world.sink, commits)
         ]
         assert len(expected) > 10, "the windows close"
         assert sorted(written, key=str) == sorted(expected, key=str)
-        report = audit(self.world.config, self.world.pipeline, AuditOptions(patience_seconds=10))
-        assert report.is_clean, [str(violation) for violation in report.found]
+        clean_audit(self.world.config, self.world.pipeline)
         return order
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 
-from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import LateRowsError, RefusedError
@@ -19,7 +18,14 @@ from airflow_provider_exactlyonce.ledger import gate
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, LateRows
 from tests import commands
-from tests.integration.streaming.harness import Driver, World, check_ledger, open_transactions, read_committed
+from tests.integration.streaming.harness import (
+    Driver,
+    World,
+    check_ledger,
+    clean_audit,
+    open_transactions,
+    read_committed,
+)
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -58,7 +64,7 @@ def counted(world: World) -> int:
     return counts.total()
 
 
-def check_tiles(world: World) -> list[CommitRecord]:
+def check_rows(world: World) -> list[CommitRecord]:
     """Check that every source record is in the output, filtered or late; return the commits."""
     commits = check_ledger(world)
     assert [commit.records for commit in commits[:4]] == [10] * 4
@@ -67,15 +73,14 @@ def check_tiles(world: World) -> list[CommitRecord]:
         number: [of] for number, of in LATE.items()
     }
     assert [commit.late_total for commit in commits[:4]] == [0, 0, 6, 9]
-    report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
-    assert report.is_clean, [str(violation) for violation in report.found]
+    clean_audit(world.config, world.pipeline)
     return commits
 
 
 def test_rows_behind_the_watermark_are_counted_and_told_in_every_place(late: World) -> None:
     driver = start(late, "count")
     assert driver.wait() == 0, driver.output()[-3000:]
-    commits = check_tiles(late)
+    commits = check_rows(late)
     last_status = status.read(Home(late.home).status)
     assert last_status is not None
     assert (last_status.records, last_status.late_rows, last_status.late_total) == (40, 9, 9)
@@ -104,7 +109,7 @@ def test_a_batch_that_is_run_again_leaves_out_the_same_rows_and_counts_them_once
     assert "was committed before" in again.output()
     last = start(late, "count")
     assert last.wait() == 0, last.output()[-3000:]
-    check_tiles(late)
+    check_rows(late)
     last_status = status.read(Home(late.home).status)
     assert last_status is not None
     assert (last_status.late_rows, last_status.late_total) == (3, 9)
@@ -122,7 +127,7 @@ def test_a_batch_with_late_rows_is_not_committed_by_a_pipeline_that_stops_at_the
     if guarantee == "exactly_once":
         last = start(late, "count")
         assert last.wait() == 0, last.output()[-3000:]
-        check_tiles(late)
+        check_rows(late)
 
 
 @pytest.mark.slow
@@ -135,7 +140,7 @@ def test_late_rows_go_to_a_topic_in_the_transaction_of_their_batch(late: World, 
     assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
     last = start(late, "topic", TEST_LATE_TOPIC=topic)
     assert last.wait() == 0, last.output()[-3000:]
-    commits = check_tiles(late)
+    commits = check_rows(late)
     records = read_committed(late.config, topic)
     starts = [json.loads(record.value or b"")["window"]["start"][14:16] for record in records]
     assert Counter(starts) == {"01": 6, "02": 3}

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
@@ -226,7 +227,7 @@ class Lane:
             if step is not None and plan.kind == BROKER:
                 self._restart_broker(hold, random.Random(plan.seed))
             return int(self._read(HANG_SECONDS)["code"])
-        except (TimeoutError, FileNotFoundError) as error:
+        except (TimeoutError, FileNotFoundError, psutil.NoSuchProcess) as error:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             raise TimeoutError(f"{error}; the driver ended with {self._read(HANG_SECONDS)['code']}") from error

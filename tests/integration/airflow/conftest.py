@@ -151,6 +151,26 @@ def world(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[
     return World(config=kafka_config, pipeline=f"p-{source}", source=source, sink=sink, home=tmp_path / "home")
 
 
+def result_of(world: World) -> dict[str, Any]:
+    """Return a stream's result after three commits, of which the first driver was killed before it told the second."""
+    commits, _ = world.ledger()
+    told = (commits[0], commits[2])
+    rows = sum(commit.rows for commit in told)
+    return {
+        "pipeline": world.pipeline,
+        "run": 2,
+        "lineage": commits[-1].lineage,
+        "commit": 3,
+        "batch": 2,
+        "rows": rows,
+        "rows_by_sink": {"Kafka": rows},
+        "records": sum(commit.records or 0 for commit in told),
+        "late_rows": 0,
+        "watermark": None,
+        "restarts": 1,
+    }
+
+
 def names_of(world: World, result: Path, **more: str) -> dict[str, str]:
     """Return the environment in which the test's DAGs are about this pipeline."""
     return {

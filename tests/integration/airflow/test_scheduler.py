@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.control import restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
-from tests.integration.airflow.conftest import Airflow
+from tests.integration.airflow.conftest import Airflow, result_of
 from tests.integration.airflow.parts import Parts, Stream
 from tests.integration.control.contract_driver import let_go
 from tests.integration.streaming.harness import World, check_counts, end_offsets
@@ -81,19 +81,7 @@ def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everythin
         "rows": sum(commit.rows for commit in commits),
         "gate": {"pipeline": world.pipeline, "commit": 3, "idle": False, "late_rows": 0},
     }
-    assert returned["stream"] == {
-        "pipeline": world.pipeline,
-        "run": 2,
-        "lineage": commits[-1].lineage,
-        "commit": 3,
-        "batch": 2,
-        "rows": commits[0].rows + commits[2].rows,
-        "rows_by_sink": {"Kafka": commits[0].rows + commits[2].rows},
-        "records": sum(commit.records or 0 for commit in (commits[0], commits[2])),
-        "late_rows": 0,
-        "watermark": None,
-        "restarts": 1,
-    }
+    assert returned["stream"] == result_of(world)
     check_lineage(parts, world, sum(commit.rows for commit in commits))
     query = "SELECT key FROM xcom WHERE run_id = ? AND task_id = 'stream'"
     pushed = {key for (key,) in parts.airflow.query(query, world.pipeline)}

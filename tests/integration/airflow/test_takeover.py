@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOp
 from tests.integration.airflow.conftest import names_of
 from tests.integration.airflow.job import CONF, JOB
 from tests.integration.streaming.harness import World, check_counts, open_transactions
+from tests.task_state import TaskInstance
 from tests.waiting import eventually
 
 #: A worker's process as far as the driver is concerned: it runs ``execute`` and holds the driver as its child.
@@ -31,18 +32,6 @@ execute(sys.argv[1])
 """
 
 
-class TaskInstance:
-    """What the operator uses of Airflow's; both tries are of the same task instance."""
-
-    dag_id, task_id, run_id, map_index = "shop", "stream", "run1", -1
-
-    def xcom_push(self, key: str, value: str) -> None:
-        pass
-
-    def get_task_states(self, **wanted: object) -> dict[str, dict[str, str]]:
-        return {"run1": {"stream": "failed"}}
-
-
 def operator(home: str) -> StreamingPipelineOperator:
     return StreamingPipelineOperator(
         task_id="stream", application=str(JOB), checkpoint=home, until="forever", conf=CONF, stop_timeout=30
@@ -50,7 +39,7 @@ def operator(home: str) -> StreamingPipelineOperator:
 
 
 def execute(home: str) -> None:
-    operator(home).execute({"ti": TaskInstance()})  # type: ignore[typeddict-item]
+    operator(home).execute({"ti": TaskInstance(state="failed")})  # type: ignore[typeddict-item]
 
 
 @pytest.mark.slow
@@ -90,7 +79,7 @@ def test_a_lost_worker_leaves_a_driver_that_the_next_try_takes_over_and_stops_cl
     meanwhile.start()
     try:
         with pytest.raises(StopRequestedError, match=r"stopped at commit \d+: the task was killed"):
-            task.execute({"ti": TaskInstance()})  # type: ignore[typeddict-item]
+            task.execute({"ti": TaskInstance(state="failed")})  # type: ignore[typeddict-item]
     finally:
         meanwhile.join()
         signal.signal(signal.SIGUSR1, previous)

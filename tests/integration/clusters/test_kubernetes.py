@@ -22,7 +22,6 @@ from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, St
 from tests import object_stores
 from tests.conftest import MakeTopic
 from tests.integration.clusters.test_yarn import execute
-from tests.integration.operators.test_streaming import TaskInstance
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
 from tests.kubernetes_cluster import (
     DRIVER,
@@ -35,6 +34,7 @@ from tests.kubernetes_cluster import (
     documented_conf,
     manifests,
 )
+from tests.task_state import TaskInstance
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]

@@ -29,9 +29,9 @@ from tests import object_stores
 from tests.conftest import MakeTopic
 from tests.hadoop_cluster import HadoopCluster
 from tests.integration.control.alarms import alarm
-from tests.integration.operators.test_streaming import TaskInstance
 from tests.integration.operators.test_streaming_deferred import first_event, trigger_of
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
+from tests.task_state import TaskInstance
 from tests.waiting import HANG_SECONDS, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]

@@ -34,10 +34,11 @@ from airflow_provider_exactlyonce.triggers.shared_poller import CheckResult, nam
 from tests import object_stores
 from tests.clocks import AheadClock
 from tests.integration.control.contract_driver import let_go
-from tests.integration.operators.test_streaming import TaskInstance, execute, operator
 from tests.integration.operators.test_streaming import calls as calls
+from tests.integration.operators.test_streaming import execute, operator
 from tests.integration.operators.test_streaming_deferred import deferred, first_event, leave, trigger_of
 from tests.object_stores import Faults
+from tests.task_state import TaskInstance
 from tests.waiting import HANG_SECONDS, eventually
 
 Calls = Callable[[], list[dict[str, Any]]]

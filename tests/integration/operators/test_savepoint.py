@@ -37,6 +37,7 @@ from airflow_provider_exactlyonce.operators.savepoint import (
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
 from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
+from tests.task_state import TaskInstance
 from tests.unit.checkpoint import crafted
 from tests.waiting import HANG_SECONDS, eventually
 
@@ -45,21 +46,13 @@ FIRST, SECOND = (secrets.token_hex(8) for _ in range(2))
 DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
 
 
-class TaskInstance:
-    """What the operators use of Airflow's."""
-
-    def __init__(self, task_id: str = "save", run_id: str = "run1", map_index: int = -1, max_tries: int = 1) -> None:
-        self.dag_id, self.task_id, self.run_id, self.map_index = "shop", task_id, run_id, map_index
-        self.max_tries = max_tries
-
-
 #: When a DAG run has started, and the one that was made under its id when it was deleted.
 BEFORE, AGAIN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def execute(task: Any, ti: TaskInstance | None = None, clears: int = 0, started: datetime = BEFORE) -> dict[str, Any]:
     run = SimpleNamespace(clear_number=clears, start_date=started)
-    xcom = task.execute({"ti": ti or TaskInstance(), "dag_run": run})
+    xcom = task.execute({"ti": ti or TaskInstance("save"), "dag_run": run})
     assert json.loads(json.dumps(xcom)) == xcom
     return dict(xcom)
 
@@ -130,8 +123,8 @@ def test_a_task_instance_takes_one_savepoint_however_often_it_is_tried(home: Hom
     with serving(home):
         first = execute(save(home, label="nightly"))
         assert execute(save(home, label="nightly")) == first
-        other = execute(save(home), TaskInstance(run_id="run2"))
-        mapped = execute(save(home), TaskInstance(map_index=0))
+        other = execute(save(home), TaskInstance("save", run_id="run2"))
+        mapped = execute(save(home), TaskInstance("save", map_index=0))
     taken = Savepoints(home.savepoints).get(first["savepoint"])
     assert first == {
         "pipeline": "p",
@@ -222,7 +215,7 @@ def test_it_defers_until_the_driver_has_answered_and_goes_on_from_there(home: Ho
     assert again.serialize() == trigger.serialize()
     [event] = events(again)
     assert deferred.value.method_name == "resume_from_trigger"
-    xcom = save(home).resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
+    xcom = save(home).resume_from_trigger({"ti": TaskInstance("save")}, event)  # type: ignore[typeddict-item]
     assert xcom["commit"] == 3
 
 
@@ -426,7 +419,7 @@ def test_a_savepoint_between_a_crash_and_the_restart_waits_in_the_triggerer_for_
 
 def test_clean_up_keeps_what_it_is_told_to_and_may_be_repeated(home: Home) -> None:
     with serving(home):
-        ids = [execute(save(home), TaskInstance(run_id=f"run{number}"))["savepoint"] for number in range(3)]
+        ids = [execute(save(home), TaskInstance("save", run_id=f"run{number}"))["savepoint"] for number in range(3)]
     Savepoints(home.savepoints).pin(ids[0])
     clean_up = CleanUpSavepointsOperator(task_id="clean_up", checkpoint=str(home.path), count="1", days="0")
     assert execute(clean_up) == {"pipeline": "p", "deleted": [ids[1]], "kept": [ids[0], ids[2]]}

@@ -34,6 +34,7 @@ from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.operators.streaming import Commits, RestartStrategy, StreamingPipelineOperator
 from tests.integration.control.alarms import after, alarm
 from tests.integration.control.contract_driver import let_go
+from tests.task_state import TaskInstance
 from tests.waiting import HANG_SECONDS
 
 DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
@@ -47,23 +48,6 @@ with open({calls!r}, "a") as file:
 at = sys.argv.index({driver!r})
 os.execv(sys.executable, [sys.executable, *sys.argv[at:]])
 """
-
-
-class TaskInstance:
-    """What the operator uses of Airflow's."""
-
-    dag_id, task_id, run_id, map_index = "shop", "stream", "run1", -1
-
-    def __init__(self, state: str = "running", try_number: int = 1, max_tries: int = 1) -> None:
-        self.pushed: dict[str, Any] = {}
-        self.state, self.try_number, self.max_tries = state, try_number, max_tries
-
-    def xcom_push(self, key: str, value: Any) -> None:
-        self.pushed[key] = value
-
-    def get_task_states(self, **wanted: Any) -> dict[str, dict[str, str]]:
-        assert wanted == {"dag_id": "shop", "map_index": -1, "task_ids": ["stream"], "run_ids": ["run1"]}
-        return {"run1": {"stream": self.state}}
 
 
 @pytest.fixture
@@ -94,13 +78,25 @@ def operator(tmp_path: Path, *plans: str, **options: Any) -> StreamingPipelineOp
     return StreamingPipelineOperator(task_id="stream", **{**defaults, **options})
 
 
-class OtherRun(TaskInstance):
-    run_id = "run2"
-
-
 def execute(task: StreamingPipelineOperator, ti: TaskInstance | None = None, clears: int = 0) -> dict[str, Any]:
     context: Any = {"ti": ti or TaskInstance(), "dag_run": SimpleNamespace(clear_number=clears)}
     return task.execute(context)
+
+
+#: Of a second driver with one commit, after a first with two.
+AFTER_A_RESTART = {
+    "pipeline": "shop",
+    "run": 2,
+    "lineage": None,
+    "commit": 3,
+    "batch": 0,
+    "rows": 300,
+    "rows_by_sink": {"Kafka": 300},
+    "records": 390,
+    "late_rows": 6,
+    "watermark": None,
+    "restarts": 1,
+}
 
 
 def last_state(tmp_path: Path) -> DriverState:
@@ -122,19 +118,7 @@ def committed(tmp_path: Path) -> Callable[[], bool]:
 @pytest.mark.usefixtures("calls")
 def test_it_returns_where_the_pipeline_is_over_all_restarts(tmp_path: Path) -> None:
     task = operator(tmp_path, "take-lease commit commit sleep=0.2 die", "take-lease commit end=finished")
-    assert execute(task) == {
-        "pipeline": "shop",
-        "run": 2,
-        "lineage": None,
-        "commit": 3,
-        "batch": 0,
-        "rows": 300,
-        "rows_by_sink": {"Kafka": 300},
-        "records": 390,
-        "late_rows": 6,
-        "watermark": None,
-        "restarts": 1,
-    }
+    assert execute(task) == AFTER_A_RESTART
 
 
 @pytest.mark.usefixtures("calls")
@@ -283,7 +267,7 @@ def test_no_driver_is_left_alone_by_the_last_try(
     task = operator(tmp_path, "take-lease commit until-stop", retries=1)
     stopped = "worker shuts down; the driver was stopped at commit 1"
     with alarm(committed(tmp_path), task.on_kill), pytest.raises(WorkerShutdownError, match=stopped):
-        execute(task, TaskInstance("running", try_number, max_tries))
+        execute(task, TaskInstance(try_number=try_number, max_tries=max_tries))
     assert last_state(tmp_path) is DriverState.STOPPED
     assert f"this is the last try, {try_number} of {max_tries + 1}" in capsys.readouterr().out
 
@@ -365,13 +349,13 @@ def test_an_execution_time_out_stops_the_driver(tmp_path: Path) -> None:
 def test_until_running_leaves_a_driver_that_runs(tmp_path: Path) -> None:
     plan = "take-lease commit until-stop"
     assert execute(operator(tmp_path, plan, until="running"))["run"] == 1
-    again = execute(operator(tmp_path, "exit=1", until="running"), OtherRun())
+    again = execute(operator(tmp_path, "exit=1", until="running"), TaskInstance(run_id="run2"))
     assert again["run"] == 1, "the next run finds it running"
     forever = operator(tmp_path, "exit=1", until="forever")
     home = Home(tmp_path / "home")
     held = leases.read(home.lease)
     assert held is not None
-    ti = OtherRun()
+    ti = TaskInstance(run_id="run2")
     with alarm(
         lambda: "_link_SparkUILink" in ti.pushed, lambda: requests.request_stop(home, held.token, reason="test")
     ):

@@ -38,7 +38,8 @@ from airflow_provider_exactlyonce.operators.streaming import (
 from airflow_provider_exactlyonce.triggers import pipeline as triggers
 from tests.clocks import AheadClock
 from tests.integration.control.contract_driver import let_go
-from tests.integration.operators.test_streaming import DRIVER, OtherRun, TaskInstance, calls, execute, operator  # noqa: F401
+from tests.integration.operators.test_streaming import AFTER_A_RESTART, DRIVER, calls, execute, operator  # noqa: F401
+from tests.task_state import TaskInstance
 from tests.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.usefixtures("calls")
@@ -94,19 +95,7 @@ def test_the_result_and_the_links_are_the_same_as_without_deferral(tmp_path: Pat
     plans = ("take-lease commit commit go die", "take-lease commit go end=finished")
     ti = TaskInstance()
     result, times = play(lambda: deferred(tmp_path, *plans), ti)
-    assert result == {
-        "pipeline": "shop",
-        "run": 2,
-        "lineage": None,
-        "commit": 3,
-        "batch": 0,
-        "rows": 300,
-        "rows_by_sink": {"Kafka": 300},
-        "records": 390,
-        "late_rows": 6,
-        "watermark": None,
-        "restarts": 1,
-    }
+    assert result == AFTER_A_RESTART
     assert times == 2, "once for each driver"
     links = {"_link_PipelineStatusLink", "_link_SparkUILink", "_link_SparkApplicationLink"}
     assert set(ti.pushed) == {*links, "pipeline_status"}
@@ -195,7 +184,7 @@ def test_another_task_that_takes_over_the_pipeline_does_not_lose_the_result(tmp_
     let_go(Home(tmp_path / "home"))
     event = asyncio.run(first_event(trigger_of(deferral)))
     other = operator(tmp_path, "exit=1", "take-lease commit end=finished")
-    assert execute(other, OtherRun())["commit"] == 2
+    assert execute(other, TaskInstance(run_id="run2"))["commit"] == 2
     task = deferred(tmp_path, "exit=1")
     result = task.resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
     assert (result["run"], result["commit"], result["restarts"]) == (1, 1, 0)
@@ -336,7 +325,7 @@ def test_another_tasks_driver_is_waited_for_in_the_triggerer_and_left_alone(tmp_
     rules = HealthRules(no_commit_within=timedelta(seconds=0.5))
     plans = ("take-lease commit go end=finished", "take-lease commit end=finished")
     leave(deferred(tmp_path, *plans))
-    waiting = leave(deferred(tmp_path, *plans, health=rules), OtherRun())
+    waiting = leave(deferred(tmp_path, *plans, health=rules), TaskInstance(run_id="run2"))
     asyncio.run(trigger_of(waiting).on_kill())
     threading.Timer(1, lambda: let_go(Home(tmp_path / "home"))).start()  # later than the rules allow
     event = asyncio.run(first_event(trigger_of(waiting)))
@@ -344,7 +333,7 @@ def test_another_tasks_driver_is_waited_for_in_the_triggerer_and_left_alone(tmp_
     assert first is not None
     assert first.state is DriverState.FINISHED, "it was neither stopped nor found unhealthy"
     task = operator(tmp_path, *plans)
-    assert task.resume_from_trigger({"ti": OtherRun()}, event)["commit"] == 2  # type: ignore[typeddict-item]
+    assert task.resume_from_trigger({"ti": TaskInstance(run_id="run2")}, event)["commit"] == 2  # type: ignore[typeddict-item]
 
 
 def test_until_running_needs_no_triggerer(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOper
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from tests import azurite, object_stores
-from tests.integration.operators.test_streaming import TaskInstance
 from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
+from tests.task_state import TaskInstance
 from tests.waiting import eventually
 
 __all__ = ["world"]  # a fixture

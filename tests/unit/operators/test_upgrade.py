@@ -39,19 +39,8 @@ from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOpera
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
 from tests.clocks import StandingClock
+from tests.task_state import TaskInstance
 from tests.waiting import HANG_SECONDS
-
-
-class TaskInstance:
-    """What the operators use of Airflow's."""
-
-    dag_id, task_id, run_id, map_index = "shop", "upgrade", "run1", -1
-
-    def __init__(self) -> None:
-        self.pushed: dict[str, Any] = {}
-
-    def xcom_push(self, key: str, value: Any) -> None:
-        self.pushed[key] = json.loads(json.dumps(value))
 
 
 @pytest.fixture
@@ -75,7 +64,7 @@ BEFORE, AGAIN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UT
 
 def execute(task: Any, ti: TaskInstance | None = None, clears: int = 0, started: datetime | None = None) -> Any:
     run = SimpleNamespace(clear_number=clears, start_date=started)
-    xcom = task.execute({"ti": ti or TaskInstance(), "dag_run": run})
+    xcom = task.execute({"ti": ti or TaskInstance("upgrade"), "dag_run": run})
     assert json.loads(json.dumps(xcom)) == xcom
     return xcom
 
@@ -204,7 +193,7 @@ def test_a_plan_that_ended_badly_fails_every_try_with_its_error_and_no_retry_is_
 ) -> None:
     begun(home, job, step, old="v1", new="v2", token="t", reason="boom\nits log", error=error.__name__)
     for _ in range(2):
-        ti, task = TaskInstance(), upgrade(home, job)
+        ti, task = TaskInstance("upgrade"), upgrade(home, job)
         with pytest.raises(error, match=said) as raised:
             execute(task, ti)
         assert str(raised.value).endswith("\nits log")
@@ -231,7 +220,7 @@ def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_wa
         execute(upgrade(home, job, deferrable=True))
     status.write(home.status, replace(running, replay=ReplayReport(first=4, last=9, done=9)))
     with pytest.raises(UpgradeUnstableError, match="Version v1 is in use again"):
-        upgrade(home, job, deferrable=True).resume_from_trigger({"ti": TaskInstance()}, {})  # type: ignore[typeddict-item]
+        upgrade(home, job, deferrable=True).resume_from_trigger({"ti": TaskInstance("upgrade")}, {})  # type: ignore[typeddict-item]
 
 
 def test_a_task_whose_pod_would_end_with_the_driver_that_it_watches_waits_there(
@@ -309,7 +298,7 @@ def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str, m
     begun(home, job, UpgradeStep.WATCH, token="t")
     releases.keep(home, "v1", Path(job), Path(job).read_bytes())
     rollback = RollbackPipelineOperator(task_id="back", checkpoint=str(home.path), version="v1", savepoint="3-ab")
-    ti = TaskInstance()
+    ti = TaskInstance("upgrade")
     ti.task_id = "back"
     with pytest.raises(ExactlyOnceError, match="is asked"):
         execute(rollback, ti)

@@ -280,7 +280,7 @@ class Driver:
         )
         targets = {topic: topics[topic] for topic in self._pipeline.sink_topics}
         attempt = BatchAttempt(run, options, targets, listener, others)
-        return SINKS[self._pipeline.mode](attempt, lambda: self._lifecycle.stop.reason() is not None)
+        return SINKS[self._pipeline.mode](attempt, self._stop_requested)
 
     def _open_replay(self, spark: SparkSession, run: Run, checkpoint: Checkpoint, *, goes_live: bool) -> None:
         self._replay = open_replay(spark, run, checkpoint, self._comparison(run), goes_live=goes_live)
@@ -342,8 +342,11 @@ class Driver:
             log.warning("%s", guarantee.warning)
         return guarantee
 
+    def _stop_requested(self) -> bool:
+        return self._lifecycle.stop.reason() is not None
+
     def _open_committers(self, run: Run) -> dict[str, SinkCommitter]:
-        context = SinkContext(pipeline=run.pipeline, home=run.home.path)
+        context = SinkContext(pipeline=run.pipeline, home=run.home.path, stop_requested=self._stop_requested)
         committers = {}
         for share in self._pipeline.routes.others:
             committers[share.sink.name] = share.sink.open(context)

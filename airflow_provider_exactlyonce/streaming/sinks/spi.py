@@ -37,16 +37,23 @@ IDEMPOTENT_UNFENCED: Final = "idempotent, unfenced"
 NEITHER: Final = "neither"
 
 
+def never() -> bool:
+    """Tell that nobody has asked for a stop."""
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class SinkContext:
     """Where a sink is used.
 
     :param pipeline: the pipeline's name
     :param home: the pipeline's home directory; what a sink keeps there goes under ``sinks/<name>``
+    :param stop_requested: tells that what may last for ever should not be tried any longer
     """
 
     pipeline: str
     home: Path
+    stop_requested: Callable[[], bool] = never
 
 
 @dataclass(frozen=True, kw_only=True)

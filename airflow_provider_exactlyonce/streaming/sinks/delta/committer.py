@@ -6,7 +6,7 @@ fresh.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedF
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterState
-from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkEntry, never
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +40,7 @@ class DeltaCommitter(TableCommitter):
 
     :param sink: what was declared
     :param pipeline: the pipeline's name
+    :param stop_requested: tells that a version for which others are always faster should not be tried any longer
     :param earlier_rows: those of earlier commits that another format had, and that the first commit takes along
     """
 
@@ -50,10 +51,17 @@ class DeltaCommitter(TableCommitter):
     _table: DeltaLog
     _ledger: SinkLedger
 
-    def __init__(self, sink: DeltaDeclaration, pipeline: str, *, earlier_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        sink: DeltaDeclaration,
+        pipeline: str,
+        *,
+        stop_requested: Callable[[], bool] = never,
+        earlier_rows: int | None = None,
+    ) -> None:
         log, files = DeltaLog(sink.path, sink.options), DeltaFiles(sink.path, sink.options)
         ledger = SinkLedger(log, files, pipeline, sink.name)
-        super().__init__(sink, pipeline, log, ledger)
+        super().__init__(sink, pipeline, log, ledger, stop_requested)
         self._directory: Final = files
         self._earlier_rows: Final = earlier_rows
         self._required: Sequence[str] | None = None  # columns whose nulls the tasks refuse

@@ -80,7 +80,7 @@ class DeltaSink(DeltaDeclaration):
         from airflow_provider_exactlyonce.streaming.sinks.delta.committer import DeltaCommitter
 
         unconverted.check(self.path, self.options)
-        return DeltaCommitter(self, context.pipeline)
+        return DeltaCommitter(self, context.pipeline, stop_requested=context.stop_requested)
 
     def _check_usable(self) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
@@ -47,6 +47,7 @@ class IcebergCommitter(TableCommitter):
 
     :param sink: what was declared
     :param pipeline: the pipeline's name
+    :param stop_requested: tells that a version for which others are always faster should not be tried any longer
     """
 
     VERSION: ClassVar = "snapshot"
@@ -56,9 +57,10 @@ class IcebergCommitter(TableCommitter):
     _table: IcebergTable
     _ledger: SinkLedger
 
-    def __init__(self, sink: IcebergDeclaration, pipeline: str) -> None:
+    def __init__(self, sink: IcebergDeclaration, pipeline: str, *, stop_requested: Callable[[], bool]) -> None:
         table = IcebergTable(sink.table, sink.properties)
-        super().__init__(sink, pipeline, table, SinkLedger(table, pipeline, sink.name, sink.where))
+        ledger = SinkLedger(table, pipeline, sink.name, sink.where)
+        super().__init__(sink, pipeline, table, ledger, stop_requested)
         self._tasks_open: OpenIcebergWriter | None = None  # by which the tasks write
 
     @override

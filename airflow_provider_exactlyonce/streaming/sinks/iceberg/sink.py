@@ -69,7 +69,7 @@ class IcebergSink(IcebergDeclaration):
         self._check_usable()
         from airflow_provider_exactlyonce.streaming.sinks.iceberg.committer import IcebergCommitter
 
-        return IcebergCommitter(self, context.pipeline)
+        return IcebergCommitter(self, context.pipeline, stop_requested=context.stop_requested)
 
     def _check_usable(self) -> None:
         try:

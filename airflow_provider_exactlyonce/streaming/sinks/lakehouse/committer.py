@@ -7,6 +7,7 @@ one is looked at, and how a version is written.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import time
@@ -49,15 +50,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _LOGGER: Final = logging.getLogger(__name__)
-#: How often a version is tried for that others take first, and the longest pause before the next try.
+#: After so many versions that others took first it is said, and a stop is heeded; and the longest pause between tries.
 _TRIES: Final = 100
 _PAUSE_SECONDS: Final = 0.5
+_DOUBLINGS: Final = 7  # until that pause
 
 
 class TableCommitter(SinkCommitter):
     """Derive from it for a kind of table.
 
     :param pipeline: the pipeline's name
+    :param stop_requested: tells that a version for which others are always faster should not be tried any longer
     """
 
     #: What a version is called there.
@@ -69,9 +72,12 @@ class TableCommitter(SinkCommitter):
     _table: Table
     _ledger: Ledger
 
-    def __init__(self, sink: TableDeclaration, pipeline: str, table: Table, ledger: Ledger) -> None:
+    def __init__(
+        self, sink: TableDeclaration, pipeline: str, table: Table, ledger: Ledger, stop_requested: Callable[[], bool]
+    ) -> None:
         self._sink, self._table, self._ledger = sink, table, ledger
         self._pipeline: Final = pipeline
+        self._stop_requested: Final = stop_requested
         self._phase: Final = CommitterPhase(sink.name)
         self._columns: StructType | None = None
         self._fitting: object = None  # the shape of the table that was checked
@@ -469,7 +475,7 @@ class TableCommitter(SinkCommitter):
         what: str,
         plan: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a version after the newest one, whatever others write meanwhile.
+        """Write a version after the newest one, whatever others write meanwhile, and however often they are faster.
 
         :param check: raises when it must not be written after the newest one
         :param plan: called when the table was looked at and fits, before each try
@@ -479,7 +485,7 @@ class TableCommitter(SinkCommitter):
         :raises CommitUnknownError: when nobody knows
         """
         in_doubt = False
-        for number in range(_TRIES):
+        for refused in itertools.count(1):
             try:
                 with self._answering():
                     self._table.refresh()
@@ -511,14 +517,28 @@ class TableCommitter(SinkCommitter):
                         f"{what}: the {self.VERSION} of {self._sink.where} after {version} may be written or not: "
                         f"{type(error).__name__}: {error}"
                     ) from error
-                time.sleep(random.uniform(0, min(_PAUSE_SECONDS, 0.005 * 2**number)))
+                self._try_again(what, refused, in_doubt=in_doubt)
             else:
                 break
-        else:
-            failed = CommitUnknownError if in_doubt else BatchFailedError
-            raise failed(f"{what}: others were faster {_TRIES} times in writing to {self._sink.where}")
         with self._answering(CommitUnknownError):
             self._table.keep_after(version)
+
+    def _try_again(self, what: str, refused: int, *, in_doubt: bool) -> None:
+        """Wait before the next try. Each version of others is one that they have finished: at some time none is next.
+
+        :param refused: how many tries were
+        :raises BatchFailedError: when nobody wants it to be tried for so long
+        :raises CommitUnknownError: when it is not known, in addition, whether it was written
+        """
+        is_long = refused % _TRIES == 0
+        if (is_long and in_doubt) or (refused >= _TRIES and self._stop_requested()):
+            failed = CommitUnknownError if in_doubt else BatchFailedError
+            raise failed(f"{what}: others were faster {refused} times in writing to {self._sink.where}")
+        if is_long:
+            _LOGGER.warning(
+                "%s: others were faster %d times in writing to %s; it is tried on", what, refused, self._sink.where
+            )
+        time.sleep(random.uniform(0, _PAUSE_SECONDS * 2.0 ** -max(0, _DOUBLINGS - refused)))
 
     def _check_fit(self) -> None:
         """Check the table again when something of it has changed."""

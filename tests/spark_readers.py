@@ -19,7 +19,8 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.devkit.jars import cache_directory, exclusive
 
 _MARK: Final = "rows: "
-_NO_JARS: Final = "unresolved dependency"
+#: What Spark says then.
+NO_JARS: Final = "unresolved dependency"
 
 
 class NoJarsError(Exception):
@@ -51,6 +52,11 @@ class SparkReader:
             **self.settings,
         }
 
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a process of the version of pyspark, which is installed if it isn't there."""
+        packages = {} if self.pyspark is None else {"PYTHONPATH": str(_installed(self.pyspark))}
+        return {**os.environ, **packages}
+
     def read(self, places: Sequence[str]) -> list[list[dict[str, Any]]]:
         """Return the rows of tables.
 
@@ -58,12 +64,9 @@ class SparkReader:
         :raises NoJarsError: when Maven does not give the jars
         """
         command = [sys.executable, "-m", __name__, self.format, *places]
-        environment = dict(os.environ)
-        if self.pyspark is not None:
-            environment["PYTHONPATH"] = str(_installed(self.pyspark))
         root = Path(__file__).parents[1]
-        ended = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
-        if _NO_JARS in ended.stdout + ended.stderr:
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=root, env=self.environment())
+        if NO_JARS in ended.stdout + ended.stderr:
             raise NoJarsError(self.package)
         assert ended.returncode == 0, ended.stderr[-3000:]
         line = next(line for line in ended.stdout.splitlines() if line.startswith(_MARK))

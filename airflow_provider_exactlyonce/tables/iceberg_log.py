@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
-from airflow_provider_exactlyonce.tables.iceberg_store import IcebergStore
+from airflow_provider_exactlyonce.tables.iceberg_store import IcebergStore, reaching_hdfs
 from airflow_provider_exactlyonce.tables.positions import ICEBERG, SNAPSHOT, Position, name_of
 from airflow_provider_exactlyonce.tables.table_log import (
     KnownVersions,
@@ -196,8 +196,13 @@ class IcebergTableLog(TableLog):
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         catalog = self._loaded()
+
+        def load() -> Table:
+            with reaching_hdfs(f"table {self.name}"):
+                return catalog.load_table(self._identifier)
+
         try:
-            table = self._asked(lambda: catalog.load_table(self._identifier))
+            table = self._asked(load)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
         if table.metadata.format_version != _FORMAT:

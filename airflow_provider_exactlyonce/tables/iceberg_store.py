@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from typing_extensions import override
 
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.tables.table_log import TableStore
 
 #: Schemes in whose locations the container may be followed by its account: ``CONTAINER@ACCOUNT.dfs.core.windows.net``.
 _OF_AZURE: Final = frozenset({"abfs", "abfss", "wasb", "wasbs"})
 _ACCOUNT: Final = "adls.account-name"
+#: How Arrow begins when it has no client of HDFS; each place where it has looked follows.
+_NO_HDFS: Final = ("Unable to load lib", "Prior attempt to load lib")
+
+
+@contextmanager
+def reaching_hdfs(table: str) -> Iterator[None]:
+    """Refuse a table on HDFS where there is no client of it.
+
+    :param table: how people know it
+    :raises RefusedError: naming what is missing
+    """
+    try:
+        yield
+    except OSError as error:
+        if not str(error).startswith(_NO_HDFS):
+            raise
+        said = str(error).partition("\n")[0]
+        raise RefusedError(
+            f"{table} is on HDFS, which pyiceberg reaches by Hadoop's libhdfs: {said}. Install Hadoop where the driver "
+            "and the tasks run, and set JAVA_HOME, HADOOP_HOME, and CLASSPATH to what `hadoop classpath --glob` prints"
+        ) from None
 
 
 class IcebergStore(TableStore):

@@ -8,7 +8,7 @@ deletes the manifests, though a request whose answer was lost may have been carr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from pyiceberg.catalog import load_catalog
@@ -33,6 +33,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, required
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
+from airflow_provider_exactlyonce.tables.iceberg_store import reaching_hdfs
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -111,7 +112,8 @@ class IcebergTable:
             self._catalog = self._load_catalog()
         self._table = None
         try:
-            self._table = self._catalog.load_table(self._identifier)
+            with self._reaching_hdfs():
+                self._table = self._catalog.load_table(self._identifier)
         except (NoSuchTableError, NoSuchNamespaceError):
             return False
         return True
@@ -138,7 +140,8 @@ class IcebergTable:
         if not catalog.namespace_exists(self._identifier[:-1]):
             with suppress(NamespaceAlreadyExistsError):  # made meanwhile
                 catalog.create_namespace(self._identifier[:-1])
-        catalog.create_table(self._identifier, schema, partition_spec=spec)
+        with self._reaching_hdfs():
+            catalog.create_table(self._identifier, schema, partition_spec=spec)
 
     def history(self) -> Iterator[Snapshot]:
         """Yield main's snapshots from the newest back, as far as they are kept and follow each other."""
@@ -197,6 +200,9 @@ class IcebergTable:
         """Close the catalog's connections."""
         if self._catalog is not None:
             self._catalog.close()
+
+    def _reaching_hdfs(self) -> AbstractContextManager[None]:
+        return reaching_hdfs(f"table {'.'.join((self._catalog_name, *self._identifier))}")
 
     def _load_catalog(self) -> Catalog:
         try:

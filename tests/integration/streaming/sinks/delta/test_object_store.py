@@ -1,4 +1,8 @@
-"""A Delta table on object stores that are emulated: S3, skipped without the package ``moto[server]``, and Azure's."""
+"""A Delta table on HDFS, and on object stores that are emulated: S3, Google's and Azure's.
+
+S3 and Google's are moto, without whose package ``moto[server]`` all are skipped. Of Google's two interfaces delta-rs
+has the one that is nearly S3's (``tests/moto_in_turns.py``).
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ from airflow_provider_exactlyonce.testing import sink_crashes
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import azurite, object_stores
 from tests.clean_forks import Forks, clean_forks
+from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming.sinks.lake import Live, rows
 
 pytest.importorskip("moto.server")
@@ -32,14 +37,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 @dataclass(frozen=True)
 class Store:
-    """One with the bucket ``bucket``.
+    """One with the bucket ``bucket``, or HDFS.
 
-    :param url: of the bucket
+    :param url: of the bucket, or of the root
+    :param secret: that nothing may show, None when there is none
     :param options: what delta-rs needs to know of it
     """
 
     url: str
-    secret: str
+    secret: str | None
     options: Mapping[str, str]
 
     def place(self, path: Path) -> str:
@@ -63,10 +69,27 @@ def azure() -> Iterator[Store]:
         yield Store(f"abfss://bucket@{azurite.ACCOUNT}.dfs.core.windows.net", azurite.KEY, options)
 
 
-@pytest.fixture(scope="module", params=[s3, azure], ids=lambda kind: kind.__name__)
+@contextmanager
+def google() -> Iterator[Store]:
+    with object_stores.moto() as address:
+        key = {"gcs_base_url": address, "disable_oauth": True, "client_email": "", "private_key_id": ""}
+        key["private_key"] = object_stores.SECRET
+        options = {"google_service_account_key": json.dumps(key), "allow_http": "true"}
+        yield Store("gs://bucket", object_stores.SECRET, options)
+
+
+KINDS = {"s3": s3, "azure": azure, "google": google}
+HDFS = "hdfs"
+
+
+@pytest.fixture(scope="module", params=[*KINDS, HDFS])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    with request.param() as made:
-        yield made
+    if request.param == HDFS:
+        hadoop: HadoopCluster = request.getfixturevalue("hadoop")
+        yield Store(hadoop.hdfs, None, {})
+    else:
+        with KINDS[request.param]() as made:
+            yield made
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +109,7 @@ class TestDelta(SinkConformance):
 
     @pytest.fixture(autouse=True)
     def is_there(self, store: Store, forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-        type(self).at, type(self).secrets = store, (store.secret,)
+        type(self).at, type(self).secrets = store, () if store.secret is None else (store.secret,)
         monkeypatch.setattr(sink_crashes, "forked", forks)
 
     def make_sink(self, folder: Path) -> DeltaSink:

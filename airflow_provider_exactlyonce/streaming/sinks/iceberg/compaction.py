@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.table import FileScanTask
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.changes import check_whole_files
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.file_rows import rows_of
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, data_file
@@ -59,5 +57,4 @@ class IcebergCompaction(Compaction):
 
     @override
     def _read(self, file: OwnFile) -> Iterator[pa.RecordBatch]:
-        scan = ArrowScan(self._table.metadata, self._table.io, self._opens.format.columns, AlwaysTrue())
-        return scan.to_record_batches([FileScanTask(file.entry)])
+        return rows_of(self._table, file.entry, self._opens.format.columns)

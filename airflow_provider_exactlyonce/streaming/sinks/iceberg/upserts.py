@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask
 from pyiceberg.typedef import Record
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.changes import check_whole_files
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.file_rows import rows_of
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import Partitioning
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, data_file
@@ -120,8 +118,7 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
                 f"{self.where} has {file.file_path}, and this sink rewrites only files of Parquet: "
                 "rewrite_data_files of Spark or Trino makes such of it"
             )
-        scan = ArrowScan(self._table.metadata, self._table.io, columns, AlwaysTrue())
-        return scan.to_record_batches([FileScanTask(file)])
+        return rows_of(self._table, file, columns)
 
     def _partitions(self, keys: pa.Table) -> tuple[list[int], set[Record]]:
         """Return the places of those values of a partition that follow from a key, and what the keys have there."""

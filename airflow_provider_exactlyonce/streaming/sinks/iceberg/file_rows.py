@@ -1,0 +1,84 @@
+"""The rows of one file as the table has them now: columns, and what they are made of, are found by their ids.
+
+Pyiceberg's own reader makes an empty one of an array or a map of structs that is null, and a copy must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
+
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.tables.parquet_columns import opened_parquet
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
+
+
+def rows_of(table: IcebergTable, file: DataFile, columns: Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file of Parquet.
+
+    :param columns: of the table as it was when it was last looked at
+    """
+    metadata, kind = table.metadata, columns.as_struct()
+    partition = {
+        field.source_id: file.partition[place]
+        for place, field in enumerate(metadata.specs()[file.spec_id].fields)
+        if isinstance(field.transform, IdentityTransform)
+    }
+    with table.io.new_input(file.file_path).open() as opened, opened_parquet(opened) as parquet:
+        schema = pyarrow_to_schema(parquet.schema_arrow, metadata.name_mapping(), downcast_ns_timestamp_to_us=True)
+        has = {field.field_id: field for field in schema.fields}
+        there = [has[field.field_id].name for field in kind.fields if field.field_id in has]
+        for batch in parquet.iter_batches(columns=there):
+            values = [
+                as_now(batch.column(has[field.field_id].name), field.field_type, has[field.field_id].field_type)
+                if field.field_id in has
+                else _repeated(partition.get(field.field_id), field.field_type, batch.num_rows)
+                for field in kind.fields
+            ]
+            yield pa.RecordBatch.from_arrays(values, names=[field.name for field in kind.fields])
+
+
+def as_now(values: pa.Array, kind: IcebergType, was: IcebergType) -> pa.Array:
+    """Return values of a file in the type that the table has for them now.
+
+    :param was: the type in the file
+    """
+    if isinstance(kind, StructType) and isinstance(was, StructType):
+        places = {field.field_id: place for place, field in enumerate(was.fields)}
+        parts = [
+            as_now(values.field(place), field.field_type, was.fields[place].field_type)
+            if (place := places.get(field.field_id)) is not None
+            else _repeated(None, field.field_type, len(values))
+            for field in kind.fields
+        ]
+        names = [field.name for field in kind.fields]
+        return pa.StructArray.from_arrays(parts, names=names, mask=values.is_null())
+    if isinstance(kind, ListType) and isinstance(was, ListType):
+        elements = as_now(values.values, kind.element_type, was.element_type)
+        of = pa.large_list if pa.types.is_large_list(values.type) else pa.list_
+        return _made_of(elements, values, of(elements.type))
+    if isinstance(kind, MapType) and isinstance(was, MapType):
+        keys, items = (
+            as_now(values.keys, kind.key_type, was.key_type),
+            as_now(values.items, kind.value_type, was.value_type),
+        )
+        fields = [pa.field("key", keys.type, nullable=False), pa.field("value", items.type)]
+        return _made_of(pa.StructArray.from_arrays([keys, items], fields=fields), values, pa.map_(*fields))
+    return values.cast(schema_to_pyarrow(kind, include_field_ids=False))
+
+
+def _made_of(parts: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return arrays or maps with other parts: the same of them are null, and the same are empty."""
+    return pa.Array.from_buffers(kind, len(values), values.buffers()[:2], offset=values.offset, children=[parts])
+
+
+def _repeated(value: Any, kind: IcebergType, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, schema_to_pyarrow(kind, include_field_ids=False)), count)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.row_digest import row_digest
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
 _ALL: Final = ("*",)
 _PREFIX: Final = "_exactlyonce_"
@@ -97,7 +99,7 @@ class SinkRoutes:
         from pyspark.sql import functions as F
 
         columns = {
-            column_of(position): _share_column(share, _checked(result, share).columns)
+            column_of(position): _share_column(share, _checked(result, share).schema)
             for position, share in enumerate(self.others)
         }
         if self.kafka is None:
@@ -118,14 +120,13 @@ def _share_facts(share: Share) -> tuple[str, ...]:
     return (*given, f"where={share.where}", f"select={','.join(share.select)}")
 
 
-def _share_column(share: Share, fields: Sequence[str]) -> Column:
+def _share_column(share: Share, columns: StructType) -> Column:
     from pyspark.sql import functions as F
 
     rows = F.expr(f"struct({', '.join(share.select)})")
-    values = [rows.getField(name) for name in fields]
-    hashed = [part for value in values for part in (value, F.isnull(value))]
-    digest = F.xxhash64(*hashed).alias(DIGEST_FIELD)
-    whole = F.struct(*[value.alias(name) for value, name in zip(values, fields, strict=True)], digest)
+    values = [rows.getField(field.name) for field in columns.fields]
+    digest = row_digest(values, [field.dataType for field in columns.fields]).alias(DIGEST_FIELD)
+    whole = F.struct(*[value.alias(name) for value, name in zip(values, columns.names, strict=True)], digest)
     return whole if share.where is None else F.when(F.expr(share.where), whole)
 
 

@@ -84,4 +84,5 @@ def _row(number: int) -> dict[str, Any]:
         "at": at.replace(tzinfo=datetime.UTC),
         "local": at,
         "parts": {"n": number, "l": [key, None], "s": [{"k": key, "id": number}]},
+        "labels": [(key, number), ("none", None)],
     }

@@ -64,4 +64,6 @@ class DeltaDeclaration(TableDeclaration):
             properties.check_whole_files(table, self.where)
         if self.replaces:
             properties.check_rewrites(table, self.where, copies=self.mode == UPSERT)
-        return schema.missing_columns(table.schema(), columns, self.where, evolves=self.evolves)
+        missing = schema.missing_columns(table.schema(), columns, self.where, evolves=self.evolves)
+        schema.check_new(missing, table.protocol().writer_features or (), self.where)
+        return missing

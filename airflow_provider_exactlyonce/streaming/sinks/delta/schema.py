@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.columns import TableColumn, find_missing
 
 if TYPE_CHECKING:
-    from deltalake import Schema
+    from deltalake import Field, Schema
     from pyspark.sql.types import StructType
 
 #: Characters that Delta refuses in a column's name as long as columns are not mapped.
@@ -25,6 +25,7 @@ _RULES: Final = {
     "delta.invariants": "has an invariant",
     "__CHAR_VARCHAR_TYPE_STRING": "is a CHAR or VARCHAR",
 }
+_ZONELESS_FEATURE: Final = "timestampNtz"
 
 
 def arrow_columns(columns: StructType) -> pa.Schema:
@@ -90,6 +91,36 @@ def missing_columns(table: Schema, columns: pa.Schema, where: str, *, evolves: b
     row_types = {field["name"]: _shown(field["type"]) for field in json.loads(row_columns.to_json())["fields"]}
     missing = find_missing(table_columns, row_types, where, evolves=evolves, sink="DeltaSink")
     return [field for field in row_columns.fields if field.name in missing]
+
+
+def check_new(fields: Iterable[Field], features: Collection[str], where: str) -> None:
+    """Check that delta-rs can add columns: it overlooks a time without a zone within a map, and then fails.
+
+    :param features: that the table has
+    :param where: sink and table, for messages
+    :raises RefusedError: naming the column
+    """
+    zoneless = {field.name: list(_zoneless(json.loads(field.to_json())["type"])) for field in fields}
+    if _ZONELESS_FEATURE in features or any(not within for found in zoneless.values() for within in found):
+        return
+    for name, found in zoneless.items():
+        if found:
+            raise RefusedError(
+                f"{where}: column {name!r} has TIMESTAMP_NTZ within a map, and delta-rs does not give the table the "
+                f"feature {_ZONELESS_FEATURE} for it. Cast it to TIMESTAMP, or make the table with the feature first: "
+                f"TBLPROPERTIES ('delta.feature.{_ZONELESS_FEATURE}'='supported')"
+            )
+
+
+def _zoneless(kind: Any, *, in_map: bool = False) -> Iterator[bool]:
+    """Yield of each time without a zone in a type whether it is within a map."""
+    if kind == "timestamp_ntz":
+        yield in_map
+    if isinstance(kind, dict):
+        for part in ("elementType", "keyType", "valueType"):
+            yield from _zoneless(kind.get(part), in_map=in_map or kind["type"] == "map")
+        for field in kind.get("fields", ()):
+            yield from _zoneless(field["type"], in_map=in_map)
 
 
 def required_columns(table: Schema) -> list[str]:

@@ -70,8 +70,11 @@ class DeltaSink(DeltaDeclaration):
         except Exception as error:  # a store has errors of its own
             properties.check_features(DeltaFiles(self.path, self.options), self.where)
             raise BatchFailedError(f"{self.where} can't be read: {type(error).__name__}: {error}") from error
+        rows = schema.arrow_columns(columns)
         if is_there:
-            self.missing_columns(log.table, schema.arrow_columns(columns))
+            self.missing_columns(log.table, rows)
+        else:
+            schema.check_new(schema.delta_schema(rows).fields, (), where)
 
     @override
     def open(self, context: SinkContext) -> SinkCommitter:

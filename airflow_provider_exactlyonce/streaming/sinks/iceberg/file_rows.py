@@ -6,7 +6,7 @@ Pyiceberg's own reader makes an empty one of an array or a map of structs that i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
@@ -32,7 +32,7 @@ def rows_of(table: IcebergTable, file: DataFile, columns: Schema) -> Iterator[pa
         for place, field in enumerate(metadata.specs()[file.spec_id].fields)
         if isinstance(field.transform, IdentityTransform)
     }
-    with table.io.new_input(file.file_path).open() as opened, opened_parquet(opened) as parquet:
+    with table.io.new_input(file.file_path).open() as opened, opened_parquet(cast("BinaryIO", opened)) as parquet:
         schema = pyarrow_to_schema(parquet.schema_arrow, metadata.name_mapping(), downcast_ns_timestamp_to_us=True)
         has = {field.field_id: field for field in schema.fields}
         there = [has[field.field_id].name for field in kind.fields if field.field_id in has]

@@ -9,7 +9,7 @@ from airflow_provider_exactlyonce.streaming import DeltaSink, IcebergSink, Kafka
 
 FOLDER = os.environ["TEST_TABLE"]
 COMPACT_EVERY = int(os.environ["TEST_COMPACT_EVERY"]) or None
-ALL_COLUMNS = ("id", "k", "v", "shop", "at", "local", "parts")
+ALL_COLUMNS = ("id", "k", "v", "shop", "at", "local", "parts", "labels")
 CATALOG = {
     "type": "sql",
     "uri": f"sqlite:///{FOLDER}/catalog.db",
@@ -54,6 +54,7 @@ def lakehouse(events: DataFrame) -> DataFrame:
         "timestamp_micros(1704067200000000 + id) AS at",
         "CAST(timestamp_micros(1704067200000000 + id) AS TIMESTAMP_NTZ) AS local",
         "struct(id AS n, array(k, NULL) AS l, array(struct(k, id)) AS s) AS parts",
+        "map(k, id, 'none', NULL) AS labels",
     )
 
 

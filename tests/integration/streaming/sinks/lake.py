@@ -241,7 +241,10 @@ class Live:
     def stage(self, *tasks: Sequence[dict[str, Any]]) -> SinkEntry:
         attempt = self.begin()
         self.committer.pre_commit([self.write(attempt, task, batch) for task, batch in enumerate(tasks)])
-        count = sum(len(batch) for batch in tasks)
+        return self.entry(sum(len(batch) for batch in tasks))
+
+    def entry(self, count: int) -> SinkEntry:
+        """Return that of the next commit, with so many rows."""
         return SinkEntry(
             commit=self.number + 1,
             run=self.run,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import (
@@ -142,6 +142,27 @@ def test_columns_that_do_not_fit_are_refused_by_name(
 ) -> None:
     with pytest.raises(RefusedError, match=said):
         lake.sink(partition_by=by).check_columns(columns)
+
+
+ZONELESS = T.MapType(T.StringType(), T.ArrayType(T.TimestampNTZType()))
+
+
+@pytest.mark.parametrize("columns", [T.StructType().add("m", ZONELESS), T.StructType().add("m", T.ArrayType(ZONELESS))])
+def test_a_time_without_zone_in_a_map_is_refused_where_delta_rs_overlooks_it(
+    lake: DeltaLake, tmp_path: Path, columns: T.StructType
+) -> None:
+    said = r"column 'm' has TIMESTAMP_NTZ within a map, .*'delta.feature.timestampNtz'='supported'"
+    with pytest.raises(RefusedError, match=said):
+        lake.sink().check_columns(columns)
+    lake.create(LONG)
+    sink = lake.sink(schema="evolve")
+    with pytest.raises(RefusedError, match=said):
+        sink.check_columns(columns)
+    lake.table.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
+    value = [("a", [datetime.datetime(2024, 1, 1)])]
+    given = [{"m": value if isinstance(columns["m"].dataType, T.MapType) else [value]}]
+    Live(sink, tmp_path, columns=columns).commit(given)
+    assert lake.read() == [{"id": None, **given[0]}]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""One number for a row that a sink is given: by it a batch that is run again is compared with what was committed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+
+def row_digest(values: Sequence[Column], kinds: Sequence[DataType]) -> Column:
+    """Return Spark's xxhash64 over the values of a row, and over which of them are null.
+
+    :param kinds: the types of the values
+    """
+    from pyspark.sql import functions as F
+
+    pairs = zip(values, kinds, strict=True)
+    return F.xxhash64(*[part for value, kind in pairs for part in (_hashable(value, kind), F.isnull(value))])
+
+
+def _hashable(value: Column, kind: DataType) -> Column:
+    """Return a value of which Spark has a hash: of a map, which has no order, its entries in the order of their keys.
+
+    What has no map in it stays as it is, and so do its digests in ledgers. Spark hashes one value after the other and
+    leaves out nulls, so an entry says whether its value is one: else that of the next key could be taken for it.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, MapType):
+
+        def entry(of: Column) -> Column:
+            inner = of.getField("value")
+            return F.struct(of.getField("key"), F.isnull(inner), _hashable(inner, kind.valueType))
+
+        # By all of an entry: of files that somebody else has written, Spark reads maps that have a key twice.
+        return F.sort_array(F.transform(F.map_entries(value), entry))
+    if isinstance(kind, ArrayType) and _has_map(kind):
+        return F.transform(value, lambda element: _hashable(element, kind.elementType))
+    if isinstance(kind, StructType) and _has_map(kind):
+        fields = [_hashable(value.getField(field.name), field.dataType) for field in kind.fields]
+        return F.when(F.isnotnull(value), F.struct(*fields))
+    return value
+
+
+def _has_map(kind: DataType) -> bool:
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, ArrayType):
+        return _has_map(kind.elementType)
+    if isinstance(kind, StructType):
+        return any(_has_map(field.dataType) for field in kind.fields)
+    return isinstance(kind, MapType)

@@ -125,6 +125,11 @@ class DeltaTableLog(TableLog):
     def columns(self) -> str:
         return str(self._opened().schema().to_json())
 
+    @property
+    @override
+    def properties(self) -> Mapping[str, str]:
+        return dict(self._opened().metadata().configuration)
+
     @override
     def begin(self) -> Position:
         """Return the oldest version whose entry, and those of all after it, are in the log."""

@@ -71,6 +71,11 @@ class IcebergTableLog(TableLog):
     def field_ids(self) -> Mapping[str, int]:
         return _field_ids((self._looked_at or self._opened()).schema())
 
+    @property
+    @override
+    def properties(self) -> Mapping[str, str]:
+        return self._opened().metadata.properties
+
     @override
     def begin(self) -> Position:
         table = self._opened()

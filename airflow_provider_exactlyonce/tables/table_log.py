@@ -123,6 +123,11 @@ class TableLog(ABC):
     def columns(self) -> str:
         """Return the columns of its newest version, as Spark writes a schema."""
 
+    @property
+    @abstractmethod
+    def properties(self) -> Mapping[str, str]:
+        """The properties of its newest version."""
+
     @abstractmethod
     def begin(self) -> Position:
         """Return the oldest position that can be read from."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from airflow_provider_exactlyonce.streaming.job import table_rows
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 from airflow_provider_exactlyonce.tables.offsets import open_log
 from airflow_provider_exactlyonce.tables.positions import PARTITION, Position
+from airflow_provider_exactlyonce.tables.retention import dangers
 from airflow_provider_exactlyonce.tables.table_log import (
     TableFile,
     TableLog,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LOGGER: Final = logging.getLogger(__name__)
 #: A query without new data asks without a pause, and a look costs two requests to a store.
 _LOOK_SECONDS: Final = 1.0
 #: Of the files of one task; opening one costs as much as some of it.
@@ -96,6 +99,8 @@ def stream(spark: SparkSession, reading: TableReading) -> DataFrame:
     reading = replace(reading, complete=log.end().version - 1)  # before the look at the columns: none may be lost since
     if (mismatch := table_rows.mismatch(columns, log.columns(), needs_all=True)) is not None:
         raise RefusedError(f"the source's schema does not fit table {reading.name}: {mismatch}. Declare what it has")
+    for danger in dangers(log.properties, "source"):
+        _LOGGER.warning("table %s has %s", reading.name, danger)
     return stand_in(spark, reading)
 
 

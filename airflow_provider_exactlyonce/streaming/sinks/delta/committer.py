@@ -98,6 +98,11 @@ class DeltaCommitter(TableCommitter):
 
     @property
     @override
+    def _properties(self) -> Mapping[str, str]:
+        return dict(self._table.table.metadata().configuration)
+
+    @property
+    @override
     def _attempts(self) -> Attempts:
         return self._ledger.attempts
 

@@ -113,14 +113,13 @@ class IcebergCommitter(TableCommitter):
 
     @property
     @override
+    def _properties(self) -> Mapping[str, str]:
+        return self._table.metadata.properties
+
+    @property
+    @override
     def _table_id(self) -> str:
         return str(self._table.metadata.table_uuid)
-
-    @override
-    def _open_table(self) -> None:
-        super()._open_table()
-        if forgets := properties.expiring(self._table.metadata):
-            _LOGGER.info("%s has %s: the audit compares commits whose snapshots are left", self._sink.where, forgets)
 
     @override
     def _create(self) -> None:

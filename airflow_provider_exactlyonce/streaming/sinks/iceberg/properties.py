@@ -1,4 +1,4 @@
-"""What a table asks of those who write to it, and what it forgets: refused, or named."""
+"""What a table asks of those who write to it: what this sink can't keep is refused by name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ if TYPE_CHECKING:
 _FORMAT_VERSION: Final = 2
 _ENCRYPTION: Final = "encryption.key-id"
 _METRICS: Final = "write.metadata.metrics."
-#: With these somebody's maintenance removes snapshots, metadata or refs; none of them can lose a commit.
-_EXPIRING: Final = (
-    "history.expire.max-snapshot-age-ms",
-    "history.expire.min-snapshots-to-keep",
-    "history.expire.max-ref-age-ms",
-    "write.metadata.delete-after-commit.enabled",
-    "write.metadata.previous-versions-max",
-)
 
 
 def check_table(table: TableMetadata, where: str) -> None:
@@ -44,8 +36,3 @@ def check_table(table: TableMetadata, where: str) -> None:
 def of_metrics(table: TableMetadata) -> dict[str, str]:
     """Return the properties by which a table says which statistics its files have."""
     return {name: value for name, value in table.properties.items() if name.startswith(_METRICS)}
-
-
-def expiring(table: TableMetadata) -> dict[str, str]:
-    """Return the properties by which a table forgets its history."""
-    return {name: table.properties[name] for name in _EXPIRING if name in table.properties}

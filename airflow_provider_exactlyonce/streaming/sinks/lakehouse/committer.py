@@ -45,6 +45,7 @@ from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compa
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkCommitter, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
 from airflow_provider_exactlyonce.tables.datasets import dataset_at
+from airflow_provider_exactlyonce.tables.retention import dangers
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -111,6 +112,11 @@ class TableCommitter(SinkCommitter):
     @override
     def dataset(self) -> tuple[str, str]:
         return dataset_at(self._location)
+
+    @property
+    @abstractmethod
+    def _properties(self) -> Mapping[str, str]:
+        """The properties that the table has, as it was when it was last looked at."""
 
     @property
     def _table_id(self) -> str | None:
@@ -193,6 +199,8 @@ class TableCommitter(SinkCommitter):
         self._run, self._newest, self._attempt, self._is_compaction_due = run, None, None, False
         with self._answering(), claim_unanswered():
             self._open_table()
+            for danger in dangers(self._properties, "sink"):
+                _LOGGER.warning("%s has %s", self._sink.where, danger)
             self._fence()
             failpoints.reach("after-sink-fence")
             self._prepare()

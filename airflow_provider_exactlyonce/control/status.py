@@ -96,6 +96,23 @@ class StateSize:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TableStatus:
+    """A table as a sink has left it.
+
+    :param commit: the sink's newest, 0 when there is none
+    :param version: of the table, which that commit has made: a Delta table's version, an Iceberg table's snapshot; None
+        when it is not known
+    :param storage: ``delta`` or ``iceberg``
+    :param columns: names of the columns that the sink writes, and their types in Spark's words
+    """
+
+    commit: int
+    version: str | None
+    storage: str
+    columns: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The newest account of one driver.
 
@@ -117,6 +134,7 @@ class Status:
     :param replay: how far a replay of older commits is, None when there was none
     :param state_sizes: of the operators with state, empty while they are not known or there is none
     :param undelivered: {sink: commits that its target does not have yet}, of write-ahead logs that are behind
+    :param tables: {sink: its table}, of those whose commits are versions of one
     :param guarantee: what it gives from end to end, None before that is known
     :param weaker: why it can't have the guarantee that it declares, None when it can
     :param progressed: seconds since the epoch when it last committed, or had nothing to commit; 0 before it runs
@@ -147,6 +165,7 @@ class Status:
     replay: ReplayReport | None = None
     state_sizes: list[StateSize] = field(default_factory=list)
     undelivered: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, TableStatus] = field(default_factory=dict)
     guarantee: str | None = None
     weaker: str | None = None
     progressed: float = 0.0

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
-from airflow_provider_exactlyonce.tables.positions import is_table
+from airflow_provider_exactlyonce.tables.positions import DELTA, Position, is_table, parse
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import InputDataset, OutputDataset
 
+    from airflow_provider_exactlyonce.control.status import TableStatus
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
     from airflow_provider_exactlyonce.ledger.records import CommitRecord
     from airflow_provider_exactlyonce.ledger.source_clusters import SourceCluster, SourceClusters
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     Lineage = OperatorLineage[Any, Any]
     Datasets = Mapping[str, tuple[str, str]]
     Committed = tuple[CommitRecord, Sequence[CommitRecord], SourceClusters, Datasets]
+    Tables = Mapping[str, TableStatus]
 
 #: Of a task that has made more commits than this, the newest are told.
 COMMITS_LIMIT: Final = 10_000
@@ -71,10 +73,11 @@ def _newest(reader: LedgerReader, tail: LedgerTail, since: int) -> list[CommitRe
         window *= 4
 
 
-def lineage_of(known: Committed | None) -> Lineage:
+def lineage_of(known: Committed | None, written: Tables | None = None) -> Lineage:
     """Return the datasets and facets of a task.
 
     :param known: what it has committed, None for a pipeline that has never committed
+    :param written: {sink: its table as the sink has left it}, as far as its driver has told
     """
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.generated.base import RunFacet
@@ -96,7 +99,7 @@ def lineage_of(known: Committed | None) -> Lineage:
     )
     return OperatorLineage(
         inputs=_inputs(sources, tables, last, commits),
-        outputs=_outputs(_namespace(sources.own), last, commits),
+        outputs=_outputs(_namespace(sources.own), last, commits, written or {}),
         run_facets={_PIPELINE_FACET: pipeline},
     )
 
@@ -128,11 +131,14 @@ def _inputs(
         offsets: Any = InputDatasetFacet().with_additional_properties(**_facts(topic, read, commits))
         facets = {_OFFSETS_FACET: offsets} if commits else {}
         namespace, name = tables[topic] if is_table(topic) else (_namespace(sources.of(topic)), topic)
-        datasets.append(InputDataset(namespace=namespace, name=name, inputFacets=facets))
+        of_table = _facets_of_source(topic, last, commits) if is_table(topic) else {}
+        datasets.append(InputDataset(namespace=namespace, name=name, facets=of_table, inputFacets=facets))
     return datasets
 
 
-def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[OutputDataset]:
+def _outputs(
+    namespace: str, last: CommitRecord, commits: Sequence[CommitRecord], tables: Tables
+) -> list[OutputDataset]:
     from openlineage.client.generated.base import OutputDatasetFacet
 
     written = _merged(
@@ -141,7 +147,7 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
         for topic, ranges in record.sink.items()
         for partition, span in ranges.items()
     )
-    datasets = _tables(last, commits)
+    datasets = _tables(last, commits, tables)
     for topic in sorted({topic for topic, _ in written} | {*last.sink, *last.earlier_sink_topics}):
         rows = sum(rows for (name, _), (_, _, rows) in written.items() if name == topic)
         offsets = OutputDatasetFacet().with_additional_properties(**_facts(topic, written, commits))
@@ -149,25 +155,65 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
     return datasets
 
 
-def _tables(last: CommitRecord, commits: Sequence[CommitRecord]) -> list[OutputDataset]:
+def _tables(last: CommitRecord, commits: Sequence[CommitRecord], tables: Tables) -> list[OutputDataset]:
     """Return the datasets of the sinks that are not Kafka."""
     rows = {share.dataset: 0 for share in last.others.values() if share.dataset is not None}
     for record in commits:
         for share in record.others.values():
             if share.dataset is not None:
                 rows[share.dataset] = rows.get(share.dataset, 0) + share.rows
-    return [_output(dataset, count, commits, {}) for dataset, count in sorted(rows.items())]
+    # Of two sinks with one table the later one has made the newer version.
+    of_tables = {
+        share.dataset: _facets_of_sink(tables[name], last, commits)
+        for name, share in last.others.items()
+        if share.dataset is not None and name in tables
+    }
+    return [_output(dataset, count, commits, {}, of_tables.get(dataset)) for dataset, count in sorted(rows.items())]
+
+
+def _facets_of_source(table: str, last: CommitRecord, commits: Sequence[CommitRecord]) -> dict[str, Any]:
+    """Return the format of a table that is read, and the newest version that was, if commits have read one."""
+    kind, _ = parse(table)
+    read = Position.of(max(end for _, end in last.source[table].values()))
+    version = read.version if read.file else read.version - 1
+    # What Iceberg's readers call a version is a snapshot's id, and positions have its number.
+    is_told = bool(commits) and kind == DELTA and version >= 0
+    return _facets_of_table(kind, str(version) if is_told else None, [])
+
+
+def _facets_of_sink(table: TableStatus, last: CommitRecord, commits: Sequence[CommitRecord]) -> dict[str, Any]:
+    """Return the format and the columns of a table that is written, and the version that the newest commit has made."""
+    is_told = bool(commits) and table.commit == last.commit
+    return _facets_of_table(table.storage, table.version if is_told else None, table.columns)
+
+
+def _facets_of_table(storage: str, version: str | None, columns: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    from openlineage.client.generated.dataset_version_dataset import DatasetVersionDatasetFacet
+    from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, SchemaDatasetFacetFields
+    from openlineage.client.generated.storage_dataset import StorageDatasetFacet
+
+    facets: dict[str, Any] = {"storage": StorageDatasetFacet(storageLayer=storage, fileFormat="parquet")}
+    if version is not None:
+        facets["version"] = DatasetVersionDatasetFacet(datasetVersion=version)
+    if columns:
+        fields = [SchemaDatasetFacetFields(name=name, type=kind) for name, kind in columns]
+        facets["schema"] = SchemaDatasetFacet(fields=fields)
+    return facets
 
 
 def _output(
-    dataset: tuple[str, str], rows: int, commits: Sequence[CommitRecord], facets: Mapping[str, Any]
+    dataset: tuple[str, str],
+    rows: int,
+    commits: Sequence[CommitRecord],
+    facets: Mapping[str, Any],
+    of_table: dict[str, Any] | None = None,
 ) -> OutputDataset:
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
 
     statistics = OutputStatisticsOutputDatasetFacet(rowCount=rows)
     given = {"outputStatistics": statistics, **facets} if commits else {}
-    return OutputDataset(namespace=dataset[0], name=dataset[1], outputFacets=given)
+    return OutputDataset(namespace=dataset[0], name=dataset[1], facets=of_table or {}, outputFacets=given)
 
 
 def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
@@ -218,14 +264,16 @@ class PipelineLineage:
         return pipeline
 
     def _lineage(self, since: int | None) -> Lineage:
+        from airflow_provider_exactlyonce.control import status
         from airflow_provider_exactlyonce.hooks import home
         from airflow_provider_exactlyonce.hooks.kafka import client_config
 
         config = client_config(self.kafka_conn_id)
         name = getattr(self, "pipeline", None)
         try:
-            _, pipeline = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint or None)
+            found, pipeline = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint or None)
             known = committed_since(config, self.ledger_of(pipeline), since)
+            told = status.read(found.status)
         except UnknownPipelineError:
-            known = None
-        return lineage_of(known)
+            return lineage_of(None)
+        return lineage_of(known, told.tables if told is not None and told.pipeline == self.ledger_of(pipeline) else {})

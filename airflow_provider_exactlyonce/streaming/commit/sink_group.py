@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.control.status import TableStatus
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     CommitUnknownError,
@@ -25,7 +26,12 @@ from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.row_router import ShareAnswers, TaskShare
 from airflow_provider_exactlyonce.streaming.sinks.places import one_place
 from airflow_provider_exactlyonce.streaming.sinks.sink_routes import column_of
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    SinkAttempt,
+    SinkCommitter,
+    SinkEntry,
+    VersionedCommitter,
+)
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering
 
 if TYPE_CHECKING:
@@ -323,6 +329,18 @@ class SinkGroup:
                 f"{why}the sink was set back. Restore a savepoint at or before commit {has}, and what it lacks is "
                 f"written into it alone: exactlyonce restore {self._pipeline} --commit {has}"
             )
+
+
+def written_tables(committers: Mapping[str, SinkCommitter]) -> dict[str, TableStatus]:
+    """Return the tables as the sinks have left them.
+
+    :param committers: by the sinks' names
+    """
+    return {
+        name: TableStatus(**{**vars(table), "columns": list(table.columns)})
+        for name, committer in committers.items()
+        if isinstance(committer, VersionedCommitter) and (table := committer.written_table()) is not None
+    }
 
 
 def _owed(entries: Mapping[str, SinkEntry | None], newest: CommitRecord | None) -> SinkEntry | None:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
@@ -41,7 +42,7 @@ from airflow_provider_exactlyonce.streaming.commit.batch_transaction import Batc
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup, written_tables
 from airflow_provider_exactlyonce.streaming.commit.start_checks import (
     check_first_offsets,
     check_sources_go_on,
@@ -227,6 +228,7 @@ class Driver:
         sink = self._sink(spark, run, listener, topics, others)
         stream = sink.prepare(result)
         releases.check_start(run.home, run.options.version, run.options.token)  # an upgrade may have begun meanwhile
+        self._lifecycle.report.tables = partial(written_tables, committers)
         self._lifecycle.start_run(run, spark, others)
         with suppress(AlreadyRunningError):  # after a freeze another one may stand by already
             self._standing_by.close()
@@ -240,6 +242,7 @@ class Driver:
             raise
         first = first_repeated(run.home, run.lineage)
         others.claim(run.number, run.tail.commit, first)
+        self._lifecycle.report.tell(tables=written_tables(committers))
         owed = others.owed(run.tail.commit)
         needs_replay = needs_replay or (
             owed is not None and first <= run.tail.place.commit

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
+from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status, TableStatus
 from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
@@ -30,11 +30,13 @@ class DriverReport:
     :param pipeline: its name
 
     :ivar status: what was told last
+    :ivar tables: gives the tables as the sinks have left them, by the sinks' names
     :ivar batch_began: seconds since the epoch when the batch that is being written began, None between two
     """
 
     def __init__(self, home: Home, token: str, pipeline: str) -> None:
         self.status = Status(pipeline=pipeline, token=token, state=DriverState.STARTING)
+        self.tables: Callable[[], dict[str, TableStatus]] = dict
         self.batch_began: float | None = None
         self._home: Final = home
         self._lock: Final = threading.Lock()
@@ -100,6 +102,7 @@ class DriverReport:
             watermark=record.watermark,
             committed=record.committed / 1000,
             progressed=time.time(),
+            tables=self.tables(),
         )
         log.info(
             "commit %d, batch %d: %s in %.2f s (%s rows/s)%s%s",

@@ -280,6 +280,30 @@ class SinkCommitter(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WrittenTable:
+    """A table as a sink has left it, for lineage.
+
+    :param commit: the sink's newest, 0 when there is none
+    :param version: of the table, which that commit has made; None when it is not known
+    :param storage: the table's format, as OpenLineage names it
+    :param columns: names of the rows' columns, and their types in Spark's words
+    """
+
+    commit: int
+    version: str | None
+    storage: str
+    columns: tuple[tuple[str, str], ...]
+
+
+class VersionedCommitter(SinkCommitter):
+    """The driver's half of a sink whose commits are versions of a table."""
+
+    @abstractmethod
+    def written_table(self) -> WrittenTable | None:
+        """Return the table as it was left, None before the claim; without a request to the target."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sink(ABC):
     """What a user declares. A sink of one's own is a subclass of it; it is frozen, and is pickled with the job.
 

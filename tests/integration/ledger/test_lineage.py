@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
 from openlineage.client.transport.file import FileConfig, FileTransport
 from openlineage.client.uuid import generate_new_uuid
 
+from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.status import DriverState, Status, TableStatus
 from airflow_provider_exactlyonce.hooks import lineage
 from airflow_provider_exactlyonce.ledger.records import KAFKA, OtherSink
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
@@ -120,6 +123,65 @@ def test_a_table_that_is_read_has_the_name_that_the_run_found_it_by(tmp_path: Pa
     [table] = emitted(lineage.lineage_of(known), tmp_path)["inputs"]
     assert (table["namespace"], table["name"]) == ("s3://lake", "warehouse/shop/orders")
     assert table["inputFacets"]["exactlyonce_offsets"]["partitions"] == [{"partition": 0, "start": 0, "end": 3_000_000}]
+
+
+@pytest.mark.parametrize(
+    ("end", "version"),
+    [(0, None), (1_000_000, "0"), (13_000_000, "12"), (13_000_002, "13"), (13_500_003, "13")],
+)
+def test_of_a_delta_table_that_is_read_the_newest_version_is_told(
+    end: int, version: str | None, tmp_path: Path
+) -> None:
+    read = commit_record(source={"delta:/lake/orders": {0: (0, end)}})
+    known = (
+        read,
+        [read],
+        SourceClusters({"bootstrap.servers": "kafka:9092"}, {}),
+        {"delta:/lake/orders": ("file", "/lake/orders")},
+    )
+    [table] = emitted(lineage.lineage_of(known), tmp_path)["inputs"]
+    assert table["facets"]["storage"].items() >= {"storageLayer": "delta", "fileFormat": "parquet"}.items()
+    assert table["facets"].get("version", {}).get("datasetVersion") == version
+
+
+WRITTEN = TableStatus(commit=COMMITS, version="812", storage="delta", columns=[("id", "bigint"), ("k", "string")])
+
+
+@pytest.mark.parametrize(
+    ("told", "version"),
+    [
+        ({"table": WRITTEN}, "812"),
+        ({"table": replace(WRITTEN, commit=COMMITS - 1)}, None),  # of another commit than the ledger's newest
+        ({"table": replace(WRITTEN, version=None)}, None),
+    ],
+)
+def test_a_table_that_is_written_has_its_format_columns_and_the_version_that_the_driver_has_told(
+    pipeline: CraftedPipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Mapping[str, TableStatus],
+    version: str | None,
+) -> None:
+    operator = task(pipeline, tmp_path, monkeypatch)
+    document = Status(pipeline="lineage", token="t", state=DriverState.FINISHED, tables=dict(told))
+    status.write(Home(tmp_path / "home").status, document)
+    done = SimpleNamespace(start_date=datetime.fromtimestamp(FIRST, UTC))
+    table = emitted(operator.get_openlineage_facets_on_complete(done), tmp_path)["outputs"][0]
+    assert (table["namespace"], table["name"]) == ("s3://lake", "shop/orders")
+    assert table["outputFacets"]["outputStatistics"]["rowCount"] == sum(range(FIRST, COMMITS + 1))
+    assert table["facets"]["storage"].items() >= {"storageLayer": "delta", "fileFormat": "parquet"}.items()
+    fields = [(each["name"], each["type"]) for each in table["facets"]["schema"]["fields"]]
+    assert fields == [("id", "bigint"), ("k", "string")]
+    assert table["facets"].get("version", {}).get("datasetVersion") == version
+
+
+def test_a_table_of_a_pipeline_whose_driver_has_told_nothing_has_only_its_rows(
+    pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = task(pipeline, tmp_path, monkeypatch)
+    done = SimpleNamespace(start_date=datetime.fromtimestamp(FIRST, UTC))
+    table = emitted(operator.get_openlineage_facets_on_complete(done), tmp_path)["outputs"][0]
+    assert table.get("facets", {}) == {}
 
 
 def test_a_task_that_fails_tells_the_same(

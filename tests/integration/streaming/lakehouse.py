@@ -9,6 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control.home import Home
 from tests.integration.streaming.harness import JOBS, Driver, World, check_ledger, read_committed
 from tests.integration.streaming.sinks.delta.lake import DeltaLake
 from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
@@ -57,7 +59,14 @@ class LakePipeline:
         assert self.lake.rows() == expected(self.kind, range(self.world.sent))
         values = [json.loads(record.value or b"") for record in read_committed(self.world.config, self.world.sink)]
         assert sorted(value["id"] for value in values) == list(range(self.world.sent))
-        for record in check_ledger(self.world):
+        records = check_ledger(self.world)
+        told = status.read(Home(self.world.home).status)
+        assert told is not None
+        [table] = told.tables.values()
+        assert (table.commit, table.version is None) == (records[-1].commit, False)
+        assert table.storage == ("iceberg" if isinstance(self.lake, IcebergLake) else "delta")
+        assert {name for name, _ in table.columns} == self.lake.rows()[0].keys()
+        for record in records:
             [share] = record.others.values()
             assert share.dataset is not None
             assert all(file.is_relative_to(share.dataset[1]) for file in self.lake.files())

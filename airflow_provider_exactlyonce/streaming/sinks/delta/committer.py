@@ -22,12 +22,13 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, Log
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.streaming.sinks.delta.upserts import DeltaUpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import OpenDeltaWriter, TableFormat
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterState
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkEntry, never
+from airflow_provider_exactlyonce.tables.positions import DELTA
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +46,7 @@ class DeltaCommitter(TableCommitter):
     """
 
     VERSION: ClassVar = "version"
+    STORAGE: ClassVar = DELTA
     NEEDS_NOTE: ClassVar = True
 
     _sink: DeltaDeclaration
@@ -175,6 +177,12 @@ class DeltaCommitter(TableCommitter):
         transactions, metadata = self._ledger.commit_of(note, entry, change.rows, self._earlier_rows)
         changed = actions(change.added, change.removed)
         self._table.append(changed, transactions, metadata, not self._sink.replaces)
+
+    @override
+    def _version_of(self, newest: Committed, *, is_new: bool) -> str | None:
+        is_known = is_new and self._table.written >= self._table.version  # else the answer was lost
+        version = self._table.written if is_known else self._ledger.version_of(newest.attempt)
+        return None if version is None else str(version)
 
     @override
     def _compaction(self) -> DeltaCompaction:

@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 EARLIER_ROWS: Final = "earlier_rows"
 #: In the metadata of a claim that corrects the transactions.
 _STANDING: Final = "standing"
+#: Versions that are read for what only lineage wants to know.
+_LOOKED_AT: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +156,14 @@ class SinkLedger:
     def committed_in(self) -> int | None:
         """Return the version that says which commit is the newest, None when it was cleaned up."""
         return found[0].version if (found := self._in_log()) is not None else None
+
+    def version_of(self, attempt: str) -> int | None:
+        """Return the version with which an attempt has committed, None when it is not the newest commit or far back."""
+        for entry in islice(standing_entries(self._files, self._log.version), _LOOKED_AT):
+            metadata = entry.information.get(METADATA) or {}
+            if self.is_mine(metadata) and "entry" in metadata:
+                return entry.version if metadata["attempt"] == attempt else None
+        return None
 
     def keep_note(self) -> None:
         """Write the note of the newest commit if it is not there: its version may be cleaned up, as may a claim's."""

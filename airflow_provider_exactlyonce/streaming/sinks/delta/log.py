@@ -52,6 +52,7 @@ class DeltaLog:
 
     :param path: an absolute path, or a URL of delta-rs
     :param options: what delta-rs needs to know of the store
+    :ivar written: the version that this has written last, -1 for none
     """
 
     #: None of the errors of delta-rs says for sure that nothing was written.
@@ -61,7 +62,7 @@ class DeltaLog:
         self._path: Final = path
         self._options: Final = dict(options)
         self._table: DeltaTable | None = None
-        self._written = -1
+        self.written = -1
 
     @property
     def table(self) -> DeltaTable:
@@ -83,7 +84,7 @@ class DeltaLog:
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
-        self._table, self._written = None, -1
+        self._table, self.written = None, -1
         try:
             self._table = DeltaTable(self._path, storage_options=self._options)
         except TableNotFoundError:
@@ -189,7 +190,7 @@ class DeltaLog:
                 cleanup_expired_logs=None if written % self._checkpoint_interval == 0 else False
             ),
         )
-        self._written = written
+        self.written = written
 
     def add_columns(
         self, fields: Sequence[Field], transactions: Mapping[str, int], metadata: Mapping[str, Any]
@@ -212,7 +213,7 @@ class DeltaLog:
 
     def foreign_versions(self, since: int) -> range:
         """Return the versions after one, up to the one last looked at, that may be of others."""
-        return range(since + 1, self.version if self.version == self._written else self.version + 1)
+        return range(since + 1, self.version if self.version == self.written else self.version + 1)
 
     def keep(self, version: int) -> None:
         """Make a version outlive a loss of power."""

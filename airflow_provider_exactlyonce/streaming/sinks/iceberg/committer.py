@@ -24,12 +24,13 @@ from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedg
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.upserts import IcebergUpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, TableFormat, data_file
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import claim_unanswered
+from airflow_provider_exactlyonce.tables.positions import ICEBERG
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -51,6 +52,7 @@ class IcebergCommitter(TableCommitter):
     """
 
     VERSION: ClassVar = "snapshot"
+    STORAGE: ClassVar = ICEBERG
     NEEDS_NOTE: ClassVar = False
 
     _sink: IcebergDeclaration
@@ -174,6 +176,13 @@ class IcebergCommitter(TableCommitter):
         added = [data_file(file, form) for file in change.added]
         told = self._ledger.commit_of(note.attempt, entry, change.rows)
         self._table.append(added, *told, change.removed)
+
+    @override
+    def _version_of(self, newest: Committed, *, is_new: bool) -> str | None:
+        for snapshot in self._table.history():
+            if (committed := self._ledger.committed_by(snapshot)) is not None:
+                return str(snapshot.snapshot_id) if committed.attempt == newest.attempt else None
+        return None
 
     @override
     def _compaction(self) -> IcebergCompaction:

@@ -42,7 +42,13 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColum
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upsert_writer import OpenTableWriter, OpenUpsertWriter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertedRows, UpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
-from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkCommitter, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    OpenWriter,
+    SinkAttempt,
+    SinkEntry,
+    VersionedCommitter,
+    WrittenTable,
+)
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
 from airflow_provider_exactlyonce.tables.datasets import dataset_at
 from airflow_provider_exactlyonce.tables.retention import dangers
@@ -57,7 +63,7 @@ _PAUSE_SECONDS: Final = 0.5
 _DOUBLINGS: Final = 7  # until that pause
 
 
-class TableCommitter(SinkCommitter):
+class TableCommitter(VersionedCommitter):
     """Derive from it for a kind of table.
 
     :param pipeline: the pipeline's name
@@ -66,6 +72,8 @@ class TableCommitter(SinkCommitter):
 
     #: What a version is called there.
     VERSION: ClassVar[str]
+    #: What OpenLineage calls its format.
+    STORAGE: ClassVar[str]
     #: Whether the entry of the newest commit may be nowhere but in its note, once the table's history was cleaned up.
     NEEDS_NOTE: ClassVar[bool]
 
@@ -89,6 +97,7 @@ class TableCommitter(SinkCommitter):
         self._change = self._staged.change()  # what the version to write adds and takes out
         self._staged_rows = 0
         self._newest: Committed | None = None
+        self._written: WrittenTable | None = None
         self._settling: list[Committed] = []  # commits beside whose files there may be others
         self._is_compaction_due = False
         self._unneeded: list[str] = []  # attempts whose notes nobody needs once the newest commit is settled
@@ -207,6 +216,7 @@ class TableCommitter(SinkCommitter):
             self._check_claim()  # else what a successor has committed since would be taken for what was there before
             self._newest = self._ledger.newest()
             self._sweep()
+            self._note_version(self._newest, is_new=False)
         self._phase.move(CommitterEvent.CLAIMED)
         return self._newest.entry if self._newest else None
 
@@ -254,9 +264,38 @@ class TableCommitter(SinkCommitter):
             self._unneeded.append(unneeded.attempt)
         self._settling.append(committed)
         self._newest, self._attempt = committed, None
+        self._note_version(committed, is_new=True)
         if (every := self._sink.compact_every) is not None and entry.commit % every == 0:
             self._is_compaction_due = True
         self._phase.move(CommitterEvent.COMMITTED)
+
+    @override
+    def written_table(self) -> WrittenTable | None:
+        return self._written
+
+    def _note_version(self, newest: Committed | None, *, is_new: bool) -> None:
+        """Note the version that the newest commit has made. The commit is made: nothing may fail here.
+
+        :param is_new: it is the last that was written
+        """
+        version = None
+        if newest is not None:
+            with suppress(Exception):  # then it is not known
+                version = self._version_of(newest, is_new=is_new)
+        columns = self._sink.stored(self._known_columns()).fields
+        self._written = WrittenTable(
+            commit=newest.entry.commit if newest else 0,
+            version=version,
+            storage=self.STORAGE,
+            columns=tuple((column.name, column.dataType.simpleString()) for column in columns),
+        )
+
+    @abstractmethod
+    def _version_of(self, newest: Committed, *, is_new: bool) -> str | None:
+        """Return the version that the newest commit has made, as readers name it; None when it is not known.
+
+        :param is_new: it is the last that was written
+        """
 
     @override
     def abort(self) -> None:

@@ -148,6 +148,10 @@ class Lake(ABC):
         """Return how many versions of the table there are."""
 
     @abstractmethod
+    def newest_version(self) -> str:
+        """Return what readers call the newest version."""
+
+    @abstractmethod
     def widen(self) -> None:
         """Add a column ``more``, as another writer."""
 

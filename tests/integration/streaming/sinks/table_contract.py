@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     RecordRefusedError,
 )
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry, VersionedCommitter
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
 from tests.integration.streaming.sinks.lake import (
     COLUMNS,
@@ -83,6 +83,36 @@ class TableContract:
         live = Live(lake.sink(), tmp_path)
         live.commit(rows(0, 5))
         assert TableOffsets(lake.log()).dataset == live.committer.dataset
+
+    def test_lineage_is_told_the_version_that_the_newest_commit_has_made(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live = Live(lake.sink(), tmp_path)
+
+        def told(run: Live) -> tuple[int, str | None]:
+            assert isinstance(run.committer, VersionedCommitter)
+            table = run.committer.written_table()
+            assert table is not None and dict(table.columns) == {"id": "bigint", "k": "string"}
+            return table.commit, table.version
+
+        assert told(live) == (0, None)
+        live.commit(rows(0, 2))
+        assert told(live) == (1, lake.newest_version())
+        lake.write(1000, 2)
+
+        def lose_the_answer(write: Callable[[], None]) -> None:
+            write()
+            raise ConnectionError("the answer was lost")
+
+        lake.at_next_write(monkeypatch, lose_the_answer)
+        live.commit(rows(2, 2))
+        second = lake.newest_version()
+        assert told(live) == (2, second)
+        lake.write(2000, 2)
+        again = Live(lake.sink(), tmp_path, run=2)
+        assert told(again) == (2, second), "its claim is a version, too"
+        again.commit(rows(4, 2))
+        assert told(again) == (3, lake.newest_version())
 
     # Others, and zombies
 

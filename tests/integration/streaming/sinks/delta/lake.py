@@ -89,6 +89,10 @@ class DeltaLake(Lake):
         return int(self.table.version()) + 1
 
     @override
+    def newest_version(self) -> str:
+        return str(self.table.version())
+
+    @override
     def widen(self) -> None:
         self.table.alter.add_columns([Field("more", PrimitiveType("string"), nullable=True)])
 

@@ -118,6 +118,12 @@ class IcebergLake(Lake):
         return len(self.table.snapshots())
 
     @override
+    def newest_version(self) -> str:
+        snapshot = self.table.current_snapshot()
+        assert snapshot is not None
+        return str(snapshot.snapshot_id)
+
+    @override
     def widen(self) -> None:
         with self.table.update_schema() as update:
             update.add_column("more", StringType())

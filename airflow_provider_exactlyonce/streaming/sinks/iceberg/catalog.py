@@ -188,7 +188,7 @@ class IcebergTable:
         draft = _Draft(self._opened)
         update = draft.update_schema()
         for column in columns:
-            update.add_column(column.name, column.type)
+            update.add_column((column.name,), column.type)  # a text with a dot would be a path
         update.commit()
         self._commit(draft._updates, (*draft._requirements, self._unmoved))
 

@@ -125,7 +125,7 @@ class IcebergCommitter(TableCommitter):
 
     @override
     def _create(self) -> None:
-        columns = schema.iceberg_schema(self._row_columns())
+        columns = schema.iceberg_schema(self._row_columns(), self._sink.where)
         self._table.create(columns, partitions.new_spec(self._sink.partition_by, columns, self._sink.where))
 
     @override

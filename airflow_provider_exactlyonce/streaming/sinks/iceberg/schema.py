@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +27,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.columns import TableColumn, find_missing
 
 if TYPE_CHECKING:
@@ -56,9 +57,15 @@ class NewColumn:
     type: IcebergType
 
 
-def iceberg_schema(columns: spark.StructType) -> Schema:
-    """Return the columns of a new table, all of them and of their parts optional; the catalog gives them their ids."""
-    return Schema(*_fields(columns, count(1)))
+def iceberg_schema(columns: spark.StructType, where: str) -> Schema:
+    """Return the columns of a new table, all of them and of their parts optional; the catalog gives them their ids.
+
+    :param where: the sink, for messages
+    :raises RefusedError: when Iceberg can't tell some of them apart
+    """
+    fields = _fields(columns, count(1))
+    check_paths(((field.name, field.field_type) for field in fields), where)
+    return Schema(*fields)
 
 
 def missing_columns(table: Schema, columns: spark.StructType, where: str, *, evolves: bool) -> list[NewColumn]:
@@ -78,10 +85,32 @@ def missing_columns(table: Schema, columns: spark.StructType, where: str, *, evo
         )
         for field in table.fields
     }
-    row_types = {field.name: field.field_type for field in iceberg_schema(columns).fields}
+    row_types = {field.name: field.field_type for field in iceberg_schema(columns, where).fields}
     shown = {name: _shown(kind) for name, kind in row_types.items()}
     missing = find_missing(table_columns, shown, where, evolves=evolves, sink="IcebergSink")
-    return [NewColumn(name, row_types[name]) for name in missing]
+    new = [NewColumn(name, row_types[name]) for name in missing]
+    check_paths(
+        [*((field.name, field.field_type) for field in table.fields), *((of.name, of.type) for of in new)], where
+    )
+    return new
+
+
+def check_paths(columns: Iterable[tuple[str, IcebergType]], where: str) -> None:
+    """Check that columns and their parts are told apart by their paths, as they have to be in Iceberg.
+
+    :param columns: names and types
+    :param where: the sink, and the table if there is one, for messages
+    :raises RefusedError: naming the path
+    """
+    columns_by_path: dict[str, str] = {}
+    for path, column in ((path, name) for name, kind in columns for path in _paths(name, kind)):
+        if path in columns_by_path:
+            of = " and ".join(dict.fromkeys(map(repr, (columns_by_path[path], column))))
+            raise RefusedError(
+                f"{where}: Iceberg puts a dot between a column and its part, and would call two things {path!r} in "
+                f"{of}: rename one"
+            )
+        columns_by_path[path] = column
 
 
 def written_columns(table: Schema, columns: spark.StructType) -> Schema:
@@ -124,6 +153,19 @@ def _type(kind: Any, ids: Iterator[int]) -> IcebergType:
     if name == "decimal":
         return DecimalType(kind.precision, kind.scale)
     return _PRIMITIVES["string" if name in ("string", "char", "varchar") else kind.simpleString()]
+
+
+def _paths(name: str, kind: IcebergType) -> Iterator[str]:
+    yield name
+    parts: Mapping[str, IcebergType] = {}
+    if isinstance(kind, StructType):
+        parts = {field.name: field.field_type for field in kind.fields}
+    elif isinstance(kind, ListType):
+        parts = {"element": kind.element_type}
+    elif isinstance(kind, MapType):
+        parts = {"key": kind.key_type, "value": kind.value_type}
+    for part, part_kind in parts.items():
+        yield from _paths(f"{name}.{part}", part_kind)
 
 
 def _has_required_part(kind: IcebergType) -> bool:

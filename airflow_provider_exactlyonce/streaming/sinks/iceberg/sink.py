@@ -49,12 +49,13 @@ class IcebergSink(IcebergDeclaration):
     @override
     def check_columns(self, columns: StructType) -> None:
         self._check_usable()
-        from airflow_provider_exactlyonce.streaming.sinks.iceberg import changes, partitions
+        from airflow_provider_exactlyonce.streaming.sinks.iceberg import changes, partitions, schema
         from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 
         self.check_key(columns)
         columns = self.stored(columns)
         check_parquet(columns, f"sink {self.name}")
+        schema.iceberg_schema(columns, f"sink {self.name}")
         partitions.check_declared(columns, self.partition_by, f"sink {self.name}")
         with closing(IcebergTable(self.table, self.properties)) as table:
             with answering(f"{self.where} can't be read"):

@@ -187,6 +187,30 @@ def test_columns_that_the_table_lacks_are_added_where_that_is_declared(lake: Ice
     assert lake.rows() == lake.library_rows()
 
 
+def test_a_column_with_a_dot_is_added_beside_a_struct(lake: IcebergLake, tmp_path: Path) -> None:
+    sink = lake.sink(schema="evolve")
+    nested = T.StructType([*COLUMNS.fields, T.StructField("a", T.StructType().add("b", T.LongType()))])
+    Live(sink, tmp_path, columns=nested).commit([{"id": 0, "k": "k0", "a": {"b": 1}}])
+    wider = T.StructType([*nested.fields, T.StructField("a.c", T.LongType())])
+    Live(sink, tmp_path, run=2, columns=wider).commit([{"id": 1, "k": "k1", "a": {"b": 2}, "a.c": 3}])
+    assert [(row["a"], row["a.c"]) for row in lake.rows()] == [({"b": 1}, None), ({"b": 2}, 3)]
+    assert lake.rows() == lake.library_rows()
+
+
+def test_a_column_that_would_have_the_path_of_a_part_is_refused_by_name(lake: IcebergLake, tmp_path: Path) -> None:
+    """Iceberg can't have both, and says so in a way that looks as if the catalog did not answer."""
+    struct = T.StructField("a", T.StructType().add("b", T.LongType()))
+    column = T.StructField("a.b", T.LongType())
+    both = T.StructType([*COLUMNS.fields, struct, column])
+    said = r"two things 'a\.b' in 'a' and 'a\.b': rename one"
+    sink = lake.sink(schema="evolve")
+    with pytest.raises(RefusedError, match=f"sink lake: .*{said}"):
+        sink.check_columns(both)
+    Live(sink, tmp_path, columns=T.StructType([*COLUMNS.fields, struct]))
+    with pytest.raises(RefusedError, match=f"table lake.shop.events of sink lake: .*{said}"):
+        sink.check_columns(T.StructType([*COLUMNS.fields, column]))
+
+
 def test_a_null_in_a_column_that_is_required_in_the_table_is_refused(lake: IcebergLake, tmp_path: Path) -> None:
     lake.create(LONG, NestedField(2, "k", StringType(), required=True))
     live = Live(lake.sink(), tmp_path)

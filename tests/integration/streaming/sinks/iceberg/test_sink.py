@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.streaming.sinks.iceberg import catalog
 from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
 from tests.integration.streaming.sinks.lake import Live, rows
 
@@ -122,3 +123,22 @@ def test_manifests_are_merged_when_there_are_many(lake: IcebergLake, tmp_path: P
     assert snapshot is not None and len(snapshot.manifests(lake.table.io)) < 6
     assert lake.ids() == list(range(24))
     assert live.audit(entries) == []
+
+
+def test_a_manifest_of_many_files_is_not_written_again(
+    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "FULL_MANIFEST", 6)
+    lake.create(LONG, TEXT, properties={"commit.manifest.min-count-to-merge": "3"})
+    live, full, counts = Live(lake.sink(), tmp_path), set[str](), list[int]()
+    for number in range(40):
+        live.commit(rows(number, 1))
+        snapshot = lake.table.current_snapshot()
+        assert snapshot is not None
+        manifests = {of.manifest_path: of for of in snapshot.manifests(lake.table.io)}
+        assert full <= set(manifests)
+        full |= {name for name, of in manifests.items() if (of.existing_files_count or 0) >= 6}
+        counts.append(len(manifests) - len(full))
+    assert len(full) > 4
+    assert max(counts) <= 4
+    assert lake.ids() == list(range(40))

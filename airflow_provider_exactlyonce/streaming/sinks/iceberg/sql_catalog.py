@@ -1,0 +1,116 @@
+"""A SQL catalog for a table that one writer commits to again and again: of the metadata only what is new is made.
+
+Iceberg's metadata is one file with every snapshot that is kept, and each commit writes another. Pyiceberg's own catalog
+reads it twice for a commit, copies every snapshot, and makes JSON of each: at 10,000 snapshots that is a second. A file
+of metadata never changes, and so what was written is known as long as the catalog names it. When somebody else has
+written, all is read as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
+from pyiceberg.utils.config import Config
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pyiceberg.catalog.sql import IcebergTables
+    from pyiceberg.io import FileIO
+    from pyiceberg.table import CommitTableResponse
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.update import TableRequirement, TableUpdate
+
+T = TypeVar("T")
+
+_GROWING: Final = ("snapshots", "snapshot_log")
+_COMPRESSED: Final = ".gz.metadata.json"
+_FORMAT_VERSION: Final = 2  # snapshots are written otherwise in others, which the sink refuses
+
+
+class IncrementalSqlCatalog(SqlCatalog):
+    """As pyiceberg's, and remembers the metadata that the last table had which it has read or written.
+
+    :param name: of the catalog
+    :param properties: of the catalog
+    """
+
+    def __init__(self, name: str, **properties: str) -> None:
+        super().__init__(name, **properties)
+        self._known: tuple[str, TableMetadata] | None = None  # a location, and what is there
+        self._json: Final = {name: _GrowingJson() for name in _GROWING}
+
+    @override
+    def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:
+        if self._known is None or self._known[0] != orm_table.metadata_location:
+            read = super()._convert_orm_to_iceberg(orm_table)
+            self._known = (read.metadata_location, _kept(read.metadata))
+        location, metadata = self._known
+        return Table(
+            identifier=(*self.identifier_to_tuple(orm_table.table_namespace), orm_table.table_name),
+            metadata=metadata,
+            metadata_location=location,
+            io=self._load_file_io(metadata.properties, location),
+            catalog=self,
+        )
+
+    @override
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        committed = super().commit_table(table, requirements, updates)
+        self._known = (committed.metadata_location, _kept(committed.metadata))
+        return committed
+
+    @override
+    def _write_metadata(  # type: ignore[override]  # which needs nothing of the catalog
+        self, metadata: TableMetadata, io: FileIO, metadata_path: str
+    ) -> None:
+        is_otherwise = Config().get_bool("legacy-current-snapshot-id") or metadata_path.endswith(_COMPRESSED)
+        if is_otherwise or metadata.format_version != _FORMAT_VERSION:
+            super()._write_metadata(metadata, io, metadata_path)
+            return
+        with io.new_output(metadata_path).create() as file:
+            file.write(metadata.model_dump_json(exclude=set(_GROWING)).removesuffix("}").encode())
+            for name in _GROWING:
+                file.write(f',"{name.replace("_", "-")}":['.encode())
+                file.write(self._json[name].of(getattr(metadata, name)))
+                file.write(b"]")
+            file.write(b"}")
+
+
+class _GrowingJson:
+    """The JSON of a list whose members never change, without its brackets."""
+
+    def __init__(self) -> None:
+        self._members: Sequence[BaseModel] = ()
+        self._json = b""
+
+    def of(self, members: Sequence[BaseModel]) -> bytes:
+        """Return the JSON; of what the list began with the last time it is kept."""
+        count = len(self._members)
+        if count > len(members) or not all(map(is_, self._members, members)):
+            count, self._json = 0, b""
+        more = [member.model_dump_json(exclude_none=True, by_alias=True).encode() for member in members[count:]]
+        self._json, self._members = b",".join(filter(None, (self._json, *more))), members
+        return self._json
+
+
+class _Kept(list[T]):
+    """What never changes, so that a deep copy of all of it is a list of the same."""
+
+    @override
+    def __add__(self, more: list[T]) -> _Kept[T]:  # type: ignore[override]
+        return _Kept([*self, *more])
+
+    def __deepcopy__(self, memo: object) -> _Kept[T]:
+        return _Kept(self)
+
+
+def _kept(metadata: TableMetadata) -> TableMetadata:
+    """Return metadata with lists of that kind, where they grow with the snapshots."""
+    return metadata.model_copy(update={name: _Kept(getattr(metadata, name)) for name in _GROWING})

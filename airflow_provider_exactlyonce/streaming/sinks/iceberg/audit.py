@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
@@ -11,6 +12,7 @@ from pyiceberg.table.snapshots import Operation
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.row_deletes import RowDeletes
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory
 
 if TYPE_CHECKING:
@@ -21,14 +23,30 @@ if TYPE_CHECKING:
 _REMOVED_DELETES: Final = "removed-delete-files"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """What a snapshot has changed.
+
+    :param added: files with rows
+    :param removed: files with rows
+    :param deletes: added files that say which rows of others are deleted
+    """
+
+    added: list[DataFile]
+    removed: list[DataFile]
+    deletes: list[DataFile]
+
+
 def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> TableHistory:
     """Read main's snapshots that are still kept.
 
     :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
     """
     history = TableHistory()  # what was committed before the oldest snapshot that is left, nobody can tell any more
+    row_deletes = RowDeletes(table, history)
     for snapshot in reversed(list(table.history())):
-        added, removed = _changed_files(snapshot, table.io)
+        changes = _changes(snapshot, table.io)
+        added, removed = changes.added, changes.removed
         committed, name = ledger.committed_by(snapshot), _named(snapshot)
         history.exchange(name, _paths(removed), _paths(added))
         if committed is not None:
@@ -37,8 +55,11 @@ def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> 
             more = sum(file.record_count for file in added) - sum(file.record_count for file in removed)
             history.count(name, entry, ledger.rows_of(snapshot, entry), more)
             history.hold(_paths(added), [frozenset({entry.commit}), *history.held(_paths(removed))])
-        elif removed and not (replaces and ledger.is_commit(snapshot)):
-            _follow(history, snapshot, added, removed)
+        elif not (replaces and ledger.is_commit(snapshot)):
+            row_deletes.follow(name, changes.deletes)
+            if removed:
+                _follow(history, snapshot, added, removed)
+        row_deletes.place(added)
         if ledger.is_first(snapshot):
             history.since = 0
     return history
@@ -60,15 +81,17 @@ def _named(snapshot: Snapshot) -> str:
     return f"snapshot {snapshot.snapshot_id} ({operation})"
 
 
-def _changed_files(snapshot: Snapshot, io: FileIO) -> tuple[list[DataFile], list[DataFile]]:
-    """Return the files with rows that a snapshot has added, and those that it has removed."""
-    files: dict[ManifestEntryStatus, list[DataFile]] = {status: [] for status in ManifestEntryStatus}
+def _changes(snapshot: Snapshot, io: FileIO) -> _Changes:
+    files: dict[tuple[bool, ManifestEntryStatus], list[DataFile]] = {
+        (is_data, status): [] for is_data in (True, False) for status in ManifestEntryStatus
+    }
     for manifest in snapshot.manifests(io):
-        if manifest.content == ManifestContent.DATA and manifest.added_snapshot_id == snapshot.snapshot_id:
+        if manifest.added_snapshot_id == snapshot.snapshot_id:
             for entry in manifest.fetch_manifest_entry(io, discard_deleted=False):
                 if entry.snapshot_id == snapshot.snapshot_id:
-                    files[entry.status].append(entry.data_file)
-    return files[ManifestEntryStatus.ADDED], files[ManifestEntryStatus.DELETED]
+                    files[manifest.content == ManifestContent.DATA, entry.status].append(entry.data_file)
+    added, removed = ManifestEntryStatus.ADDED, ManifestEntryStatus.DELETED
+    return _Changes(added=files[True, added], removed=files[True, removed], deletes=files[False, added])
 
 
 def _paths(files: Iterable[DataFile]) -> list[str]:

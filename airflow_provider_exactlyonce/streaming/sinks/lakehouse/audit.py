@@ -77,12 +77,26 @@ class TableHistory:
         for file in added:
             self.removed.pop(file, None)
 
-    def lose(self, version: str, files: Iterable[str]) -> None:
-        """Note that a version of others has changed rows of files, or removed them."""
+    def lose(self, version: str, files: Iterable[str], rows: int | None = None) -> None:
+        """Note that a version of others has changed rows of files, or removed them.
+
+        :param rows: how many of each it has deleted beside the file; None when the file itself was taken out
+        """
+        did = "changed or removed rows" if rows is None else f"deleted {rows} rows"
         for file in files:
             if commits := self.commits.get(file):
-                which = f"commit {min(commits)}" if len(commits) == 1 else f"commits {min(commits)} to {max(commits)}"
-                self.findings.append(f"{which}: {version} has changed or removed rows of {file}")
+                self.findings.append(f"{_shown(commits)}: {version} has {did} of {file}")
+
+    def doubt(self, version: str, files: Iterable[str], what: str) -> None:
+        """Note that a version of others may have deleted rows of files, and nobody can tell which.
+
+        :param what: what can't be read
+        """
+        if commits := frozenset[int]().union(*self.held(files)):
+            self.findings.append(
+                f"{_shown(commits)}: {version} has deleted rows by {what}, so it is not known whether theirs are among "
+                "them"
+            )
 
     def rewrite(self, version: str, before: Sequence[int | None], after: Sequence[int | None]) -> None:
         """Compare the rows of the files that a version has written in the place of others; None where nobody says."""
@@ -91,6 +105,10 @@ class TableHistory:
                 f"{version} has {sum(filter(None, after))} rows instead of {sum(filter(None, before))}, and says "
                 "that it has changed none"
             )
+
+
+def _shown(commits: frozenset[int]) -> str:
+    return f"commit {min(commits)}" if len(commits) == 1 else f"commits {min(commits)} to {max(commits)}"
 
 
 @dataclass(frozen=True, kw_only=True)

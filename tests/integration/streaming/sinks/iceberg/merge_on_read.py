@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +24,8 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 
 from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
+
+_NONE: Final = Record()
 
 
 class _DeleteManifest(ManifestWriterV2):
@@ -53,23 +57,43 @@ class _RowDelta(_FastAppendFiles):
 
 def delete_first_row(lake: IcebergLake, file: Path) -> None:
     """Delete the first row of a file, as a user's merge on read."""
-    table = lake.table
-    path = f"{table.location()}/data/{uuid.uuid4().hex}-deletes.parquet"
+    delete_positions(lake, {file: [0]})
+
+
+def delete_positions(lake: IcebergLake, positions: Mapping[Path, Sequence[int]], partition: Record = _NONE) -> Path:
+    """Delete rows of files by their positions; returns the file of the deletes."""
     fields = [
         pa.field("file_path", pa.string(), False, {"PARQUET:field_id": "2147483546"}),
         pa.field("pos", pa.int64(), False, {"PARQUET:field_id": "2147483545"}),
     ]
+    named = [(f"file://{file}", position) for file, all_of in positions.items() for position in all_of]
+    columns = [list(column) for column in zip(*named, strict=True)]
+    return _delete(lake, pa.table(columns, schema=pa.schema(fields)), partition)
+
+
+def delete_by_id(lake: IcebergLake, ids: Sequence[int], partition: Record = _NONE) -> Path:
+    """Delete rows by their values of ``id``, as Flink does; returns the file of the deletes."""
+    fields = [pa.field("id", pa.int64(), True, {"PARQUET:field_id": "1"})]
+    return _delete(lake, pa.table([ids], schema=pa.schema(fields)), partition, equality_ids=[1])
+
+
+def _delete(lake: IcebergLake, rows: pa.Table, partition: Record, equality_ids: list[int] | None = None) -> Path:
+    table = lake.table
+    path = f"{table.location()}/data/{uuid.uuid4().hex}-deletes.parquet"
     local = Path(path.removeprefix("file://"))
-    pq.write_table(pa.table([[f"file://{file}"], [0]], schema=pa.schema(fields)), local)
+    pq.write_table(rows, local)
+    by_position = equality_ids is None
     with table.transaction() as transaction:
         delta = _RowDelta(operation=Operation.DELETE, transaction=transaction, io=table.io)
         delta.deletes = DataFile.from_args(
-            content=DataFileContent.POSITION_DELETES,
+            content=DataFileContent.POSITION_DELETES if by_position else DataFileContent.EQUALITY_DELETES,
             file_path=path,
             file_format=FileFormat.PARQUET,
-            partition=Record(),
-            record_count=1,
+            partition=partition,
+            record_count=rows.num_rows,
             file_size_in_bytes=local.stat().st_size,
+            equality_ids=equality_ids,
             spec_id=0,
         )
         delta.commit()
+    return local

@@ -1,0 +1,92 @@
+"""Rows that others have deleted beside their files, as merge on read does it, and whose they are: for the audit.
+
+https://iceberg.apache.org/spec/#row-level-deletes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.manifest import DataFileContent, FileFormat
+
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import TableHistory
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.typedef import Record
+
+_PATH, _POSITION, _POSITIONS = "file_path", "pos", "pos_list"
+
+
+class RowDeletes:
+    """Follows the files of deleted rows, by snapshots from the oldest on.
+
+    :param history: what is known of the sink's files, and gets what is found
+    """
+
+    def __init__(self, table: IcebergTable, history: TableHistory) -> None:
+        self._table: Final = table
+        self._history: Final = history
+        self._places: Final[dict[str, tuple[int, Record]]] = {}  # spec and partition of each file with rows
+        self._deleted: Final[dict[str, pa.Array]] = {}  # positions in each
+
+    def place(self, files: Iterable[DataFile]) -> None:
+        """Note where files with rows are; those that a snapshot adds are not concerned by what it deletes by value."""
+        self._places.update({file.file_path: (file.spec_id, file.partition) for file in files})
+
+    def follow(self, version: str, deletes: Iterable[DataFile]) -> None:
+        """Note which rows of the sink a snapshot of others has deleted.
+
+        :param version: the snapshot, for messages
+        :param deletes: files that it has added
+        """
+        lost = dict[str, int]()
+        for file in deletes:
+            if file.content == DataFileContent.EQUALITY_DELETES:
+                columns = ", ".join(map(self._column, file.equality_ids or ()))
+                self._doubt(version, file, f"their values of {columns} in {file.file_path}, which is not read")
+            elif file.file_format != FileFormat.PARQUET:
+                self._doubt(version, file, f"{file.file_path}, which is {file.file_format.value} and not read")
+            else:
+                try:
+                    positions = self._positions(file)
+                except (OSError, pa.ArrowException) as error:
+                    self._doubt(version, file, f"{file.file_path}, which can't be read ({error})")
+                    continue
+                for name, rows in positions.items():
+                    lost[name] = lost.get(name, 0) + self._delete(name, rows)
+        for name, count in lost.items():
+            if count:
+                self._history.lose(version, [name], count)
+
+    def _doubt(self, version: str, file: DataFile, what: str) -> None:
+        """Note that rows of all files may be gone that a file of deletes can be about."""
+        is_everywhere = self._table.metadata.specs()[file.spec_id].is_unpartitioned()
+        place = (file.spec_id, file.partition)
+        files = [name for name, of in self._places.items() if is_everywhere or of == place]
+        self._history.doubt(version, filter(self._is_there, files), what)
+
+    def _column(self, key: int) -> str:
+        return self._table.metadata.schema().find_column_name(key) or f"a column that was dropped ({key})"
+
+    def _positions(self, file: DataFile) -> Mapping[str, pa.Array]:
+        """Return the positions that a file names in each of the sink's files that are in the table."""
+        with self._table.io.new_input(file.file_path).open() as opened:
+            rows = pq.read_table(opened, columns=[_PATH, _POSITION])
+        by_file = rows.group_by(_PATH).aggregate([(_POSITION, "list")])
+        positions = zip(by_file[_PATH].to_pylist(), by_file[_POSITIONS], strict=True)
+        return {name: of.values for name, of in positions if self._is_there(name)}
+
+    def _is_there(self, file: str) -> bool:
+        return file in self._history.commits and file not in self._history.removed
+
+    def _delete(self, file: str, positions: pa.Array) -> int:
+        """Return how many positions are new: some writers put those of before into their next file again."""
+        before = self._deleted.get(file, pa.array([], pa.int64()))
+        self._deleted[file] = pc.unique(pa.concat_arrays([before, positions.cast(pa.int64())]))
+        return len(self._deleted[file]) - len(before)

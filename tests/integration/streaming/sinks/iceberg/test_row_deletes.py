@@ -1,0 +1,110 @@
+"""The audit of rows that others have deleted beside their files: whose and how many, or that it is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyiceberg.typedef import Record
+
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
+from tests.integration.streaming.sinks.iceberg.merge_on_read import delete_by_id, delete_positions
+from tests.integration.streaming.sinks.lake import Live, rows
+
+Written = tuple[Live, list[SinkEntry], list[Path]]
+
+
+@pytest.fixture
+def written(lake: IcebergLake, tmp_path: Path) -> Written:
+    """Give three commits of ten rows, and their files in that order."""
+    live, entries, files = Live(lake.sink(), tmp_path), list[SinkEntry](), list[Path]()
+    for number in range(3):
+        entries.append(live.commit(rows(number * 10, 10)))
+        files += set(lake.files()) - set(files)
+    return live, entries, files
+
+
+def facts(findings: Sequence[str], lake: IcebergLake) -> list[str]:
+    """Return findings without the number of the newest snapshot."""
+    return [finding.replace(str(lake.opened.version), "NEWEST") for finding in findings]
+
+
+def test_rows_that_are_deleted_by_position_are_counted_by_commit_and_once(lake: IcebergLake, written: Written) -> None:
+    live, entries, (first, second, _) = written
+    delete_positions(lake, {first: [0, 7], second: [3]})
+    assert lake.ids() == [*range(1, 7), 8, 9, 10, 11, 12, *range(14, 30)]
+    said = [
+        f"commit 1: snapshot NEWEST (delete) has deleted 2 rows of file://{first}",
+        f"commit 2: snapshot NEWEST (delete) has deleted 1 rows of file://{second}",
+    ]
+    assert facts(live.audit(entries), lake) == said
+    before = live.audit(entries)
+    delete_positions(lake, {first: [0, 7]})
+    assert live.audit(entries) == before, "some writers put those of before into their next file again"
+    delete_positions(lake, {first: [0, 7, 8], second: [3]})
+    more = f"commit 1: snapshot NEWEST (delete) has deleted 1 rows of file://{first}"
+    assert facts(live.audit(entries), lake) == [*before, more]
+
+
+def test_rows_of_others_and_of_files_that_are_gone_are_nobodys(lake: IcebergLake, written: Written) -> None:
+    live, entries, (first, *_) = written
+    lake.write(100, 5)
+    (others,) = set(lake.files()) - set(written[2])
+    delete_positions(lake, {others: [0]})
+    assert live.audit(entries) == []
+    lake.delete("id < 10")
+    (finding,) = live.audit(entries)
+    assert finding.startswith("commit 1: ") and "has changed or removed rows" in finding
+    delete_positions(lake, {first: [0]})
+    assert live.audit(entries) == [finding]
+
+
+def test_rows_that_are_deleted_by_value_are_named_as_not_known(lake: IcebergLake, written: Written) -> None:
+    live, entries, _ = written
+    deletes = delete_by_id(lake, [3, 12, 500])
+    with pytest.raises(ValueError, match="PyIceberg does not yet support equality deletes"):
+        lake.table.scan().to_arrow()
+    before = live.audit(entries)
+    assert facts(before, lake) == [
+        "commits 1 to 3: snapshot NEWEST (delete) has deleted rows by their values of id in "
+        f"file://{deletes}, which is not read, so it is not known whether theirs are among them"
+    ]
+    entries.append(live.commit(rows(30, 10)))
+    assert live.audit(entries) == before, "the rows of later commits are not concerned"
+
+
+def test_only_the_partition_of_rows_that_are_deleted_by_value_is_not_known(lake: IcebergLake, tmp_path: Path) -> None:
+    live = Live(lake.sink(partition_by=["k"]), tmp_path)
+    entries = [live.commit([{"id": number, "k": "odd" if number % 2 else "even"}]) for number in range(4)]
+    delete_by_id(lake, [1, 2], Record("odd"))
+    (finding,) = live.audit(entries)
+    assert finding.startswith("commits 2 to 4: ")
+    live, entries = Live(lake.sink(name="other", partition_by=["k"]), tmp_path), []
+    entries.append(live.commit([{"id": 10, "k": "even"}]))
+    delete_by_id(lake, [10], Record("odd"))
+    assert live.audit(entries) == []
+
+
+def test_deletes_that_can_not_be_read_are_named_as_not_known(lake: IcebergLake, written: Written) -> None:
+    live, entries, (first, *_) = written
+    gone, cut = delete_positions(lake, {first: [0]}), delete_positions(lake, {first: [1]})
+    gone.unlink()
+    cut.write_bytes(cut.read_bytes()[:-9])
+    missing, unreadable = live.audit(entries)
+    for finding, file in ((missing, gone), (unreadable, cut)):
+        assert finding.startswith("commits 1 to 3: ")
+        assert f"has deleted rows by file://{file}, which can't be read (" in finding
+        assert finding.endswith("so it is not known whether theirs are among them")
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_who_may_replace_rows_is_not_named(lake: IcebergLake, tmp_path: Path, mode: str) -> None:
+    keyed = {"mode": "upsert", "key": "id"}
+    live = Live(lake.sink(**(keyed if mode == "upsert" else {})), tmp_path)
+    entries = [live.commit(rows(0, 10))]
+    other = Live(lake.sink(name="other", **keyed), tmp_path)
+    other.commit(rows(5, 10))
+    findings = live.audit(entries)
+    assert [finding.partition(":")[0] for finding in findings] == (["commit 1"] if mode == "append" else [])

@@ -11,6 +11,8 @@ N ?= 96
 HOURS ?= 8
 # Of an earlier soak, to plan the same again
 SEED ?=
+# How often the suite has to pass beside busy loops: make test-load RUNS=1
+RUNS ?= 3
 # Runs of each engine: make bench-peers ROUNDS=1
 ROUNDS ?= 5
 
@@ -24,7 +26,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster check test pytest test-all test-registry docs crash-matrix soak fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-profile bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo demo-cluster check test pytest test-all test-load test-registry docs crash-matrix soak fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-profile bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -58,6 +60,10 @@ pytest: setup
 test-all: lint docs ## the same with the slow tests, then test-cluster; resumes: on the same files nothing that has passed runs again
 	@$(PYTEST) -p tests.resume -m "not cluster" $(ARGS)
 	@$(MAKE) --no-print-directory test-cluster
+
+test-load: setup ## the test suite RUNS times in a row while two busy loops take of both cores what they get
+	@for core in 1 2; do sh -c 'while :; do :; done' & loops="$$loops $$!"; done; trap "kill $$loops" EXIT INT TERM; \
+	for run in $$(seq $(RUNS)); do echo "Run $$run of $(RUNS)"; $(PYTEST) $(ARGS) || exit; done
 
 test-registry: setup ## the tests of Avro and Protobuf with a real schema registry; needs Java 21, of which the rest can do without
 	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/unit/streaming/registry tests/integration/streaming/registry/test_schema_registry.py $(ARGS)

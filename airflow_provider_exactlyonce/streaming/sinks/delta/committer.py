@@ -115,7 +115,7 @@ class DeltaCommitter(TableCommitter):
     @override
     def _plan_claim(self) -> None:
         self._ledger.keep_note()
-        self._claim = self._ledger.claim_of(self._run)
+        self._claim = self._ledger.claim_of(self._run, self._claim_ids[-1])
 
     @override
     def _write_claim(self) -> None:

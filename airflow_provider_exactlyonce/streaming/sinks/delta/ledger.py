@@ -1,7 +1,8 @@
-"""The sink's own ledger in a table: three transactions of Delta's log, and a note beside the log for each attempt.
+"""The sink's own ledger in a table: four transactions of Delta's log, and a note beside the log for each attempt.
 
 A version of the log names, as transactions of applications, the number of the newest commit (``<pipeline>/<sink>``),
-the highest run that has claimed (``…/run``), and the attempt that the newest commit was made by (``…/attempt``).
+the highest run that has claimed (``…/run``), a random number of its claim (``…/claim``), and the attempt that the
+newest commit was made by (``…/attempt``).
 Transactions outlive checkpoints and the clean-up of old versions. The entry of the newest commit would not: it is in
 the metadata of its version, which goes when the log is cleaned up. So it is in the attempt's note, too, which is
 written before the version, and stays until the next commit.
@@ -61,6 +62,7 @@ class SinkLedger:
         self._files: Final = files
         self._application: Final = f"{pipeline}/{sink}"
         self._run: Final = f"{self._application}/run"
+        self._claim: Final = f"{self._application}/claim"
         self._attempt: Final = f"{self._application}/attempt"
         self._highest: Final = f"{self._application}/highest"
         self.of_sink: Final = {"pipeline": pipeline, "sink": sink}
@@ -73,6 +75,11 @@ class SinkLedger:
     def claimed(self) -> int:
         """The highest run that has claimed, 0 when none has; as of the version last looked at."""
         return self._log.transaction(self._run) or 0
+
+    @property
+    def claim_id(self) -> int | None:
+        """What tells the newest claim from others of its run; as of the version last looked at."""
+        return self._log.transaction(self._claim)
 
     @property
     def commit(self) -> int:
@@ -100,19 +107,18 @@ class SinkLedger:
         """Tell whether a version that was restored over may be an attempt's, at the number of the newest commit."""
         return self._log.transaction(self._highest) is not None or self._correction() is not None or self.knows(attempt)
 
-    def claim_of(self, run: int) -> tuple[dict[str, int], dict[str, Any]]:
+    def claim_of(self, run: int, claim_id: int) -> tuple[dict[str, int], dict[str, Any]]:
         """Return the transactions and the metadata of a claim's version."""
-        claim: dict[str, Any] = {**self.of_sink, "claim": run}
+        claimed, claim = {self._run: run, self._claim: claim_id}, {**self.of_sink, "claim": run}
         if (standing := self._correction()) is None:
-            return {self._run: run}, claim
+            return claimed, claim
         newest = standing.newest
-        transactions = {
+        corrected = {
             self._application: newest.entry.commit if newest else 0,
-            self._run: run,
             self._attempt: _identity(newest.attempt) if newest else 0,
             self._highest: self.highest,
         }
-        return transactions, {**claim, _STANDING: None if newest is None else _described(newest)}
+        return {**claimed, **corrected}, {**claim, _STANDING: None if newest is None else _described(newest)}
 
     def commit_of(
         self, note: AttemptNote, entry: SinkEntry, rows: int | None, earlier_rows: int | None

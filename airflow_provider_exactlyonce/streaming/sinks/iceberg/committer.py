@@ -130,7 +130,7 @@ class IcebergCommitter(TableCommitter):
 
     @override
     def _write_claim(self) -> None:
-        self._table.append([], *self._ledger.claim_of(self._run))
+        self._table.append([], *self._ledger.claim_of(self._run, self._claim_ids[-1]))
 
     @override
     def _missing_columns(self) -> list[Any]:

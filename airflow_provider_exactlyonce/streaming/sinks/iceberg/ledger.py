@@ -1,9 +1,10 @@
 """The sink's own ledger in a table: what its snapshots say, and a property of the table.
 
-Every snapshot of the sink says in its summary which run wrote it, and what the newest commit was then. A property of
-the table, written with each of them, says the same. Snapshots expire, and the property stays; the table is set back to
-an older snapshot, and the property is not. So main's snapshots are asked first, and the property when none of the
-sink's is left among them. That a higher run has claimed is known from whichever says so.
+Every snapshot of the sink says in its summary which run wrote it, after which of its claims, and what the newest commit
+was then. A property of the table, written with each of them, says the same. Snapshots expire, and the property stays;
+the table is set back to an older snapshot, and the property is not. So main's snapshots are asked first, and the
+property when none of the sink's is left among them. Which claim is the newest is known from whichever has the higher
+run, and from the property if both have the same.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _SCHEMA: Final = 1
 _PREFIX: Final = "exactlyonce"
 _SINK: Final = f"{_PREFIX}.sink"
 _RUN: Final = f"{_PREFIX}.run"
+_CLAIM: Final = f"{_PREFIX}.claim"
 _COMMIT: Final = f"{_PREFIX}.commit"
 _ATTEMPT: Final = f"{_PREFIX}.attempt"
 _ENTRY: Final = f"{_PREFIX}.entry"
@@ -41,6 +43,7 @@ class LedgerProperty:
     :param snapshot: which the property was written with
     :param sequence: its sequence number
     :param newest: the newest commit, None when there was none
+    :param claim_id: what tells the newest claim from others of its run
     """
 
     run: int
@@ -48,6 +51,7 @@ class LedgerProperty:
     snapshot: int
     sequence: int
     newest: Committed | None = None
+    claim_id: int | None = None
 
     def encoded(self) -> str:
         """Return its JSON."""
@@ -99,6 +103,15 @@ class SinkLedger:
         record, snapshot = self.record, self._snapshot()
         claimed = int(_said_by(snapshot)[_RUN]) if snapshot else 0
         return max(claimed, record.run if record else 0)
+
+    @property
+    def claim_id(self) -> int | None:
+        """What tells the newest claim from others of its run; as of the metadata last looked at."""
+        record, snapshot = self.record, self._snapshot()
+        said = _said_by(snapshot) if snapshot else {}
+        if record is not None and record.run >= int(said.get(_RUN, 0)):
+            return record.claim_id
+        return int(said[_CLAIM]) if _CLAIM in said else None
 
     @property
     def commit(self) -> int:
@@ -153,9 +166,9 @@ class SinkLedger:
                 f"set it forward again: {forward}. If not, drop the tag or branch that keeps it, and expire it"
             )
 
-    def claim_of(self, run: int) -> tuple[dict[str, str], Any]:
+    def claim_of(self, run: int, claim_id: int | None) -> tuple[dict[str, str], Any]:
         """Return the summary of a claim's snapshot, and the properties that are written with it."""
-        return self._told(run, self.newest(), {})
+        return self._told(run, claim_id, self.newest(), {})
 
     def commit_of(self, attempt: str, entry: SinkEntry, rows: int | None) -> tuple[dict[str, str], Any]:
         """Return the summary of a commit's snapshot, and the properties that are written with it.
@@ -163,14 +176,19 @@ class SinkLedger:
         :param rows: how many more rows the table has then; Iceberg's manifests always say it
         """
         facts = {_COMMIT: str(entry.commit), _ROWS: str(rows)}
-        return self._told(entry.run, Committed(attempt=attempt, entry=entry), facts)
+        return self._told(entry.run, self.claim_id, Committed(attempt=attempt, entry=entry), facts)
 
-    def _told(self, run: int, newest: Committed | None, more: Mapping[str, str]) -> tuple[dict[str, str], Any]:
-        summary = {_SINK: self._name, _RUN: str(run), **more, **(_summary(newest) if newest else {})}
+    def _told(
+        self, run: int, claim_id: int | None, newest: Committed | None, more: Mapping[str, str]
+    ) -> tuple[dict[str, str], Any]:
+        claim = {} if claim_id is None else {_CLAIM: str(claim_id)}
+        summary = {_SINK: self._name, _RUN: str(run), **claim, **more, **(_summary(newest) if newest else {})}
         highest = max(self.highest, newest.entry.commit if newest else 0)
 
         def properties(snapshot: int, sequence: int) -> dict[str, str]:
-            record = LedgerProperty(run=run, highest=highest, snapshot=snapshot, sequence=sequence, newest=newest)
+            record = LedgerProperty(
+                run=run, highest=highest, snapshot=snapshot, sequence=sequence, newest=newest, claim_id=claim_id
+            )
             return {self._property: record.encoded()}
 
         return summary, properties

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import secrets
 import time
 import uuid
 from abc import abstractmethod
@@ -91,6 +92,8 @@ class TableCommitter(VersionedCommitter):
         self._columns: StructType | None = None
         self._fitting: object = None  # the shape of the table that was checked
         self._run = 0
+        self._claim_ids: Final[list[int]] = []  # of all that this one has tried
+        self._has_claimed = False
         self._attempt: AttemptNote | None = None
         self._key: Final = KeyColumns(key=tuple(sink.key), order=sink.order, deleted=sink.deleted)
         self._staged: StagedRows[Any] = AppendedRows(())
@@ -160,7 +163,7 @@ class TableCommitter(VersionedCommitter):
 
     @abstractmethod
     def _write_claim(self) -> None:
-        """Write the next version, with this run's number."""
+        """Write the next version, with this run's number and the claim's own."""
 
     @abstractmethod
     def _upsert_target(self, attempt: str) -> UpsertTarget[Any]:
@@ -212,10 +215,12 @@ class TableCommitter(VersionedCommitter):
                 _LOGGER.warning("%s has %s", self._sink.where, danger)
             self._fence()
             failpoints.reach("after-sink-fence")
+            notes = self._attempts.notes()  # none is a successor's if the claim is the newest after that
+            self._table.refresh()
             self._prepare()
             self._check_claim()  # else what a successor has committed since would be taken for what was there before
             self._newest = self._ledger.newest()
-            self._sweep()
+            self._sweep(notes)
             self._note_version(self._newest, is_new=False)
         self._phase.move(CommitterEvent.CLAIMED)
         return self._newest.entry if self._newest else None
@@ -358,14 +363,15 @@ class TableCommitter(VersionedCommitter):
 
     def _fence(self) -> None:
         """Write a version with this run's number: nothing that lower runs, or this one, have under way is next then."""
+        self._claim_ids.append(claim_id := secrets.randbits(63))  # processes that were forked draw others
         self._write(
             self._write_claim,
             check=self._check_claim,
             plan=self._plan_claim,
-            landed=lambda: False,
+            landed=lambda: self._ledger.claim_id == claim_id,
             what=f"claim of run {self._run}",
         )
-        self._table.refresh()
+        self._has_claimed = True
 
     def _prepare(self) -> None:
         """Do what else a table needs between a claim and its first look at the ledger."""
@@ -387,7 +393,7 @@ class TableCommitter(VersionedCommitter):
             self._table.refresh()
             self._fitting = None  # without the columns it would not fit again, should somebody set it back
 
-    def _sweep(self) -> None:
+    def _sweep(self, notes: Iterable[AttemptNote]) -> None:
         """Remove what attempts have left that are certainly not committed, now that the claim is in the table.
 
         An attempt that nobody has tried to commit is not. Nor is one at a number that was never committed, nor another
@@ -395,10 +401,12 @@ class TableCommitter(VersionedCommitter):
         the note goes: its files may be in the table, in versions that it was set back behind, or in a table that was
         here before. If they are not, who removes orphan files does.
 
-        A successor's attempts stay: they may be committed. A run that was frozen since its claim finds them here.
+        A successor's attempts stay: they may be committed.
+
+        :param notes: those that were there before this run has seen that its claim is the newest
         """
         newest, highest = self._newest, self._ledger.highest
-        for note in self._attempts.notes():
+        for note in notes:
             if note.run > self._run:
                 continue
             if newest is not None and note.attempt == newest.attempt:
@@ -594,11 +602,18 @@ class TableCommitter(VersionedCommitter):
             self._check_shape()
             self._fitting = shape
 
-    def _check_claim(self) -> None:
+    def _is_superseded(self) -> bool:
+        """Tell whether another has claimed since; it has the same run number if the pipeline's ledger was set back."""
         claimed = self._ledger.claimed
-        if claimed > self._run:
+        is_same = self._has_claimed and claimed == self._run
+        return claimed > self._run or (is_same and self._ledger.claim_id not in self._claim_ids)
+
+    def _check_claim(self) -> None:
+        if self._is_superseded():
+            claimed = self._ledger.claimed
+            successor = f"run {claimed}" if claimed > self._run else "another driver with the same run number"
             raise FencedError(
-                f"run {self._run} of pipeline {self._pipeline} is superseded by run {claimed}, which has claimed "
+                f"run {self._run} of pipeline {self._pipeline} is superseded by {successor}, which has claimed "
                 f"{self._sink.where}"
             )
 
@@ -623,7 +638,7 @@ class TableCommitter(VersionedCommitter):
         ledger = self._ledger
         has_landed = ledger.has(note.attempt)
         # A successor that has claimed after the table was set back knows the number, and not whose it was.
-        is_forgotten = ledger.claimed > self._run and ledger.highest >= note.commit
+        is_forgotten = self._is_superseded() and ledger.highest >= note.commit
         if not has_landed and (ledger.commit >= note.commit or ledger.knows(note.attempt) or is_forgotten):
             raise CommitUnknownError(
                 f"{self._sink.where} has commit {ledger.commit} by another attempt than the one at {note.commit}, or "

@@ -40,6 +40,10 @@ class Ledger(Protocol):
         """The highest run that has claimed, 0 when none has."""
 
     @property
+    def claim_id(self) -> int | None:
+        """What tells the newest claim from others of its run, None when there is none, or an older release made it."""
+
+    @property
     def commit(self) -> int:
         """The number of the newest commit, 0 when there is none."""
 

@@ -179,6 +179,10 @@ class Lake(ABC):
     def log(self) -> TableLog:
         """Return the table as it is read as a source."""
 
+    @abstractmethod
+    def claim_as_in_0_1_0(self, run: int) -> None:
+        """Claim the table for a run of :data:`PIPELINE`, without a number of the claim's own."""
+
     def write(self, first: int, count: int) -> None:
         """Append :func:`rows` as any other writer does."""
         self.insert(rows(first, count))

@@ -6,10 +6,12 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import types as T
 
+from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     CommitUnknownError,
@@ -141,37 +143,107 @@ class TableContract:
         successor.commit(rows(0, 2))
         assert lake.ids() == [0, 1]
 
-    def test_a_run_that_was_frozen_in_its_claim_and_was_followed_is_superseded(
+    def test_a_run_whose_number_is_given_to_another_is_superseded(self, lake: Lake, tmp_path: Path) -> None:
+        old = Live(lake.sink(), tmp_path)
+        entries = [old.commit(rows(0, 2))]
+        frozen = old.stage(rows(2, 2))
+        successor = Live(lake.sink(), tmp_path)
+        with pytest.raises(FencedError, match="run 1 of pipeline shop is superseded by another driver"):
+            old.committer.commit(frozen)
+        with pytest.raises(FencedError):
+            old.committer.claim(1)
+        entries += [successor.commit(rows(number, 2)) for number in (2, 4)]
+        assert (lake.ids(), successor.audit(entries)) == (list(range(6)), [])
+        lake.write(100, 1)
+        lake.expire()
+        with pytest.raises(FencedError):
+            old.committer.claim(1)
+
+    def test_a_run_that_claims_again_goes_on_after_its_own_claims(
         self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live = Live(lake.sink(), tmp_path)
+        live.commit(rows(0, 2))
+        late: list[Callable[[], None]] = []
+
+        def delay(write: Callable[[], None]) -> None:
+            late.append(write)
+            raise ConnectionError("no answer yet")
+
+        lake.at_next_write(monkeypatch, delay)
+        with pytest.raises(BatchFailedError, match="claim of run 1"):
+            live.committer.claim(1)
+        late[0]()
+        for _ in range(2):
+            assert live.committer.claim(1) is not None
+        live.commit(rows(2, 2))
+        assert lake.ids() == [0, 1, 2, 3]
+
+    def test_a_claim_of_a_release_that_gave_them_no_numbers_is_followed_and_supersedes(
+        self, lake: Lake, tmp_path: Path
+    ) -> None:
+        Live(lake.sink(), tmp_path).commit(rows(0, 2))
+        lake.claim_as_in_0_1_0(2)
+        live = Live(lake.sink(), tmp_path, run=3)
+        live.commit(rows(2, 2))
+        entry = live.stage(rows(4, 2))
+        lake.claim_as_in_0_1_0(4)
+        with pytest.raises(FencedError, match="run 3 of pipeline shop is superseded by run 4"):
+            live.committer.commit(entry)
+        assert lake.ids() == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize(("run", "by"), [(3, "run 3"), (2, "another driver with the same run number")])
+    def test_a_run_that_was_frozen_in_its_claim_and_was_followed_is_superseded(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: int, by: str
     ) -> None:
         kind = type(Live(lake.sink(), tmp_path).committer._table)  # type: ignore[attr-defined]
         real = kind.keep_after
 
         def keep_after(table: object, version: object) -> None:
             monkeypatch.setattr(kind, "keep_after", real)
-            Live(lake.sink(), tmp_path, run=3).commit(rows(0, 2))
+            Live(lake.sink(), tmp_path, run=run).commit(rows(0, 2))
             real(table, version)
 
         monkeypatch.setattr(kind, "keep_after", keep_after)
-        with pytest.raises(FencedError, match="run 2 of pipeline shop is superseded by run 3"):
+        with pytest.raises(FencedError, match=f"run 2 of pipeline shop is superseded by {by}"):
             Live(lake.sink(), tmp_path, run=2)
         assert lake.ids() == [0, 1]
 
+    @pytest.mark.parametrize("number", [1, 2])
     def test_a_run_that_was_frozen_since_its_claim_leaves_a_successors_attempt_alone(
-        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
         kind = type(Live(lake.sink(), tmp_path).committer)
         real = kind._sweep  # type: ignore[attr-defined]
 
-        def sweep(committer: object) -> None:
+        def sweep(committer: object, *given: object) -> None:
             monkeypatch.setattr(kind, "_sweep", real)
-            successor = Live(lake.sink(), tmp_path, run=2)
+            successor = Live(lake.sink(), tmp_path, run=number)
             entry = successor.stage(rows(0, 2))
-            real(committer)
+            real(committer, *given)
             successor.decide(entry)
 
         monkeypatch.setattr(kind, "_sweep", sweep)
         Live(lake.sink(), tmp_path, run=1)
+        assert lake.ids() == [0, 1]
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_a_run_that_was_frozen_right_after_its_claim_leaves_a_successors_attempt_alone(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        staged: list[tuple[Live, SinkEntry]] = []
+
+        def reach(name: str) -> None:
+            if name == "after-sink-fence" and not staged:
+                monkeypatch.undo()
+                successor = Live(lake.sink(), tmp_path, run=number)
+                staged.append((successor, successor.stage(rows(0, 2))))
+
+        monkeypatch.setattr(failpoints, "reach", reach)
+        with pytest.raises(FencedError):
+            Live(lake.sink(), tmp_path, run=1)
+        for successor, entry in staged:
+            successor.decide(entry)
         assert lake.ids() == [0, 1]
 
     @pytest.mark.parametrize(
@@ -192,6 +264,29 @@ class TableContract:
         assert [number for number in lake.ids() if number < 1000] == [0, 1, 10, 11]
 
     # Outcomes that nobody knows
+
+    def test_a_claim_whose_answer_is_lost_each_time_is_found(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live = Live(lake.sink(), tmp_path)
+        live.commit(rows(0, 2))
+        kind, name = lake.WRITER
+        real, lost = getattr(kind, name), list[str]()
+
+        def lose_the_answer(*given: Any, **named: Any) -> None:
+            real(*given, **named)
+            lost.append(name)
+            if len(lost) > 1:
+                pytest.fail("its own claim is written over")
+            raise ConnectionError("the answer was lost")
+
+        with monkeypatch.context() as losing:
+            losing.setattr(kind, name, lose_the_answer)
+            successor = Live(lake.sink(), tmp_path, run=2)
+        successor.commit(rows(2, 2))
+        assert (len(lost), lake.ids()) == (1, [0, 1, 2, 3])
+        with pytest.raises(FencedError):
+            live.committer.claim(1)
 
     def test_a_commit_whose_answer_is_lost_is_found(
         self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

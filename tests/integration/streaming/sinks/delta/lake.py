@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
 from tests.delta_reader import read_delta
-from tests.integration.streaming.sinks.lake import Lake
+from tests.integration.streaming.sinks.lake import PIPELINE, Lake
 
 LONG, TEXT = pa.field("id", pa.int64()), pa.field("k", pa.string())
 
@@ -49,6 +49,11 @@ class DeltaLake(Lake):
     @override
     def sink(self, **changed: Any) -> DeltaSink:
         return DeltaSink(**{"name": "lake", "path": str(self.path), **changed})
+
+    @override
+    def claim_as_in_0_1_0(self, run: int) -> None:
+        told = {"pipeline": PIPELINE, "sink": "lake", "claim": run}
+        self.handle().append([], {f"{PIPELINE}/lake/run": run}, told)
 
     @override
     def log(self) -> DeltaTableLog:

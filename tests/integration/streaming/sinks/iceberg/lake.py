@@ -20,10 +20,11 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming import IcebergSink
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
 from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
 from tests.iceberg_reader import newest_metadata, read_iceberg
-from tests.integration.streaming.sinks.lake import Lake
+from tests.integration.streaming.sinks.lake import PIPELINE, Lake
 
 NAME: Final = "shop.events"
 LONG: Final = NestedField(1, "id", LongType(), required=False)
@@ -67,6 +68,11 @@ class IcebergLake(Lake):
         table = IcebergTable(f"lake.{self.name}", self.properties)
         assert table.open()
         return table
+
+    @override
+    def claim_as_in_0_1_0(self, run: int) -> None:
+        table = self.opened
+        table.append([], *SinkLedger(table, PIPELINE, "lake", "the table").claim_of(run, None))
 
     @override
     def handle(self) -> Table:

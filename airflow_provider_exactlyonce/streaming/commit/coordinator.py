@@ -102,6 +102,7 @@ class CommitCoordinator:
                 if not isinstance(error, BatchFailedError):
                     self._recover(number)
                 if attempt == self._max_batch_attempts:
+                    self._honour_stop()  # a sink may have ended its tries for that
                     if timed_out == attempt:
                         raise self._too_long(number, attempt) from error
                     raise BatchFailedError(f"batch {number} failed {attempt} times; the last time: {error}") from error

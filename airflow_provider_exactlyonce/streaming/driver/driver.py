@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.control.lease import Lease
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
+    BatchFailedError,
     DivergedError,
     ExactlyOnceError,
     RefusedError,
@@ -241,7 +242,7 @@ class Driver:
             run.check_superseded()  # frozen since its claim, it may see what its successor has done since
             raise
         first = first_repeated(run.home, run.lineage)
-        others.claim(run.number, run.tail.commit, first)
+        self._claim(run, others, first)
         self._lifecycle.report.tell(tables=written_tables(committers))
         owed = others.owed(run.tail.commit)
         needs_replay = needs_replay or (
@@ -258,6 +259,14 @@ class Driver:
         self._serve_savepoints(run)
         attempts = guarantee.attempts(self._pipeline.max_batch_attempts)
         self._commit_batches(spark, run, stream, self._coordinator(run, checkpoint, sink, attempts), owed)
+
+    def _claim(self, run: Run, others: SinkGroup, first_repeated: int) -> None:
+        try:
+            others.claim(run.number, run.tail.commit, first_repeated)
+        except BatchFailedError as error:
+            if reason := self._lifecycle.stop.reason():
+                raise StopRequestedError(f"{reason}; the sinks are not claimed: {error}") from error
+            raise
 
     def _sink(
         self,

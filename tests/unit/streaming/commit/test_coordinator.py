@@ -192,6 +192,18 @@ def test_only_a_batch_that_took_too_long_in_every_attempt_has_timed_out(
         CommitCoordinator(sink, callbacks, max_batch_attempts=3, first_pause_seconds=0).process(cast(Any, None), 7)
 
 
+@pytest.mark.parametrize("limits", [[0, 0, 0], [60] * 3])
+def test_a_stop_in_the_last_attempt_is_no_failure_of_the_batch(limits: list[float]) -> None:
+    sink = ScriptedSink({"write": [FAILED] * 3}, committed=[], limits=list(limits))
+    callbacks = Callbacks(
+        plan=lambda number: BATCH,
+        stop_reason=lambda: "please" if sink.calls.count("write") == 3 else None,
+        committed=lambda *_: None,
+    )
+    with pytest.raises(StopRequestedError, match="please"):
+        CommitCoordinator(sink, callbacks, max_batch_attempts=3, first_pause_seconds=0).process(cast(Any, None), 7)
+
+
 @pytest.mark.parametrize(
     ("recovery", "error"),
     [(ExactlyOnceError("Kafka is away"), StopRequestedError), (FencedError("by run 2"), FencedError), (None, None)],

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+from pyspark.sql.types import LongType, StructType
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
@@ -28,8 +29,13 @@ from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from airflow_provider_exactlyonce.streaming import CheckpointConfig, KafkaSink, KafkaSource, OnCancellation, pipeline
 from airflow_provider_exactlyonce.streaming.commit import run as runs
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.driver.driver import Driver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
+from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse import committer
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
 
@@ -262,3 +268,53 @@ def test_what_a_reemit_restored_is_saved_with_its_first_commit(stopped: Stopped)
     saved = requests.savepoint_answer(stopped.home, "bb")
     assert saved is not None
     assert re.fullmatch(r"21-[0-9a-f]{8}-bb", str(saved.savepoint)), saved.error
+
+
+def others_are_faster(patch: pytest.MonkeyPatch) -> None:
+    real = DeltaLog.append
+
+    def append(log: DeltaLog, *given: Any) -> None:
+        other = DeltaLog(log._path, {})
+        assert other.open()
+        real(other, [], {}, {})
+        real(log, *given)
+
+    patch.setattr(committer, "_TRIES", 1)
+    patch.setattr("time.sleep", lambda _: None)
+    patch.setattr(DeltaLog, "append", append)
+
+
+def store_is_away(patch: pytest.MonkeyPatch) -> None:
+    def refresh(_: DeltaLog) -> NoReturn:
+        raise ConnectionError("no answer")
+
+    patch.setattr(DeltaLog, "refresh", refresh)
+
+
+@pytest.mark.parametrize(
+    ("happens", "asked", "ends"),
+    [
+        (others_are_faster, True, (0, DriverState.STOPPED)),
+        (store_is_away, True, (0, DriverState.STOPPED)),
+        (store_is_away, False, (1, DriverState.FAILED)),
+    ],
+)
+def test_a_claim_that_fails_when_a_stop_is_asked_for_is_no_failure(
+    stopped: Stopped,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    happens: Callable[[pytest.MonkeyPatch], None],
+    asked: bool,
+    ends: tuple[int, DriverState],
+) -> None:
+    def claim() -> None:
+        context = SinkContext(pipeline="p", home=tmp_path, stop_requested=stopped.driver._stop_requested)
+        sink = DeltaSink(name="s", path=str(tmp_path / "table")).open(context)
+        sink.expect_columns(StructType().add("id", LongType()))
+        stopped.driver._claim(stopped.run, SinkGroup("p", {"s": sink}), 1)
+
+    if not asked:
+        (stopped.home.commands / "stop.json").unlink()
+    happens(monkeypatch)
+    monkeypatch.setattr(stopped.driver, "_work", claim)
+    assert (stopped.end(), stopped.state()) == ends

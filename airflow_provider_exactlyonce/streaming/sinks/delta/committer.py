@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedF
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import Change
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterState
-from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkEntry, never
+from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkEntry
 from airflow_provider_exactlyonce.tables.positions import DELTA
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class DeltaCommitter(TableCommitter):
         sink: DeltaDeclaration,
         pipeline: str,
         *,
-        stop_requested: Callable[[], bool] = never,
+        stop_requested: Callable[[], bool],
         earlier_rows: int | None = None,
     ) -> None:
         log, files = DeltaLog(sink.path, sink.options), DeltaFiles(sink.path, sink.options)

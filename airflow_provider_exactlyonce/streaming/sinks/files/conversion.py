@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.committer import DeltaCo
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.delta.unconverted import LAST_RUN
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import NULL
-from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkEntry, never
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import has_notes
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import (
     CLAIM,
@@ -122,7 +122,9 @@ def convert(old: OldFiles, partition_by: Sequence[str]) -> bool:
     sink = DeltaSink(name=old.sink, path=old.path, partition_by=partition_by)
     sink.check_columns(columns)
     _check_partitions(old, partition_by)
-    with closing(DeltaCommitter(sink, old.pipeline, earlier_rows=old.rows - old.entry.rows)) as committer:
+    earlier_rows = old.rows - old.entry.rows
+    opened = DeltaCommitter(sink, old.pipeline, stop_requested=never, earlier_rows=earlier_rows)
+    with closing(opened) as committer:
         committer.expect_columns(columns)
         if (there := committer.tail()) is not None and there.commit >= old.entry.commit:
             return False

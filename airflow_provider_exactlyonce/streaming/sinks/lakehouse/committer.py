@@ -58,10 +58,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _LOGGER: Final = logging.getLogger(__name__)
-#: After so many versions that others took first it is said, and a stop is heeded; and the longest pause between tries.
+#: After so many versions that others took first it is said, and a stop is heeded.
 _TRIES: Final = 100
+#: Pauses between tries are at most so long, from the first to the longest; each is twice as long as the one before.
+_FIRST_PAUSE_SECONDS: Final = 0.008
 _PAUSE_SECONDS: Final = 0.5
-_DOUBLINGS: Final = 7  # until that pause
+_DOUBLINGS: Final = 6  # until the longest
 
 
 class TableCommitter(VersionedCommitter):
@@ -593,7 +595,8 @@ class TableCommitter(VersionedCommitter):
             _LOGGER.warning(
                 "%s: others were faster %d times in writing to %s; it is tried on", what, refused, self._sink.where
             )
-        time.sleep(random.uniform(0, _PAUSE_SECONDS * 2.0 ** -max(0, _DOUBLINGS - refused)))
+        pause = _FIRST_PAUSE_SECONDS * 2 ** min(refused - 1, _DOUBLINGS)
+        time.sleep(random.uniform(0, min(pause, _PAUSE_SECONDS)))
 
     def _check_fit(self) -> None:
         """Check the table again when something of it has changed."""

@@ -243,7 +243,6 @@ class Driver:
             raise
         first = first_repeated(run.home, run.lineage)
         self._claim(run, others, first)
-        self._lifecycle.report.tell(tables=written_tables(committers))
         owed = others.owed(run.tail.commit)
         needs_replay = needs_replay or (
             owed is not None and first <= run.tail.place.commit

@@ -30,7 +30,7 @@ class DriverReport:
     :param pipeline: its name
 
     :ivar status: what was told last
-    :ivar tables: gives the tables as the sinks have left them, by the sinks' names
+    :ivar tables: gives the tables as the sinks have left them, by the sinks' names; asked whenever something is told
     :ivar batch_began: seconds since the epoch when the batch that is being written began, None between two
     """
 
@@ -55,7 +55,8 @@ class DriverReport:
     def tell(self, **changes: Any) -> None:
         """Change what is told."""
         with self._lock:
-            self.status = replace(self.status, updated=time.time(), batch_began=self.batch_began, **changes)
+            now, tables = time.time(), self.tables()
+            self.status = replace(self.status, updated=now, batch_began=self.batch_began, tables=tables, **changes)
             if not self._owned:
                 return
             shown = None if self._alone else status.read(self._home.status)
@@ -102,7 +103,6 @@ class DriverReport:
             watermark=record.watermark,
             committed=record.committed / 1000,
             progressed=time.time(),
-            tables=self.tables(),
         )
         log.info(
             "commit %d, batch %d: %s in %.2f s (%s rows/s)%s%s",

@@ -1,4 +1,4 @@
-"""What a driver tells of its lag."""
+"""What a driver tells of its lag and of its tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.status import TableStatus
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
 
@@ -37,3 +38,12 @@ def test_a_pattern_that_matches_no_topic_yet_leaves_nothing_to_commit(tmp_path: 
     assert (lag, progressed > 0) == (0, True)
     report.available({("in.a", 0): 30})
     assert (report.status.lag, report.status.progressed) == (None, progressed), "it is to be committed"
+
+
+def test_tables_are_told_as_the_sinks_have_left_them_whatever_is_told(tmp_path: Path) -> None:
+    report = DriverReport(Home(tmp_path), "t", "p")
+    for commit in (6, 7):
+        tables = {"table": TableStatus(commit=commit, version=str(commit), storage="delta")}
+        report.tables = tables.copy
+        report.tell(progressed=1.0)  # of a replay, which may write what a sink lacks
+        assert report.status.tables == tables

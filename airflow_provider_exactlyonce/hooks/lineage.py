@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, UnknownPipelineError
 from airflow_provider_exactlyonce.tables.positions import DELTA, Position, is_table, parse
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _inputs(
         offsets: Any = InputDatasetFacet().with_additional_properties(**_facts(topic, read, commits))
         facets = {_OFFSETS_FACET: offsets} if commits else {}
         namespace, name = tables[topic] if is_table(topic) else (_namespace(sources.of(topic)), topic)
-        of_table = _facets_of_source(topic, last, commits) if is_table(topic) else {}
+        of_table = _facets_of_source(topic, commits) if is_table(topic) else {}
         datasets.append(InputDataset(namespace=namespace, name=name, facets=of_table, inputFacets=facets))
     return datasets
 
@@ -171,14 +172,15 @@ def _tables(last: CommitRecord, commits: Sequence[CommitRecord], tables: Tables)
     return [_output(dataset, count, commits, {}, of_tables.get(dataset)) for dataset, count in sorted(rows.items())]
 
 
-def _facets_of_source(table: str, last: CommitRecord, commits: Sequence[CommitRecord]) -> dict[str, Any]:
-    """Return the format of a table that is read, and the newest version that was, if commits have read one."""
+def _facets_of_source(table: str, commits: Sequence[CommitRecord]) -> dict[str, Any]:
+    """Return the format of a table that is read, and the newest version that was read, if commits have read one."""
     kind, _ = parse(table)
-    read = Position.of(max(end for _, end in last.source[table].values()))
-    version = read.version if read.file else read.version - 1
-    # What Iceberg's readers call a version is a snapshot's id, and positions have its number.
-    is_told = bool(commits) and kind == DELTA and version >= 0
-    return _facets_of_table(kind, str(version) if is_told else None, [])
+    ends = [end for record in commits for start, end in record.source.get(table, {}).values() if end > start]
+    version = None
+    if ends and kind == DELTA:  # Iceberg's readers call a snapshot's id a version, and positions have its number
+        read = Position.of(max(ends))
+        version = str(read.version if read.file else read.version - 1)
+    return _facets_of_table(kind, version, [])
 
 
 def _facets_of_sink(table: TableStatus, last: CommitRecord, commits: Sequence[CommitRecord]) -> dict[str, Any]:
@@ -273,7 +275,9 @@ class PipelineLineage:
         try:
             found, pipeline = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint or None)
             known = committed_since(config, self.ledger_of(pipeline), since)
-            told = status.read(found.status)
         except UnknownPipelineError:
             return lineage_of(None)
+        told = None
+        with suppress(OSError, ExactlyOnceError):  # what Kafka has is told without the driver's account
+            told = status.read(found.status)
         return lineage_of(known, told.tables if told is not None and told.pipeline == self.ledger_of(pipeline) else {})

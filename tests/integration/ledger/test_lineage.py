@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
 from openlineage.client.transport.file import FileConfig, FileTransport
 from openlineage.client.uuid import generate_new_uuid
 
-from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control import json_store, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState, Status, TableStatus
 from airflow_provider_exactlyonce.hooks import lineage
@@ -126,16 +126,26 @@ def test_a_table_that_is_read_has_the_name_that_the_run_found_it_by(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("end", "version"),
-    [(0, None), (1_000_000, "0"), (13_000_000, "12"), (13_000_002, "13"), (13_500_003, "13")],
+    ("ranges", "version"),
+    [
+        ([(0, 0)], None),
+        ([(0, 1_000_000)], "0"),
+        ([(0, 13_000_000)], "12"),
+        ([(0, 13_000_002)], "13"),
+        ([(12_500_000, 12_500_003)], "12"),
+        ([(13_000_000, 13_000_000)], None),  # begins behind version 12, which is never read
+        ([(12_500_000, 12_500_000)], None),  # nor is the table at it yet
+        ([(0, 2_000_000), (2_000_000, 2_000_000)], "1"),
+        ([(0, 1_000_000), (1_000_000, 2_000_000)], "1"),
+    ],
 )
-def test_of_a_delta_table_that_is_read_the_newest_version_is_told(
-    end: int, version: str | None, tmp_path: Path
+def test_of_a_delta_table_the_newest_version_that_was_read_is_told(
+    ranges: Sequence[tuple[int, int]], version: str | None, tmp_path: Path
 ) -> None:
-    read = commit_record(source={"delta:/lake/orders": {0: (0, end)}})
+    commits = [commit_record(source={"delta:/lake/orders": {0: span}}) for span in ranges]
     known = (
-        read,
-        [read],
+        commits[-1],
+        commits,
         SourceClusters({"bootstrap.servers": "kafka:9092"}, {}),
         {"delta:/lake/orders": ("file", "/lake/orders")},
     )
@@ -182,6 +192,26 @@ def test_a_table_of_a_pipeline_whose_driver_has_told_nothing_has_only_its_rows(
     done = SimpleNamespace(start_date=datetime.fromtimestamp(FIRST, UTC))
     table = emitted(operator.get_openlineage_facets_on_complete(done), tmp_path)["outputs"][0]
     assert table.get("facets", {}) == {}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda document: json_store.write(document, {"schema": 2}),  # a newer release's
+        lambda document: document.mkdir(),  # reading it is an OSError, as of a home that does not answer
+    ],
+)
+def test_a_status_that_can_not_be_read_costs_no_more_than_what_it_tells(
+    pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], object]
+) -> None:
+    operator = task(pipeline, tmp_path, monkeypatch)
+    done = SimpleNamespace(start_date=datetime.fromtimestamp(FIRST, UTC))
+    without = operator.get_openlineage_facets_on_complete(done)
+    assert without.outputs
+    document = Home(tmp_path / "home").status
+    document.parent.mkdir(exist_ok=True)
+    spoil(document)
+    assert operator.get_openlineage_facets_on_complete(done) == without
 
 
 def test_a_task_that_fails_tells_the_same(

@@ -10,9 +10,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: Columns that no rows have: the number of a row, and its place among those of its key.
-_ROW: Final = "\0row"
-_RANK: Final = "\0rank"
+#: Beside key columns, which are named by numbers: Arrow takes a name with a dot in front for a path.
+_ROW: Final = "row"
+_RANK: Final = "rank"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +81,21 @@ def _last_of_each(keys: pa.Table, rank: pa.Array | None) -> pa.Array:
     """
     if rank is None:
         return pa.repeat(True, keys.num_rows)
-    numbered = _numbered(keys).append_column(_RANK, rank)
-    greatest = numbered.group_by(keys.column_names).aggregate([(_RANK, "max")])
-    joined = numbered.join(greatest, keys=keys.column_names)
+    numbered = _numbered(keys)
+    by, ranked = numbered.column_names, numbered.append_column(_ROW, numbers(keys.num_rows)).append_column(_RANK, rank)
+    joined = ranked.join(ranked.group_by(by).aggregate([(_RANK, "max")]), keys=by)
     return _mask(joined.filter(pc.equal(joined[_RANK], joined[f"{_RANK}_max"])), keys.num_rows)
 
 
 def _doubled(keys: pa.Table) -> dict[str, object] | None:
     """Return a key that is there more than once, None when there is none."""
-    counted = keys.append_column(_ROW, pa.repeat(1, keys.num_rows)).group_by(keys.column_names)
-    counted = counted.aggregate([(_ROW, "sum")])
+    numbered = _numbered(keys)
+    by = numbered.column_names
+    counted = numbered.group_by(by).aggregate([([], "count_all")])
     if counted.num_rows == keys.num_rows:
         return None
-    return _first(counted.filter(pc.greater(counted[f"{_ROW}_sum"], 1)).select(keys.column_names))
+    doubled = counted.filter(pc.greater(counted["count_all"], 1))
+    return _first(doubled.select(by).rename_columns(keys.column_names))
 
 
 def among(keys: pa.Table, given: pa.Table) -> pa.Array:
@@ -101,7 +103,10 @@ def among(keys: pa.Table, given: pa.Table) -> pa.Array:
 
     :param given: keys, with the same columns
     """
-    return _mask(_numbered(keys).join(given, keys=keys.column_names, join_type="left semi"), keys.num_rows)
+    numbered = _numbered(keys)
+    rows = numbered.append_column(_ROW, numbers(keys.num_rows))
+    found = rows.join(_numbered(given), keys=numbered.column_names, join_type="left semi")
+    return _mask(found, keys.num_rows)
 
 
 def shown(key: Mapping[str, object]) -> str:
@@ -132,7 +137,7 @@ def numbers(count: int) -> pa.Array:
 
 
 def _numbered(keys: pa.Table) -> pa.Table:
-    return keys.append_column(_ROW, numbers(keys.num_rows))
+    return keys.rename_columns(list(map(str, range(keys.num_columns))))
 
 
 def _mask(rows: pa.Table, count: int) -> pa.Array:

@@ -519,6 +519,14 @@ class UpsertContract:
 
     # What is refused by name
 
+    @pytest.mark.parametrize("name", [".id", "..", "a[0].id"])
+    def test_a_key_may_have_a_name_that_reads_as_a_path(self, lake: Lake, tmp_path: Path, name: str) -> None:
+        columns = T.StructType().add(name, T.LongType()).add("at", T.LongType())
+        live = Live(lake.sink(mode="upsert", key=name, order="at"), tmp_path, columns=columns)
+        live.commit([{name: 1, "at": 1}, {name: 2, "at": 1}])
+        live.commit([{name: 1, "at": 3}, {name: 1, "at": 2}], [{name: 3, "at": 3}])
+        assert sorted(map(tuple, map(dict.values, lake.read()))) == [(1, 3), (2, 1), (3, 3)]
+
     @pytest.mark.parametrize(
         ("changed", "said"),
         [

@@ -71,9 +71,10 @@ def test_nothing_has_no_last_row() -> None:
     assert among(empty.select(["a", "b"]), empty.select(["a", "b"])).to_pylist() == []
 
 
-def test_a_key_may_have_any_names() -> None:
-    names = ("exactlyonce_row", "exactlyonce_rank", "exactlyonce_rank_max")
+@pytest.mark.parametrize("names", [("row", "rank", "rank_max"), ("1", "0", "count_all"), (".a", "..", "a[0].b")])
+def test_a_key_may_have_any_names(names: tuple[str, ...]) -> None:
     key = KeyColumns(key=names, order="o", deleted=None)
     rows = pa.table({**{name: [1, 2, 1] for name in names}, "o": [1, 1, 2]})
     assert key.last_of_each(rows, None) == (pa.array([False, True, True]), None)
     assert among(rows.select(names), rows.select(names).slice(1, 1)).to_pylist() == [False, True, False]
+    assert key.last_of_each(rows.set_column(3, "o", [[1, 1, 1]]), None)[1] == dict.fromkeys(names, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,9 @@ from airflow_provider_exactlyonce.tables.table_log import TableFile, TableStore
 
 _BATCH_ROWS: Final = 10_000
 _FIELD_ID: Final = b"PARQUET:field_id"
+#: What a field of an Iceberg table may become, in Spark's words and in Arrow's; decimals get more digits.
+_WIDENED: Final = {("integer", "long"), ("float", "double"), (pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
+_DECIMAL: Final = re.compile(r"decimal\w*\((\d+), ?(\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,13 @@ class FilePart:
     parts: int
 
 
-def mismatch(columns: StructType, table: str, *, needs_all: bool) -> str | None:
+def mismatch(columns: StructType, table: str, *, needs_all: bool, may_widen: bool = False) -> str | None:
     """Return why columns can't be read from a table, None when they can.
 
     :param columns: that are read
     :param table: the table's columns, as Spark writes a schema
     :param needs_all: the table has to have all of them; else those that it lacks are null
+    :param may_widen: the table's may be of before they were widened to what is read
     """
     there: dict[str, Any] = {each["name"]: each["type"] for each in json.loads(table)["fields"]}
     for column in columns:
@@ -43,7 +48,7 @@ def mismatch(columns: StructType, table: str, *, needs_all: bool) -> str | None:
                 return f"it has no column {column.name!r}, its columns are {', '.join(there)}"
             continue
         kind, wanted = _plain(there[column.name]), _plain(json.loads(column.dataType.json()))
-        if kind != wanted:
+        if kind != wanted and not (may_widen and _is_widened(kind, wanted)):
             return f"its column {column.name!r} is {_text(kind)}, and {_text(wanted)} is declared"
     return None
 
@@ -83,7 +88,9 @@ def rows(
             for wanted in schema:
                 name = names[wanted.name]
                 if name is not None:
-                    values = _as_read(batch.column(name), kinds.field(name).type, wanted, where)
+                    values = _as_read(
+                        batch.column(name), kinds.field(name).type, wanted, where, may_widen=bool(field_ids)
+                    )
                 else:
                     text = file.partition.get(wanted.name)
                     values = _repeated(text, wanted, batch.num_rows, where)
@@ -133,14 +140,16 @@ def _parts(field: pa.Field, path: str) -> Iterator[tuple[str, pa.Field]]:
         yield from _parts(part, f"{path}.{name}")
 
 
-def _as_read(values: pa.Array, kind: pa.DataType, wanted: pa.Field, where: str) -> pa.Array:
+def _as_read(values: pa.Array, kind: pa.DataType, wanted: pa.Field, where: str, *, may_widen: bool) -> pa.Array:
     """Return values in Spark's type for them, if that is what they are.
 
     :param kind: what they are
+    :param may_widen: they may be of before their field was widened, which the table knows by its id
     """
     if values.type == wanted.type:
         return values
-    if _normal(kind) != _normal(wanted.type):
+    found, read = _normal(kind), _normal(wanted.type)
+    if found != read and not (may_widen and _is_widened(found, read)):
         raise TableChangedError(f"{where}: column {wanted.name!r} is {kind}, and {wanted.type} is declared")
     try:
         return values.cast(wanted.type)
@@ -185,6 +194,21 @@ def _normal(kind: pa.DataType) -> Any:
     if types.is_struct(kind):
         return "struct", *((each.name, _normal(each.type)) for each in kind)
     return kind
+
+
+def _is_widened(kind: Any, wanted: Any) -> bool:
+    """Tell whether a type, or what it is made of, is another, or may have become it without a change of its values.
+
+    :param kind: as :func:`_normal` or :func:`_plain` return it
+    """
+    if isinstance(kind, dict) and isinstance(wanted, dict):
+        kind, wanted = list(kind.items()), list(wanted.items())
+    if isinstance(kind, (list, tuple)) and isinstance(wanted, (list, tuple)):
+        return len(kind) == len(wanted) and all(map(_is_widened, kind, wanted))
+    if kind == wanted or (kind, wanted) in _WIDENED:
+        return True
+    was, now = _DECIMAL.fullmatch(str(kind)), _DECIMAL.fullmatch(str(wanted))
+    return was is not None and now is not None and was[2] == now[2] and int(was[1]) <= int(now[1])
 
 
 def _plain(kind: Any) -> Any:

@@ -191,7 +191,9 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if version.rewrite is not None:
             return
         if version.columns is not None:
-            mismatch = table_rows.mismatch(self._reading.columns, version.columns, needs_all=False)
+            mismatch = table_rows.mismatch(
+                self._reading.columns, version.columns, needs_all=False, may_widen=bool(version.field_ids)
+            )
             if mismatch is not None:
                 raise TableChangedError(f"version {version.version} of table {name} changes its columns: {mismatch}")
         self._check_names(version)

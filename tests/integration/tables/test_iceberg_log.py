@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg import types as I
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.table import Table
@@ -18,7 +20,17 @@ from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.types import StringType as TextType
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_first_offsets
@@ -382,6 +394,56 @@ def test_a_column_is_read_by_the_name_that_it_has_now_and_what_came_later_is_nul
     columns = StructType().add("id", LongType()).add("words", StringType()).add("more", StringType())
     expected = {"id": 0, "words": "row 0", "more": None}
     assert planned(reader_of(properties, columns), Position(0), Position(4))[0] == expected
+
+
+NARROW = {
+    "n": (2**31 - 1, pa.int32()),
+    "f": (0.100000001490116, pa.float32()),
+    "d": (Decimal("-9999999.99"), pa.decimal128(9, 2)),
+    "l": ([-(2**31), None], pa.list_(pa.int32())),
+    "s": ({"a": 1, "d": Decimal("0.1")}, pa.struct([("a", pa.int32()), ("d", pa.decimal128(3, 1))])),
+    "m": ([("x", 1.5)], pa.map_(pa.string(), pa.float32())),
+}
+WIDE = {
+    "n": (2**63 - 1, pa.int64(), LongType()),
+    "f": (0.1, pa.float64(), DoubleType()),
+    "d": (Decimal("-9999999999.99"), pa.decimal128(12, 2), DecimalType(12, 2)),
+    "l": ([-(2**63)], pa.list_(pa.int64()), ArrayType(LongType())),
+    "s": (
+        {"a": 2**40, "d": Decimal("12345678901234567890.1")},
+        pa.struct([("a", pa.int64()), ("d", pa.decimal128(38, 1))]),
+        StructType().add("a", LongType()).add("d", DecimalType(38, 1)),
+    ),
+    "m": ([("x", 1e300)], pa.map_(pa.string(), pa.float64()), MapType(StringType(), DoubleType())),
+}
+
+
+def test_fields_that_were_widened_are_read_from_before_as_what_they_are_now(
+    properties: Mapping[str, str], catalog: Catalog
+) -> None:
+    catalog.drop_table("sales.orders")
+    old, new = (
+        pa.table({name: pa.array([given[0]], given[1]) for name, given in values.items()}) for values in (NARROW, WIDE)
+    )
+    table = catalog.create_table("sales.orders", old.schema)
+    table.append(old)
+    with table.update_schema() as update:
+        for path, kind in [
+            *((("n",), I.LongType()), (("f",), I.DoubleType()), (("d",), I.DecimalType(12, 2))),
+            *((("l", "element"), I.LongType()), (("s", "a"), I.LongType()), (("s", "d"), I.DecimalType(38, 1))),
+            (("m", "value"), I.DoubleType()),
+        ]:
+            update.update_column(path, field_type=kind)
+    table.append(new)
+    columns = StructType([StructField(name, kind) for name, (_, _, kind) in WIDE.items()])
+    both = [*old.to_pylist(), *new.to_pylist()]
+    reader = reader_of(properties, columns)
+    assert planned(reader, Position(0), Position(3)) == both
+    assert sorted(planned(reader, Position(2, SNAPSHOT), Position(3)), key=lambda row: row["n"]) == both
+    narrow = StructType().add("n", IntegerType())
+    assert planned(reader_of(properties, narrow), Position(0), Position(2)) == [{"n": 2**31 - 1}]
+    with pytest.raises(RuntimeError, match="its column 'n' is long, and integer is declared"):
+        planned(reader_of(properties, narrow), Position(0), Position(3))
 
 
 def test_a_store_goes_to_tasks(properties: Mapping[str, str]) -> None:

@@ -159,6 +159,26 @@ def test_what_would_not_stay_what_it_is_stops_by_name(
         read(tmp_path, T.StructType([T.StructField("id", kind)]))
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (pa.array([1]), T.IntegerType()),
+        (pa.array([1], pa.int32()), T.DoubleType()),
+        (pa.array([1.5]), T.FloatType()),
+        (pa.array([Decimal("1.25")], pa.decimal128(9, 2)), T.DecimalType(12, 3)),
+        (pa.array([Decimal("1.25")], pa.decimal128(9, 2)), T.DecimalType(8, 2)),
+        (pa.array([[1]], pa.list_(pa.int32())), T.LongType()),
+    ],
+)
+def test_a_field_is_widened_as_its_table_may_have_been_and_no_further(
+    tmp_path: Path, values: pa.Array, kind: T.DataType
+) -> None:
+    field = pa.field("id", values.type, metadata={"PARQUET:field_id": "1"})
+    write(tmp_path, pa.table([values], pa.schema([field])))
+    with pytest.raises(TableChangedError, match="is declared"):
+        read(tmp_path, T.StructType([T.StructField("id", kind)]), field_ids={"id": 1})
+
+
 def test_a_required_column_with_nulls_stops_by_name(tmp_path: Path) -> None:
     write(tmp_path, pa.table({"id": pa.array([1, None], pa.int64())}))
     with pytest.raises(BadRecordError, match=r"file f\.parquet of table delta:/t: the required column 'id' has nulls"):

@@ -109,7 +109,7 @@ class TableStatus:
     commit: int
     version: str | None
     storage: str
-    columns: list[tuple[str, str]] = field(default_factory=list)
+    columns: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

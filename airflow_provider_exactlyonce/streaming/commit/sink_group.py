@@ -26,12 +26,7 @@ from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.row_router import ShareAnswers, TaskShare
 from airflow_provider_exactlyonce.streaming.sinks.places import one_place
 from airflow_provider_exactlyonce.streaming.sinks.sink_routes import column_of
-from airflow_provider_exactlyonce.streaming.sinks.spi import (
-    SinkAttempt,
-    SinkCommitter,
-    SinkEntry,
-    VersionedCommitter,
-)
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering
 
 if TYPE_CHECKING:
@@ -337,9 +332,9 @@ def written_tables(committers: Mapping[str, SinkCommitter]) -> dict[str, TableSt
     :param committers: by the sinks' names
     """
     return {
-        name: TableStatus(**{**vars(table), "columns": list(table.columns)})
+        name: TableStatus(**vars(table))
         for name, committer in committers.items()
-        if isinstance(committer, VersionedCommitter) and (table := committer.written_table()) is not None
+        if (table := committer.written_table) is not None
     }
 
 

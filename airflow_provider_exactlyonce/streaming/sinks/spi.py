@@ -163,8 +163,27 @@ class SinkWriter(ABC):
 OpenWriter = Callable[[SinkAttempt, int], SinkWriter]
 
 
+@dataclass(frozen=True, kw_only=True)
+class WrittenTable:
+    """A table as a sink has left it, for lineage.
+
+    :param commit: the sink's newest, 0 when there is none
+    :param version: of the table, which that commit has made; None when it is not known
+    :param storage: the table's format, as OpenLineage names it
+    :param columns: names of the rows' columns, and their types in Spark's words
+    """
+
+    commit: int
+    version: str | None
+    storage: str
+    columns: tuple[tuple[str, str], ...]
+
+
 class SinkCommitter(ABC):
     """The driver's half of one sink of a running query. Called from one thread."""
+
+    #: The table as the sink has left it, where its commits are versions of one; None before the claim. Read by others.
+    written_table: WrittenTable | None = None
 
     @abstractmethod
     def tail(self) -> SinkEntry | None:
@@ -277,30 +296,6 @@ class SinkCommitter(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release connections."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrittenTable:
-    """A table as a sink has left it, for lineage.
-
-    :param commit: the sink's newest, 0 when there is none
-    :param version: of the table, which that commit has made; None when it is not known
-    :param storage: the table's format, as OpenLineage names it
-    :param columns: names of the rows' columns, and their types in Spark's words
-    """
-
-    commit: int
-    version: str | None
-    storage: str
-    columns: tuple[tuple[str, str], ...]
-
-
-class VersionedCommitter(SinkCommitter):
-    """The driver's half of a sink whose commits are versions of a table."""
-
-    @abstractmethod
-    def written_table(self) -> WrittenTable | None:
-        """Return the table as it was left, None before the claim; without a request to the target."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,7 +154,7 @@ def test_of_a_delta_table_the_newest_version_that_was_read_is_told(
     assert table["facets"].get("version", {}).get("datasetVersion") == version
 
 
-WRITTEN = TableStatus(commit=COMMITS, version="812", storage="delta", columns=[("id", "bigint"), ("k", "string")])
+WRITTEN = TableStatus(commit=COMMITS, version="812", storage="delta", columns=(("id", "bigint"), ("k", "string")))
 
 
 @pytest.mark.parametrize(

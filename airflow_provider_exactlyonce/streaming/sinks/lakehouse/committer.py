@@ -46,8 +46,8 @@ from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compa
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     SinkAttempt,
+    SinkCommitter,
     SinkEntry,
-    VersionedCommitter,
     WrittenTable,
 )
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
@@ -66,7 +66,7 @@ _PAUSE_SECONDS: Final = 0.5
 _DOUBLINGS: Final = 6  # until the longest
 
 
-class TableCommitter(VersionedCommitter):
+class TableCommitter(SinkCommitter):
     """Derive from it for a kind of table.
 
     :param pipeline: the pipeline's name
@@ -102,7 +102,6 @@ class TableCommitter(VersionedCommitter):
         self._change = self._staged.change()  # what the version to write adds and takes out
         self._staged_rows = 0
         self._newest: Committed | None = None
-        self._written: WrittenTable | None = None
         self._settling: list[Committed] = []  # commits beside whose files there may be others
         self._is_compaction_due = False
         self._unneeded: list[str] = []  # attempts whose notes nobody needs once the newest commit is settled
@@ -276,10 +275,6 @@ class TableCommitter(VersionedCommitter):
             self._is_compaction_due = True
         self._phase.move(CommitterEvent.COMMITTED)
 
-    @override
-    def written_table(self) -> WrittenTable | None:
-        return self._written
-
     def _note_version(self, newest: Committed | None, *, is_new: bool) -> None:
         """Note the version that the newest commit has made. The commit is made: nothing may fail here.
 
@@ -290,7 +285,7 @@ class TableCommitter(VersionedCommitter):
             with suppress(Exception):  # then it is not known
                 version = self._version_of(newest, is_new=is_new)
         columns = self._sink.stored(self._known_columns()).fields
-        self._written = WrittenTable(
+        self.written_table = WrittenTable(
             commit=newest.entry.commit if newest else 0,
             version=version,
             storage=self.STORAGE,

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     RecordRefusedError,
 )
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry, VersionedCommitter
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
 from tests.integration.streaming.sinks.lake import (
     COLUMNS,
@@ -92,8 +92,7 @@ class TableContract:
         live = Live(lake.sink(), tmp_path)
 
         def told(run: Live) -> tuple[int, str | None]:
-            assert isinstance(run.committer, VersionedCommitter)
-            table = run.committer.written_table()
+            table = run.committer.written_table
             assert table is not None and dict(table.columns) == {"id": "bigint", "k": "string"}
             return table.commit, table.version
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
@@ -62,6 +63,7 @@ def as_now(values: pa.Array, kind: IcebergType, was: IcebergType) -> pa.Array:
         names = [field.name for field in kind.fields]
         return pa.StructArray.from_arrays(parts, names=names, mask=values.is_null())
     if isinstance(kind, ListType) and isinstance(was, ListType):
+        values = _by_offsets(values)
         elements = as_now(values.values, kind.element_type, was.element_type)
         of = pa.large_list if pa.types.is_large_list(values.type) else pa.list_
         return _made_of(elements, values, of(elements.type))
@@ -73,6 +75,16 @@ def as_now(values: pa.Array, kind: IcebergType, was: IcebergType) -> pa.Array:
         fields = [pa.field("key", keys.type, nullable=False), pa.field("value", items.type)]
         return _made_of(pa.StructArray.from_arrays([keys, items], fields=fields), values, pa.map_(*fields))
     return values.cast(schema_to_pyarrow(kind, include_field_ids=False))
+
+
+def _by_offsets(values: pa.Array) -> pa.Array:
+    """Return arrays of one length, or views, as lists: what Arrow has written is read as what it was."""
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        return values
+    ends = pc.cumulative_sum(pc.fill_null(values.value_lengths(), 0))
+    of = pa.LargeListArray if pa.types.is_large_list_view(values.type) else pa.ListArray
+    offsets = pa.concat_arrays([pa.array([0], ends.type), ends])
+    return of.from_arrays(offsets, values.flatten(), mask=values.is_null())  # a cast of views is not valid
 
 
 def _made_of(parts: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GROWING: Final = ("snapshots", "snapshot_log")
-_COMPRESSED: Final = ".gz.metadata.json"
 _FORMAT_VERSION: Final = 2  # snapshots are written otherwise in others, which the sink refuses
 
 
@@ -70,8 +69,7 @@ class IncrementalSqlCatalog(SqlCatalog):
     def _write_metadata(  # type: ignore[override]  # which needs nothing of the catalog
         self, metadata: TableMetadata, io: FileIO, metadata_path: str
     ) -> None:
-        is_otherwise = Config().get_bool("legacy-current-snapshot-id") or metadata_path.endswith(_COMPRESSED)
-        if is_otherwise or metadata.format_version != _FORMAT_VERSION:
+        if Config().get_bool("legacy-current-snapshot-id") or metadata.format_version != _FORMAT_VERSION:
             super()._write_metadata(metadata, io, metadata_path)
             return
         with io.new_output(metadata_path).create() as file:
@@ -92,11 +90,11 @@ class _GrowingJson:
 
     def of(self, members: Sequence[BaseModel]) -> bytes:
         """Return the JSON; of what the list began with the last time it is kept."""
-        count = len(self._members)
+        count, known = len(self._members), self._json
         if count > len(members) or not all(map(is_, self._members, members)):
-            count, self._json = 0, b""
+            count, known = 0, b""
         more = [member.model_dump_json(exclude_none=True, by_alias=True).encode() for member in members[count:]]
-        self._json, self._members = b",".join(filter(None, (self._json, *more))), members
+        self._json, self._members = b",".join(filter(None, (known, *more))), members
         return self._json
 
 
@@ -105,7 +103,9 @@ class _Kept(list[T]):
 
     @override
     def __add__(self, more: list[T]) -> _Kept[T]:  # type: ignore[override]
-        return _Kept([*self, *more])
+        both = _Kept(self)
+        both.extend(more)
+        return both
 
     def __deepcopy__(self, memo: object) -> _Kept[T]:
         return _Kept(self)
@@ -113,4 +113,7 @@ class _Kept(list[T]):
 
 def _kept(metadata: TableMetadata) -> TableMetadata:
     """Return metadata with lists of that kind, where they grow with the snapshots."""
-    return metadata.model_copy(update={name: _Kept(getattr(metadata, name)) for name in _GROWING})
+    lists = {name: getattr(metadata, name) for name in _GROWING}
+    return metadata.model_copy(
+        update={name: _Kept(of) for name, of in lists.items() if not isinstance(of, _Kept)},
+    )

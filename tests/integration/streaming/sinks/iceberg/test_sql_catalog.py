@@ -7,12 +7,14 @@ When a newer pyiceberg breaks one of these, ``sql_catalog.py`` of the sink follo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile, ToOutputFile
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import StringType
@@ -20,7 +22,7 @@ from pyiceberg.types import StringType
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.schema import NewColumn
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.sql_catalog import IncrementalSqlCatalog
-from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
+from tests.integration.streaming.sinks.iceberg.lake import LONG, NAME, TEXT, IcebergLake
 from tests.integration.streaming.sinks.lake import Live, rows
 
 BEFORE = 5  # snapshots
@@ -76,12 +78,20 @@ def test_what_is_remembered_is_what_pyiceberg_reads(
         assert table.metadata == lake.table.metadata
 
 
-def test_what_is_written_is_what_pyiceberg_writes(lake: IcebergLake, table: IcebergTable, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_what_is_written_is_what_pyiceberg_writes(tmp_path: Path, version: str) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create(LONG, TEXT, properties={"format-version": version})
+    table = lake.opened
+    for number in range(BEFORE):
+        append(table, number)
+        table.refresh()
     file = lake.table.io.new_output(str(tmp_path / "own.metadata.json"))
     ToOutputFile.table_metadata(table.metadata, file)
     location = Path(lake.table.metadata_location.removeprefix("file://"))
     assert json.loads(location.read_bytes()) == json.loads((tmp_path / "own.metadata.json").read_bytes())
-    assert len(table.metadata.snapshots) == BEFORE + 1
+    assert len(table.metadata.snapshots) == BEFORE
+    assert table.metadata.format_version == int(version)
 
 
 def test_a_commit_reads_copies_and_encodes_no_snapshot_of_before(
@@ -140,3 +150,56 @@ def test_nothing_is_remembered_of_a_write_that_was_refused(
     table.refresh()
     assert table.metadata == lake.table.metadata
     assert len(table.metadata.snapshots) == BEFORE + 2
+
+
+ROW = pa.table({"id": [1], "k": ["a"]})
+
+
+@pytest.fixture
+def catalog(lake: IcebergLake) -> Iterator[IncrementalSqlCatalog]:
+    catalog = IncrementalSqlCatalog("lake", **lake.properties)
+    yield catalog
+    catalog.close()
+
+
+def check_append(catalog: IncrementalSqlCatalog, lake: IcebergLake, name: str) -> None:
+    """Append, and compare what is remembered with what pyiceberg's own catalog reads."""
+    table = catalog.load_table(name)
+    table.append(ROW)
+    remembered, read = catalog.load_table(name), lake.catalog.load_table(name)
+    assert remembered.name() == read.name()
+    assert remembered.metadata == read.metadata
+
+
+def test_tables_in_turns_are_not_taken_for_each_other(lake: IcebergLake, catalog: IncrementalSqlCatalog) -> None:
+    names = (NAME, "shop.other")
+    catalog.create_table(names[1], lake.table.schema())
+    for _ in range(3):
+        for name in names:
+            check_append(catalog, lake, name)
+    assert [len(lake.catalog.load_table(name).snapshots()) for name in names] == [4, 3]
+
+
+@pytest.mark.parametrize("by_others", [False, True])
+def test_a_table_that_is_made_anew_has_nothing_of_the_one_before(
+    lake: IcebergLake, catalog: IncrementalSqlCatalog, by_others: bool
+) -> None:
+    check_append(catalog, lake, NAME)
+    changing = lake.catalog if by_others else catalog
+    changing.drop_table(NAME)
+    changing.create_table(NAME, Schema(LONG, TEXT))
+    assert catalog.load_table(NAME).snapshots() == []
+    check_append(catalog, lake, NAME)
+    assert len(lake.table.snapshots()) == 1
+
+
+@pytest.mark.parametrize("by_others", [False, True])
+def test_a_table_that_is_renamed_keeps_its_snapshots(
+    lake: IcebergLake, catalog: IncrementalSqlCatalog, by_others: bool
+) -> None:
+    check_append(catalog, lake, NAME)
+    (lake.catalog if by_others else catalog).rename_table(NAME, "shop.renamed")
+    check_append(catalog, lake, "shop.renamed")
+    assert len(lake.catalog.load_table("shop.renamed").snapshots()) == 3
+    with pytest.raises(NoSuchTableError):
+        catalog.load_table(NAME)

@@ -266,8 +266,11 @@ class _Append(_MergeAppendFiles):
 
     @override
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        full = [manifest for manifest in manifests if _live_files(manifest) >= FULL_MANIFEST]
-        return [*super()._process_manifests([manifest for manifest in manifests if manifest not in full]), *full]
+        full: list[ManifestFile] = []
+        others: list[ManifestFile] = []
+        for manifest in manifests:
+            (full if _live_files(manifest) >= FULL_MANIFEST else others).append(manifest)
+        return [*super()._process_manifests(others), *full]
 
 
 class _Overwrite(_OverwriteFiles, _Append):

@@ -114,6 +114,4 @@ class _Kept(list[T]):
 def _kept(metadata: TableMetadata) -> TableMetadata:
     """Return metadata with lists of that kind, where they grow with the snapshots."""
     lists = {name: getattr(metadata, name) for name in _GROWING}
-    return metadata.model_copy(
-        update={name: _Kept(of) for name, of in lists.items() if not isinstance(of, _Kept)},
-    )
+    return metadata.model_copy(update={name: _Kept(of) for name, of in lists.items() if not isinstance(of, _Kept)})

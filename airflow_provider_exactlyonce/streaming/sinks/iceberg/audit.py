@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
     from pyiceberg.table.snapshots import Snapshot
-
-_REMOVED_DELETES: Final = "removed-delete-files"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +47,7 @@ def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> 
         added, removed = changes.added, changes.removed
         committed, name = ledger.committed_by(snapshot), _named(snapshot)
         history.exchange(name, _paths(removed), _paths(added))
+        row_deletes.place(added)
         if committed is not None:
             entry = committed.entry
             history.take(name, entry)
@@ -58,21 +57,24 @@ def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> 
         elif not (replaces and ledger.is_commit(snapshot)):
             row_deletes.follow(name, changes.deletes)
             if removed:
-                _follow(history, snapshot, added, removed)
-        row_deletes.place(added)
+                _follow(history, snapshot, changes, list(map(row_deletes.rows_left, removed)))
         if ledger.is_first(snapshot):
             history.since = 0
     return history
 
 
-def _follow(history: TableHistory, snapshot: Snapshot, added: list[DataFile], removed: list[DataFile]) -> None:
-    """Note what a snapshot of others has changed."""
+def _follow(history: TableHistory, snapshot: Snapshot, changes: _Changes, left: list[int | None]) -> None:
+    """Note what a snapshot of others has changed.
+
+    :param left: how many rows each file had that it has removed
+    """
     summary, name = snapshot.summary, _named(snapshot)
+    added, removed = changes.added, _paths(changes.removed)
     if summary is None or summary.operation != Operation.REPLACE:
-        history.lose(name, _paths(removed))
-    elif _REMOVED_DELETES not in summary.additional_properties:  # else they were carried out
-        history.rewrite(name, [file.record_count for file in removed], [file.record_count for file in added])
-    history.hold(_paths(added), history.held(_paths(removed)))
+        history.lose(name, removed)
+    else:
+        history.rewrite(name, left, [file.record_count for file in added])
+    history.hold(_paths(added), history.held(removed))
 
 
 def _named(snapshot: Snapshot) -> str:

@@ -26,7 +26,7 @@ _PATH, _POSITION, _POSITIONS = "file_path", "pos", "pos_list"
 class RowDeletes:
     """Follows the files of deleted rows, by snapshots from the oldest on.
 
-    :param history: what is known of the sink's files, and gets what is found
+    :param history: what is known of the table's files, and gets what is found of the sink's
     """
 
     def __init__(self, table: IcebergTable, history: TableHistory) -> None:
@@ -34,13 +34,14 @@ class RowDeletes:
         self._history: Final = history
         self._places: Final[dict[str, tuple[int, Record]]] = {}  # spec and partition of each file with rows
         self._deleted: Final[dict[str, pa.Array]] = {}  # positions in each
+        self._doubted: Final[set[str]] = set()  # files of which nobody knows what is deleted
 
     def place(self, files: Iterable[DataFile]) -> None:
-        """Note where files with rows are; those that a snapshot adds are not concerned by what it deletes by value."""
+        """Note where the files with rows are that a snapshot adds: it can delete rows of these, too."""
         self._places.update({file.file_path: (file.spec_id, file.partition) for file in files})
 
     def follow(self, version: str, deletes: Iterable[DataFile]) -> None:
-        """Note which rows of the sink a snapshot of others has deleted.
+        """Note which rows a snapshot of others has deleted.
 
         :param version: the snapshot, for messages
         :param deletes: files that it has added
@@ -64,18 +65,26 @@ class RowDeletes:
             if count:
                 self._history.lose(version, [name], count)
 
+    def rows_left(self, file: DataFile) -> int | None:
+        """Return how many rows of a file are not deleted; None when nobody knows."""
+        name = file.file_path
+        if name not in self._places or name in self._doubted:  # it may be older than the oldest snapshot
+            return None
+        return file.record_count - len(self._deleted.get(name, ()))
+
     def _doubt(self, version: str, file: DataFile, what: str) -> None:
         """Note that rows of all files may be gone that a file of deletes can be about."""
         is_everywhere = self._table.metadata.specs()[file.spec_id].is_unpartitioned()
         place = (file.spec_id, file.partition)
-        files = [name for name, of in self._places.items() if is_everywhere or of == place]
-        self._history.doubt(version, filter(self._is_there, files), what)
+        files = [name for name, of in self._places.items() if (is_everywhere or of == place) and self._is_there(name)]
+        self._doubted.update(files)
+        self._history.doubt(version, files, what)
 
     def _column(self, key: int) -> str:
         return self._table.metadata.schema().find_column_name(key) or f"a column that was dropped ({key})"
 
     def _positions(self, file: DataFile) -> Mapping[str, pa.Array]:
-        """Return the positions that a file names in each of the sink's files that are in the table."""
+        """Return the positions that a file names in each of the files that are in the table."""
         with self._table.io.new_input(file.file_path).open() as opened:
             rows = pq.read_table(opened, columns=[_PATH, _POSITION])
         by_file = rows.group_by(_PATH).aggregate([(_POSITION, "list")])
@@ -83,7 +92,7 @@ class RowDeletes:
         return {name: of.values for name, of in positions if self._is_there(name)}
 
     def _is_there(self, file: str) -> bool:
-        return file in self._history.commits and file not in self._history.removed
+        return file in self._places and file not in self._history.removed
 
     def _delete(self, file: str, positions: pa.Array) -> int:
         """Return how many positions are new: some writers put those of before into their next file again."""

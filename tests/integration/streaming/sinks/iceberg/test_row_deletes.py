@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.typedef import Record
 
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
@@ -59,6 +61,51 @@ def test_rows_of_others_and_of_files_that_are_gone_are_nobodys(lake: IcebergLake
     assert finding.startswith("commit 1: ") and "has changed or removed rows" in finding
     delete_positions(lake, {first: [0]})
     assert live.audit(entries) == [finding]
+
+
+def rewrite(lake: IcebergLake, file: Path, ids: Sequence[int]) -> None:
+    """Write rows anew that a file has, without those deleted; the deletes stay, as Spark leaves them."""
+    table = lake.opened
+    (old,) = (of for of in lake.current_data_files() if of.file_path == f"file://{file}")
+    written = pa.Table.from_pylist([{"id": number, "k": None} for number in ids], lake.table.schema().as_arrow())
+    table.append(
+        list(_dataframe_to_data_files(table.metadata, written, table.io)),
+        {},
+        lambda snapshot, sequence: {},
+        [old],
+        changes_rows=False,
+    )
+
+
+def test_a_rewrite_has_the_rows_that_were_left(lake: IcebergLake, written: Written) -> None:
+    live, entries, (first, second, _) = written
+    lake.write(100, 5)
+    (others,) = set(lake.files()) - set(written[2])
+    delete_positions(lake, {first: [0, 7], others: [4]})
+    before = live.audit(entries)
+    rewrite(lake, first, [*range(1, 7), 8, 9])
+    rewrite(lake, others, range(100, 104))
+    assert live.audit(entries) == before
+    rewrite(lake, second, range(10, 19))
+    too_few = "snapshot NEWEST (replace) has 9 rows instead of 10, and says that it has changed none"
+    assert sorted(facts(live.audit(entries), lake)) == sorted([*before, too_few])
+
+
+def test_a_rewrite_is_not_judged_where_nobody_knows_what_was_deleted(lake: IcebergLake, written: Written) -> None:
+    live, entries, (first, *_) = written
+    delete_by_id(lake, [3])
+    before = live.audit(entries)
+    rewrite(lake, first, range(9))
+    assert live.audit(entries) == before
+
+
+def test_a_rewrite_of_a_file_that_is_older_than_what_is_kept_is_not_judged(lake: IcebergLake, written: Written) -> None:
+    live, entries, (first, *_) = written
+    delete_positions(lake, {first: [0]})
+    entries.append(live.commit(rows(30, 10)))
+    lake.expire()
+    rewrite(lake, first, range(1, 10))
+    assert live.audit(entries) == []
 
 
 def test_rows_that_are_deleted_by_value_are_named_as_not_known(lake: IcebergLake, written: Written) -> None:

@@ -77,4 +77,6 @@ class IcebergDeclaration(TableDeclaration):
 
         properties.check_table(table, self.where)
         partitions.check_spec(table.spec(), table.schema(), self.partition_by, self.where)
-        return schema.missing_columns(table.schema(), columns, self.where, evolves=self.evolves)
+        missing = schema.missing_columns(table.schema(), columns, self.where, evolves=self.evolves)
+        partitions.check_new_columns(table, missing, self.where)
+        return missing

@@ -17,12 +17,16 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DecimalType, StringType
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.schema import paths
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import plain
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import IcebergType
     from pyspark.sql.types import StructType
+
+    from airflow_provider_exactlyonce.streaming.sinks.iceberg.schema import NewColumn
 
 _IDENTITY: Final = "identity"
 _BUCKET: Final = "bucket"
@@ -178,6 +182,22 @@ def check_spec(spec: PartitionSpec, schema: Schema, partition_by: Sequence[str],
             f"{where} is partitioned by {list(map(str, has))}, and the sink declares partition_by="
             f"{list(partition_by)}: declare the table's"
         )
+
+
+def check_new_columns(table: TableMetadata, columns: Sequence[NewColumn], where: str) -> None:
+    """Check that no column that a table is to get has the name of a part of its partitioning, of before either.
+
+    :param where: sink and table, for messages
+    :raises RefusedError: naming both
+    """
+    parts = {field.name: field for spec in table.specs().values() for field in spec.fields}
+    for column in columns:
+        for path in filter(parts.__contains__, paths(column.name, column.type)):
+            part = _Declared.of(parts[path], table.schema())
+            raise RefusedError(
+                f"{where} lacks the column {column.name!r}, and it can't be added: {path!r} is the name of {part} in "
+                "what the table is or was partitioned by. Rename the column"
+            )
 
 
 class Partitioning:

@@ -103,7 +103,7 @@ def check_paths(columns: Iterable[tuple[str, IcebergType]], where: str) -> None:
     :raises RefusedError: naming the path
     """
     columns_by_path: dict[str, str] = {}
-    for path, column in ((path, name) for name, kind in columns for path in _paths(name, kind)):
+    for path, column in ((path, name) for name, kind in columns for path in paths(name, kind)):
         if path in columns_by_path:
             of = " and ".join(dict.fromkeys(map(repr, (columns_by_path[path], column))))
             raise RefusedError(
@@ -111,6 +111,20 @@ def check_paths(columns: Iterable[tuple[str, IcebergType]], where: str) -> None:
                 f"{of}: rename one"
             )
         columns_by_path[path] = column
+
+
+def paths(name: str, kind: IcebergType) -> Iterator[str]:
+    """Yield the paths of a column and of its parts, as Iceberg has them."""
+    yield name
+    parts: Mapping[str, IcebergType] = {}
+    if isinstance(kind, StructType):
+        parts = {field.name: field.field_type for field in kind.fields}
+    elif isinstance(kind, ListType):
+        parts = {"element": kind.element_type}
+    elif isinstance(kind, MapType):
+        parts = {"key": kind.key_type, "value": kind.value_type}
+    for part, part_kind in parts.items():
+        yield from paths(f"{name}.{part}", part_kind)
 
 
 def written_columns(table: Schema, columns: spark.StructType) -> Schema:
@@ -153,19 +167,6 @@ def _type(kind: Any, ids: Iterator[int]) -> IcebergType:
     if name == "decimal":
         return DecimalType(kind.precision, kind.scale)
     return _PRIMITIVES["string" if name in ("string", "char", "varchar") else kind.simpleString()]
-
-
-def _paths(name: str, kind: IcebergType) -> Iterator[str]:
-    yield name
-    parts: Mapping[str, IcebergType] = {}
-    if isinstance(kind, StructType):
-        parts = {field.name: field.field_type for field in kind.fields}
-    elif isinstance(kind, ListType):
-        parts = {"element": kind.element_type}
-    elif isinstance(kind, MapType):
-        parts = {"key": kind.key_type, "value": kind.value_type}
-    for part, part_kind in parts.items():
-        yield from _paths(f"{name}.{part}", part_kind)
 
 
 def _has_required_part(kind: IcebergType) -> bool:

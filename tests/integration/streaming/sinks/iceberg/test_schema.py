@@ -118,6 +118,33 @@ def test_a_part_of_partition_by_that_has_the_name_of_another_is_refused_where_a_
 
 
 @pytest.mark.parametrize(
+    ("column", "kind", "is_former"),
+    [
+        ("id_bucket_16", T.StringType(), False),
+        ("id_bucket_16", T.StringType(), True),
+        ("s", T.StructType().add("part", T.StringType()), False),
+    ],
+)
+def test_a_new_column_that_has_the_name_of_a_part_of_the_partitioning_is_refused_before_anything_is_written(
+    lake: IcebergLake, tmp_path: Path, column: str, kind: T.DataType, is_former: bool
+) -> None:
+    name = column if column != "s" else "s.part"
+    bucket = PartitionField(1, 1000, parse_transform("bucket[16]"), name)
+    lake.create(LONG, TEXT, partition_spec=PartitionSpec(bucket))
+    if is_former:
+        with lake.table.update_spec() as update:
+            update.remove_field(name)
+    table, more = lake.table, T.StructType(list(COLUMNS.fields)).add(column, kind)
+    sink = lake.sink(schema="evolve", partition_by=() if is_former else ["bucket(16, id)"])
+    said = rf"lacks the column '{column}', and it can't be added: '{name}' is the name of bucket\(16, id\)"
+    with pytest.raises(RefusedError, match=said):
+        sink.check_columns(more)
+    with pytest.raises(RefusedError, match=said):
+        Live(sink, tmp_path, columns=more)
+    assert lake.table.metadata_location == table.metadata_location
+
+
+@pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"name": "A b"}, "name='A b'"),

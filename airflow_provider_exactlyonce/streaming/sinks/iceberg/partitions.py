@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
-from pyiceberg.transforms import BucketTransform, Transform, TruncateTransform, parse_transform
+from pyiceberg.transforms import BucketTransform, Transform, TruncateTransform, VoidTransform, parse_transform
 from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DecimalType, StringType
 
@@ -170,13 +170,31 @@ def _plain_name(column: str) -> str:
     return "".join(letter if letter.isascii() else f"_x{ord(letter):X}" for letter in column)
 
 
+def live_fields(spec: PartitionSpec) -> list[PartitionField]:
+    """Return what a table is partitioned by, without what a table of version 1 has left in the place of dropped parts.
+
+    Of these each partition has a null.
+    """
+    return [field for field in spec.fields if not _is_dropped(field)]
+
+
+def _is_dropped(field: PartitionField) -> bool:
+    return isinstance(field.transform, VoidTransform)
+
+
 def check_spec(spec: PartitionSpec, schema: Schema, partition_by: Sequence[str], where: str) -> None:
     """Check that a table is partitioned by what the sink declares.
 
     :param where: sink and table, for messages
-    :raises RefusedError: naming both
+    :raises RefusedError: naming both, or a part that has no column any more
     """
-    has = [_Declared.of(field, schema) for field in spec.fields]
+    for field in spec.fields:
+        if schema.find_column_name(field.source_id) is None:  # pyiceberg can't read the manifests that it writes then
+            raise RefusedError(
+                f"{where} still has {field.name!r} in its partitioning, a part whose column was dropped, and this sink "
+                f"can't write its type: ALTER TABLE … DROP PARTITION FIELD {field.name}"
+            )
+    has = [_Declared.of(field, schema) for field in live_fields(spec)]
     if has != list(map(_Declared.parsed, partition_by)):
         raise RefusedError(
             f"{where} is partitioned by {list(map(str, has))}, and the sink declares partition_by="
@@ -203,13 +221,14 @@ def check_new_columns(table: TableMetadata, columns: Sequence[NewColumn], where:
 class Partitioning:
     """How rows of a table are partitioned.
 
-    :param fields: of the table's spec
+    :param spec: the table's
     :param columns: those of the table that the rows have
     """
 
-    def __init__(self, fields: Sequence[PartitionField], columns: Schema) -> None:
-        self._fields: Final = fields
+    def __init__(self, spec: PartitionSpec, columns: Schema) -> None:
+        self._spec: Final = spec
         self._columns: Final = columns
+        self._fields: Final = live_fields(spec)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -229,7 +248,7 @@ class Partitioning:
         """Return the partitions of rows, as Iceberg has them."""
         texts = {name: pc.cast(values, pa.string()) for name, values in zip(self.names, self.values(rows), strict=True)}
         if not texts:
-            return {Record()}
+            return {self.record({})}
         different = pa.table(texts).group_by(list(self.names)).aggregate([])
         return {self.record(partition) for partition in different.to_pylist()}
 
@@ -238,11 +257,10 @@ class Partitioning:
 
         :param texts: its values, as Arrow writes them
         """
-        values = []
-        for field in self._fields:
-            source = self._columns.find_type(field.source_id)
-            values.append(_value(texts[field.name], field.transform.result_type(source)))
-        return Record(*values)
+        return Record(*(None if _is_dropped(field) else self._value(field, texts) for field in self._spec.fields))
+
+    def _value(self, field: PartitionField, texts: Mapping[str, str | None]) -> Any:
+        return _value(texts[field.name], field.transform.result_type(self._columns.find_type(field.source_id)))
 
 
 def _transformed(values: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:

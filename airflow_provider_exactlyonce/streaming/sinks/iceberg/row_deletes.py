@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pyiceberg.manifest import DataFileContent, FileFormat
 
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import live_fields
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import TableHistory
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class RowDeletes:
 
     def _doubt(self, version: str, file: DataFile, what: str) -> None:
         """Note that rows of all files may be gone that a file of deletes can be about."""
-        is_everywhere = self._table.metadata.specs()[file.spec_id].is_unpartitioned()
+        is_everywhere = not live_fields(self._table.metadata.specs()[file.spec_id])
         place = (file.spec_id, file.partition)
         files = [name for name, of in self._places.items() if (is_everywhere or of == place) and self._is_there(name)]
         self._doubted.update(files)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import FileFormat
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from typing_extensions import override
@@ -125,5 +126,5 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
         spec, columns = self._format.spec, self._format.columns
         ids = {columns.find_field(name).field_id for name in self.key.key}
         places = [place for place, field in enumerate(spec.fields) if field.source_id in ids]
-        partitioning = Partitioning([spec.fields[place] for place in places], columns)
+        partitioning = Partitioning(PartitionSpec(*(spec.fields[place] for place in places)), columns)
         return places, {record for rows in keys.to_batches() for record in partitioning.records(rows)}

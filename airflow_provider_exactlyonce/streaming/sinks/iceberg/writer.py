@@ -90,7 +90,7 @@ class IcebergWriter(TableWriter):
     """
 
     def __init__(self, files: IcebergFiles, folder: str, task: int, format_: TableFormat) -> None:
-        self._partitioning: Final = Partitioning(format_.spec.fields, format_.columns)
+        self._partitioning: Final = Partitioning(format_.spec, format_.columns)
         required = [column.name for column in format_.columns.fields if column.required]
         partitioned = _Files(files, folder, task, format_, self._partitioning)
         super().__init__(partitioned, schema_to_pyarrow(format_.columns), required)
@@ -210,7 +210,7 @@ def data_file(file: Mapping[str, Any], format_: TableFormat) -> DataFile:
         content=DataFileContent.DATA,
         file_path=file["path"],
         file_format=FileFormat.PARQUET,
-        partition=Partitioning(format_.spec.fields, format_.columns).record(file["partition"]),
+        partition=Partitioning(format_.spec, format_.columns).record(file["partition"]),
         file_size_in_bytes=file["size"],
         sort_order_id=None,
         equality_ids=None,

@@ -12,13 +12,26 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.expressions import EqualTo, Reference
 from pyiceberg.expressions.literals import literal
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import DateType, TimestamptzType
 from pyspark.sql import types as T
 
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions
-from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
-from tests.integration.streaming.sinks.lake import EVERY_TYPE, FAR_TIMES, FAR_VALUES, ODD, UTC, VALUES, Live, rows
+from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
+from tests.integration.streaming.sinks.lake import (
+    COLUMNS,
+    EVERY_TYPE,
+    FAR_TIMES,
+    FAR_VALUES,
+    ODD,
+    UTC,
+    VALUES,
+    Live,
+    rows,
+)
 
 
 def test_files_have_the_ids_of_the_table(lake: IcebergLake, tmp_path: Path) -> None:
@@ -206,3 +219,49 @@ def test_days_of_dates_are_partitioned_as_iceberg_has_it(lake: IcebergLake, tmp_
         assert transformed == [expected((day - datetime.date(1970, 1, 1)).days) for day in days]
     Live(lake.sink(partition_by="month(d)"), tmp_path, columns=columns).commit(given)
     assert lake.rows() == given
+
+
+def create_with_dropped_part(lake: IcebergLake, *more: PartitionField) -> None:
+    """Make a table that has a part of its partitioning dropped while its format has version 1, and then gets 2."""
+    part = PartitionField(2, 1000, parse_transform("identity"), "k")
+    lake.create(LONG, TEXT, partition_spec=PartitionSpec(part, *more), properties={"format-version": "1"})
+    with lake.table.update_spec() as update:
+        update.remove_field("k")
+    with lake.table.transaction() as transaction:
+        transaction.upgrade_table_version(2)
+    assert str(lake.table.spec().fields[0].transform) == "void"
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("partition_by", [(), ("bucket(4, id)",)])
+def test_a_part_that_was_dropped_in_version_1_is_not_declared_and_is_null(
+    lake: IcebergLake, tmp_path: Path, mode: str, partition_by: tuple[str, ...]
+) -> None:
+    create_with_dropped_part(lake, *partitions.new_spec(partition_by, Schema(LONG), "the table").fields)
+    keyed = {"mode": mode, "key": ["id", "k"]} if mode == "upsert" else {}
+    live = Live(lake.sink(partition_by=partition_by, compact_every=2, **keyed), tmp_path)
+    entries = [live.commit([{"id": number, "k": "a"}, {"id": number + 1, "k": "a"}]) for number in (1, 2, 3, 4)]
+    ids = [1, 2, 3, 4, 5] if mode == "upsert" else [1, 2, 2, 3, 3, 4, 4, 5]
+    assert lake.ids() == ids
+    assert [row["id"] for row in lake.find(row_filter="id >= 4")] == [number for number in ids if number >= 4]
+    assert live.audit(entries) == []
+    assert {file.partition[0] for file in lake.current_data_files()} == {None}
+    with pytest.raises(RefusedError, match="partition_by="):
+        lake.sink(partition_by=["k", *partition_by]).check_columns(COLUMNS)
+
+
+def test_a_part_that_was_dropped_together_with_its_column_is_refused_with_the_way_out(
+    lake: IcebergLake, tmp_path: Path
+) -> None:
+    create_with_dropped_part(lake)
+    with lake.table.update_schema() as change:
+        change.delete_column("k")
+    columns = T.StructType().add("id", T.LongType())
+    with pytest.raises(RefusedError, match=r"'k' in its partitioning, .*: ALTER TABLE … DROP PARTITION FIELD k$"):
+        lake.sink().check_columns(columns)
+    with lake.table.update_spec() as update:
+        update.remove_field("k")
+    live = Live(lake.sink(), tmp_path, columns=columns)
+    entries = [live.commit([{"id": number}]) for number in range(2)]
+    assert lake.ids() == [0, 1]
+    assert live.audit(entries) == []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Of Parquet, as pyarrow calls them.
 CODECS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_ESCAPED: Final = re.compile(r"%[0-9A-Fa-f]{2}")
+_ESCAPED: Final = re.compile(r"%[0-9A-Fa-f]{2}|\\")
 #: What is before the host; of Azure's it is a container, without a colon.
 _SECRET_IN_URL: Final = re.compile(r"(?!(abfss?|wasbs?)://[^/:]*@)[^/]*://[^/]*@")
 _NO_PARQUET: Final = ("variant", "void", "interval", "daytimeinterval", "yearmonthinterval", "time", "geometry")

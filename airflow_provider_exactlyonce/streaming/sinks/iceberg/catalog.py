@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import MetastoreCatalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NamespaceAlreadyExistsError,
@@ -32,6 +32,7 @@ from pyiceberg.table.update.snapshot import _MergeAppendFiles, _OverwriteFiles
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, required
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.properties import check_location
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 from airflow_provider_exactlyonce.tables.iceberg_store import reaching_hdfs
 
@@ -137,11 +138,17 @@ class IcebergTable:
         self.files.keep_metadata(self._opened)
 
     def create(self, schema: Schema, spec: PartitionSpec) -> None:
-        """Create the table, and its namespace; it fails when somebody else has."""
+        """Create the table, and its namespace; it fails when somebody else has.
+
+        :raises RefusedError: when pyiceberg can't write where it would be
+        """
         catalog = required(self._catalog, "a table is looked for before it is made")
         if not catalog.namespace_exists(self._identifier[:-1]):
             with suppress(NamespaceAlreadyExistsError):  # made meanwhile
                 catalog.create_namespace(self._identifier[:-1])
+        if isinstance(catalog, MetastoreCatalog):  # others are told by a server
+            namespace = catalog.namespace_to_string(self._identifier[:-1])
+            check_location(catalog._resolve_table_location(None, namespace, self._identifier[-1]), self._where)
         with self._reaching_hdfs():
             catalog.create_table(self._identifier, schema, partition_spec=spec)
 
@@ -203,8 +210,12 @@ class IcebergTable:
         if self._catalog is not None:
             self._catalog.close()
 
+    @property
+    def _where(self) -> str:
+        return f"table {'.'.join((self._catalog_name, *self._identifier))}"
+
     def _reaching_hdfs(self) -> AbstractContextManager[None]:
-        return reaching_hdfs(f"table {'.'.join((self._catalog_name, *self._identifier))}")
+        return reaching_hdfs(self._where)
 
     def _load_catalog(self) -> Catalog:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 _FORMAT_VERSION: Final = 2
 _ENCRYPTION: Final = "encryption.key-id"
+_PATHS: Final = ("write.data.path", "write.metadata.path")
 _METRICS: Final = "write.metadata.metrics."
 
 
@@ -18,8 +20,10 @@ def check_table(table: TableMetadata, where: str) -> None:
     """Check that this sink can write to a table.
 
     :param where: sink and table, for messages
-    :raises RefusedError: naming the property
+    :raises RefusedError: naming the property or the location
     """
+    for location in (table.location, *filter(None, map(table.properties.get, _PATHS))):
+        check_location(location, where)
     if table.format_version != _FORMAT_VERSION:
         raise RefusedError(
             f"{where} has format version {table.format_version}; this sink writes version {_FORMAT_VERSION}: "
@@ -31,6 +35,19 @@ def check_table(table: TableMetadata, where: str) -> None:
         )
     if (key := table.properties.get(_ENCRYPTION)) is not None:
         raise RefusedError(f"{where} has {_ENCRYPTION}={key!r}, and this sink does not encrypt: use another table")
+
+
+def check_location(location: str, where: str) -> None:
+    """Check that pyiceberg has a path of its own for each file of a location: it ends a URL's at ``#`` and ``?``.
+
+    :param where: the table, for messages
+    :raises RefusedError: when it has not
+    """
+    if urlsplit(location).scheme and (cut := next((letter for letter in location if letter in "#?"), None)):
+        raise RefusedError(
+            f"{where} is in {location!r}, and pyiceberg ends the path at {cut!r}, so that all files would be one: use "
+            f"a location without {cut!r}"
+        )
 
 
 def of_metrics(table: TableMetadata) -> dict[str, str]:

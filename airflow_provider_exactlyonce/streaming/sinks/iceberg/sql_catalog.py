@@ -17,6 +17,8 @@ from pyiceberg.table import Table
 from pyiceberg.utils.config import Config
 from typing_extensions import override
 
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.properties import check_location
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pyiceberg.catalog.sql import IcebergTables
@@ -46,6 +48,8 @@ class IncrementalSqlCatalog(SqlCatalog):
     @override
     def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:
         if self._known is None or self._known[0] != orm_table.metadata_location:
+            named = f"table {self.name}.{orm_table.table_namespace}.{orm_table.table_name}"
+            check_location(orm_table.metadata_location or "", named)
             read = super()._convert_orm_to_iceberg(orm_table)
             self._known = (read.metadata_location, _kept(read.metadata))
         location, metadata = self._known

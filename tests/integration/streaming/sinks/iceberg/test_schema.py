@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
-from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
+from tests.integration.streaming.sinks.iceberg.lake import LONG, NAME, TEXT, IcebergLake
 from tests.integration.streaming.sinks.lake import COLUMNS, PIPELINE, Live, rows
 
 
@@ -115,6 +115,30 @@ def test_a_part_of_partition_by_that_has_the_name_of_another_is_refused_where_a_
     columns = columns.add("ü", T.StringType()).add("_xFC", T.StringType())
     with pytest.raises(RefusedError, match=rf"partition_by='.*' would have the name '{name}' in the table"):
         Live(lake.sink(partition_by=by), tmp_path, columns=columns)
+
+
+@pytest.mark.parametrize("letter", ["#", "?"])
+def test_a_warehouse_whose_files_would_be_one_is_refused_before_a_table_is_made(
+    lake: IcebergLake, tmp_path: Path, letter: str
+) -> None:
+    lake.properties["warehouse"] = f"file://{tmp_path}/a{letter}b/warehouse"
+    with pytest.raises(
+        RefusedError, match=rf"table lake\.shop\.events is in 'file://.*pyiceberg ends .* at '[{letter}]'"
+    ):
+        Live(lake.sink(), tmp_path)
+    assert not lake.catalog.table_exists(NAME)
+    assert not list(tmp_path.glob("a*"))
+
+
+def test_a_table_whose_files_would_be_one_is_refused_by_name(lake: IcebergLake, tmp_path: Path) -> None:
+    said = "pyiceberg ends the path at '#'"
+    lake.create(LONG, TEXT, properties={"write.data.path": f"file://{tmp_path}/a#b"})
+    with pytest.raises(RefusedError, match=said):
+        lake.sink().check_columns(COLUMNS)
+    lake.catalog.drop_table(NAME)
+    lake.create(LONG, TEXT, location=f"file://{tmp_path}/a#b")
+    with pytest.raises(RefusedError, match=said):
+        lake.sink().check_columns(COLUMNS)
 
 
 @pytest.mark.parametrize(

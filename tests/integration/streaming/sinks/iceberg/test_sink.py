@@ -132,7 +132,12 @@ def test_a_manifest_of_many_files_is_not_written_again(
     monkeypatch.setattr(catalog, "FULL_MANIFEST", 6)
     lake.create(LONG, TEXT, properties={"commit.manifest.min-count-to-merge": "3"})
     live, full, counts, compared = Live(lake.sink(), tmp_path), set[str](), list[int](), list[object]()
-    monkeypatch.setattr(ManifestFile, "__eq__", lambda manifest, other: bool(compared.append(other)))
+
+    def compare(manifest: ManifestFile, other: object) -> bool:
+        compared.append(other)
+        return manifest is other
+
+    monkeypatch.setattr(ManifestFile, "__eq__", compare)
     for number in range(40):
         live.commit(rows(number, 1))
         snapshot = lake.table.current_snapshot()

@@ -21,7 +21,7 @@ class FailingMember(Member):
     has_failed: bool = False
 
     @override
-    def model_dump_json(self, **how: object) -> str:  # type: ignore[override]
+    def model_dump_json(self, **how: object) -> str:
         if not self.has_failed:
             self.has_failed = True
             raise MemoryError

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,8 +13,10 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.streaming.sinks.delta.changes import check_here, check_removable
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile, escaped
 from airflow_provider_exactlyonce.streaming.sinks.delta.table_rows import with_columns
-from airflow_provider_exactlyonce.streaming.sinks.delta.writer import DeltaFile, OpenDeltaWriter
+from airflow_provider_exactlyonce.streaming.sinks.delta.writer import DeltaFile, OpenDeltaWriter, TableFormat
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns, OrderedValues
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import ParquetFile, PartitionedFiles
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertTarget
 from airflow_provider_exactlyonce.tables.parquet_columns import columns_of, opened_parquet
 
@@ -33,7 +35,7 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
         super().__init__(files=opens.files(), key=key, columns=form.columns, sink="DeltaSink", where=where)
         self._log: Final = log
         self._folder: Final = f"{opens.folder}/{attempt}"
-        self._compression: Final = form.compression
+        self._format: Final = form
         names = [name for name in key.key if name not in form.partition_by]
         self._bounded: Final = [name for name in names if _has_exact_bounds(form.columns.field(name).type)]
         self._in_partition: Final = [name for name in key.key if name in form.partition_by]
@@ -84,19 +86,32 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
 
     @override
     def copy(self, file: LoggedFile, kept: pa.Array) -> list[Mapping[str, Any]]:
-        name, begun = f"{self._folder}/{uuid.uuid4().hex}.parquet", 0
+        begun = 0
         with self._files.open(file.path) as opened:
             parquet = opened_parquet(opened)
             schema = columns_of(parquet)
-            copy = DeltaFile(self._files, name, schema, self._compression, file.partition)
-            try:
+            with closing(_Copies(self._files, self._folder, self._format, file.partition)) as copies:
                 for rows in parquet.iter_batches(batch_size=_ROWS):
-                    copy.write(rows.cast(schema).filter(kept.slice(begun, rows.num_rows)))
+                    copied = rows.cast(schema).filter(kept.slice(begun, rows.num_rows))
+                    copies.write(copied, copied)
                     begun += rows.num_rows
-                return [copy.finish()]
-            except BaseException:
-                copy.abandon()
-                raise
+                return list(copies.finish())
+
+
+class _Copies(PartitionedFiles):
+    """Files of one partition whose columns are those of the file that is copied."""
+
+    def __init__(
+        self, files: TableFiles, folder: str, format_: TableFormat, partition: Mapping[str, str | None]
+    ) -> None:
+        super().__init__(folder, 0, (), format_.max_file_bytes)
+        self._files: Final = files
+        self._compression: Final = format_.compression
+        self._partition: Final = partition
+
+    @override
+    def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile:
+        return DeltaFile(self._files, name, schema, self._compression, self._partition)
 
 
 def _has_exact_bounds(kind: pa.DataType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ _Values = tuple[str | None, ...]
 
 
 class ParquetFile(ABC):
-    """One file of a table that grows. Rows gather until they make a row group of a good size.
+    """One file of a table that grows. Rows gather until they are written as a row group.
 
     :param partition: the values that its rows have in the columns of the partition, as text
     :ivar unordered: columns with a NaN, which some readers take for greater than all, and others for nothing
@@ -62,8 +63,6 @@ class ParquetFile(ABC):
                 self.unordered.add(column.name)
         self._waiting.append(rows)
         self.waiting_bytes += rows.nbytes
-        if self.waiting_bytes >= _ROW_GROUP_BYTES:
-            self.write_group()
 
     def write_group(self) -> None:
         """Write the rows that wait, as a row group."""
@@ -111,6 +110,7 @@ class PartitionedFiles(ABC):
         self._task: Final = task
         self._partition_by: Final = partition_by
         self._max_file_bytes: Final = max_file_bytes
+        self._group_bytes: Final = min(_ROW_GROUP_BYTES, max_file_bytes)  # what waits has no size yet
         self._open: dict[_Values, ParquetFile] = {}
         self._done: list[dict[str, Any]] = []
 
@@ -120,16 +120,9 @@ class PartitionedFiles(ABC):
         :param kept: the columns of the rows that are written
         """
         for values, part in _parted(rows, self._partition_by, kept):
-            file = self._open.get(values)
-            if file is None:
-                if len(self._open) >= _OPEN_FILES:
-                    self._finish(next(iter(self._open)))
-                file = self._open[values] = self._begin(values, part.schema)
-            file.write(part)
-            if sum(file.waiting_bytes for file in self._open.values()) >= _TASK_BYTES:
-                max(self._open.values(), key=lambda file: file.waiting_bytes).write_group()
-            if file.size >= self._max_file_bytes:
-                self._finish(values)
+            begun = 0
+            while begun < part.num_rows:
+                begun += self._append(values, part.slice(begun))
 
     def finish(self) -> list[dict[str, Any]]:
         """Close the files; returns what the driver has to know of them."""
@@ -157,6 +150,23 @@ class PartitionedFiles(ABC):
         folders = [self._directory(column, value) for column, value in partition.items()]
         name = "/".join([self._folder, *folders, f"{self._task:05d}-{uuid.uuid4().hex}.parquet"])
         return self._new(name, schema, partition)
+
+    def _append(self, values: _Values, rows: pa.RecordBatch) -> int:
+        """Append as many rows as fill a row group, or all; returns how many."""
+        file = self._open.get(values)
+        if file is None:
+            if len(self._open) >= _OPEN_FILES:
+                self._finish(next(iter(self._open)))
+            file = self._open[values] = self._begin(values, rows.schema)
+        count = _filling(rows, self._group_bytes - file.waiting_bytes)
+        file.write(rows.slice(0, count))
+        if file.waiting_bytes >= self._group_bytes:
+            file.write_group()
+        elif sum(file.waiting_bytes for file in self._open.values()) >= _TASK_BYTES:
+            max(self._open.values(), key=lambda file: file.waiting_bytes).write_group()
+        if file.size >= self._max_file_bytes:
+            self._finish(values)
+        return count
 
     def _finish(self, values: _Values) -> None:
         file = self._open.pop(values)
@@ -218,6 +228,13 @@ class TableWriter(SinkWriter):
 def refused(message: str) -> RecordRefusedError:
     """Return the error of a row that would be refused again, marked for the driver."""
     return RecordRefusedError(mark(RecordRefusedError, message))
+
+
+def _filling(rows: pa.RecordBatch, size: int) -> int:
+    """Return how many of the first rows have a size in memory, all when they have less."""
+    if rows.nbytes <= size:
+        return int(rows.num_rows)
+    return bisect.bisect_left(range(1, rows.num_rows), size, key=lambda count: rows.slice(0, count).nbytes) + 1
 
 
 def _parted(rows: pa.RecordBatch, by: Sequence[str], kept: pa.RecordBatch) -> Iterator[tuple[_Values, pa.RecordBatch]]:

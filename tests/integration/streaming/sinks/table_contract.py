@@ -67,8 +67,12 @@ class TableContract:
     def test_a_file_that_has_its_size_is_closed_and_another_begun(self, lake: Lake, tmp_path: Path) -> None:
         columns = T.StructType().add("id", T.LongType()).add("b", T.BinaryType())
         live = Live(lake.sink(compression="none", max_file_bytes=2**20), tmp_path, columns=columns)
-        batches = [[{"id": number, "b": os.urandom(33 * 2**20)}] for number in range(2)]
-        assert [file["rows"] for file in live.write(live.begin(), 0, *batches)["files"]] == [1, 1]
+        given = [{"id": number, "b": os.urandom(100_000)} for number in range(55)]
+        live.commit(given)
+        assert lake.rows() == given
+        sizes = sorted(file.stat().st_size for file in lake.current_files())
+        assert len(sizes) == 5
+        assert all(2**20 <= size < 2**20 + 110_000 for size in sizes), sizes
 
     def test_lineage_is_told_the_directory_in_which_the_rows_are(self, lake: Lake, tmp_path: Path) -> None:
         live = Live(lake.sink(), tmp_path)

@@ -6,6 +6,7 @@ The rows are read by a reader that shares no code with the sink.
 from __future__ import annotations
 
 import datetime
+import os
 import random
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -437,6 +438,22 @@ class UpsertContract:
         live.commit([{**VALUES[1], "id": 4, "text": "new"}])
         expected = [*VALUES, {**VALUES[1], "id": 4, "text": "new"}]
         assert lake.rows() == lake.library_rows() == expected
+
+    def test_a_large_file_of_others_is_copied_into_files_of_the_size_that_is_declared(
+        self, lake: Lake, tmp_path: Path
+    ) -> None:
+        columns = T.StructType().add("id", T.LongType()).add("b", T.BinaryType())
+        small = {"mode": "upsert", "key": "id", "compression": "none", "max_file_bytes": 2**20}
+        live = Live(lake.sink(**small), tmp_path, columns=columns)
+        live.commit([{"id": 100, "b": b"mine"}])
+        given = [{"id": number, "b": os.urandom(100_000)} for number in range(45)]
+        lake.insert(given)
+        live.commit([{"id": 7, "b": b"new"}])
+        given[7] = {"id": 7, "b": b"new"}
+        assert lake.rows() == [*given, {"id": 100, "b": b"mine"}]
+        sizes = sorted(file.stat().st_size for file in lake.current_files())
+        assert len(sizes) == 2 + 4
+        assert all(size < 2**20 + 110_000 for size in sizes), sizes
 
     @pytest.mark.parametrize(
         ("kind", "values"),

@@ -102,3 +102,21 @@ def test_what_rows_are_partitioned_by_may_have_any_name(tmp_path: Path) -> None:
     files.write(rows, rows.select(["v"]))
     written = {file["partition"]["_list"]: pq.ParquetFile(file["path"]).read()["v"] for file in files.finish()}
     assert {name: values.to_pylist() for name, values in written.items()} == {"a": [1, 3], "b": [2]}
+
+
+@pytest.mark.parametrize("size", [1, 7, 100], ids=lambda size: f"batches of {size}")
+def test_files_have_about_the_size_that_is_declared_whatever_the_sizes_of_batches_and_rows(
+    tmp_path: Path, size: int
+) -> None:
+    values = [bytes([number]) * (50 + number % 7 * 50) for number in range(100)]
+    values[50] *= 100
+    files = Files(str(tmp_path), 0, [], 4_000)
+    for begun in range(0, 100, size):
+        rows = pa.RecordBatch.from_pydict({"v": values[begun : begun + size]})
+        files.write(rows, rows)
+    written = files.finish()
+    assert [v for file in written for v in pq.ParquetFile(file["path"]).read()["v"].to_pylist()] == values
+    sizes = [file["size"] for file in written]
+    assert len(sizes) == 6
+    assert [4_000 <= size < 6_000 for size in sizes] == [True, True, False, True, True, False], sizes
+    assert sizes[2] > 10_000, "it has the large row"

@@ -33,9 +33,14 @@ def add_to(program: Command) -> None:
         exit_codes={0: "all sinks agree with the ledger", 69: "a sink does not"},
     )
     declare(command, *DECLARATION, *CLUSTER)
+    command.add_argument(
+        "--checksums",
+        action="store_true",
+        help="also read all rows of Delta and Iceberg tables, and verify the checksums in their files",
+    )
 
 
-def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, list[str]]:
+def _findings(job: PipelineDefinition, config: Mapping[str, Any], *, verifies_checksums: bool) -> dict[str, list[str]]:
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader
     from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import LedgerEntries
     from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
@@ -47,7 +52,9 @@ def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, l
         tail = reader.tail()
         if tail is None or tail.claim is None:
             raise never_started(job.name)
-        context = SinkContext(pipeline=job.name, home=Home(tail.claim.home_path).path)
+        context = SinkContext(
+            pipeline=job.name, home=Home(tail.claim.home_path).path, verifies_checksums=verifies_checksums
+        )
         findings: dict[str, list[str]] = {}
         for sink in sinks:
             entries = LedgerEntries(reader, sink.name)
@@ -62,7 +69,7 @@ def _audit(given: argparse.Namespace) -> None:
     config = reach.reached(given.bootstrap_servers)
     job = loader.load(given.job, given.pipeline)
     given.pipeline = job.name
-    findings = _findings(job, config)
+    findings = _findings(job, config, verifies_checksums=given.checksums)
     lines = []
     for sink, texts in findings.items():
         lines.append(f"sink {sink}: {f'{len(texts):,} findings' if texts else 'agrees with the ledger'}")

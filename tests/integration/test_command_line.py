@@ -159,6 +159,7 @@ class BusySink:
         self.entries[record.commit] = SinkEntry.of(record, self.name)
 
     def open(self, context: SinkContext) -> BusySink:
+        self.verifies_checksums = context.verifies_checksums
         return self
 
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
@@ -175,8 +176,9 @@ class BusySink:
         """Hold nothing."""
 
 
+@pytest.mark.parametrize("options", [[], ["--checksums"]])
 def test_the_sinks_of_a_pipeline_that_runs_agree_with_its_ledger(
-    crafted: CraftedPipeline, monkeypatch: pytest.MonkeyPatch
+    crafted: CraftedPipeline, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
     sink = BusySink(crafted)
     job = SimpleNamespace(name=crafted.pipeline, routes=SimpleNamespace(others=[SimpleNamespace(sink=sink)]))
@@ -185,4 +187,5 @@ def test_the_sinks_of_a_pipeline_that_runs_agree_with_its_ledger(
     for _ in range(2):
         sink.commit()
     crafted.settle()
-    assert "sink lake: agrees with the ledger" in commands.run("audit-sinks", "job.py").out
+    assert "sink lake: agrees with the ledger" in commands.run("audit-sinks", "job.py", *options).out
+    assert sink.verifies_checksums == bool(options)

@@ -49,11 +49,13 @@ class SinkContext:
     :param pipeline: the pipeline's name
     :param home: the pipeline's home directory; what a sink keeps there goes under ``sinks/<name>``
     :param stop_requested: tells that what may last for ever should not be tried any longer
+    :param verifies_checksums: an audit reads all rows where they have checksums, and verifies those
     """
 
     pipeline: str
     home: Path
     stop_requested: Callable[[], bool] = never
+    verifies_checksums: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ def test_the_table_has_each_record_once_whichever_step_the_driver_dies_at(
     pipeline.check()
     for name, value in pipeline.environment().items():
         monkeypatch.setenv(name, value)
-    audit = ["audit-sinks", str(JOB), *world.servers]
+    audit = ["audit-sinks", str(JOB), "--checksums", *world.servers]
     if pipeline.kind == ICEBERG:
         lake.expire()
     elif pipeline.kind != ICEBERG_UPSERTS:

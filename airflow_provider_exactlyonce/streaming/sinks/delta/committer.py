@@ -59,11 +59,14 @@ class DeltaCommitter(TableCommitter):
         pipeline: str,
         *,
         stop_requested: Callable[[], bool],
+        verifies_checksums: bool = False,
         earlier_rows: int | None = None,
     ) -> None:
         log, files = DeltaLog(sink.path, sink.options), DeltaFiles(sink.path, sink.options)
         ledger = SinkLedger(log, files, pipeline, sink.name)
-        super().__init__(sink, pipeline, log, ledger, stop_requested)
+        super().__init__(
+            sink, pipeline, log, ledger, stop_requested=stop_requested, verifies_checksums=verifies_checksums
+        )
         self._directory: Final = files
         self._earlier_rows: Final = earlier_rows
         self._required: Sequence[str] | None = None  # columns whose nulls the tasks refuse

@@ -83,7 +83,12 @@ class DeltaSink(DeltaDeclaration):
         from airflow_provider_exactlyonce.streaming.sinks.delta.committer import DeltaCommitter
 
         unconverted.check(self.path, self.options)
-        return DeltaCommitter(self, context.pipeline, stop_requested=context.stop_requested)
+        return DeltaCommitter(
+            self,
+            context.pipeline,
+            stop_requested=context.stop_requested,
+            verifies_checksums=context.verifies_checksums,
+        )
 
     def _check_usable(self) -> None:
         try:

@@ -59,10 +59,19 @@ class IcebergCommitter(TableCommitter):
     _table: IcebergTable
     _ledger: SinkLedger
 
-    def __init__(self, sink: IcebergDeclaration, pipeline: str, *, stop_requested: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        sink: IcebergDeclaration,
+        pipeline: str,
+        *,
+        stop_requested: Callable[[], bool],
+        verifies_checksums: bool,
+    ) -> None:
         table = IcebergTable(sink.table, sink.properties)
         ledger = SinkLedger(table, pipeline, sink.name, sink.where)
-        super().__init__(sink, pipeline, table, ledger, stop_requested)
+        super().__init__(
+            sink, pipeline, table, ledger, stop_requested=stop_requested, verifies_checksums=verifies_checksums
+        )
         self._tasks_open: OpenIcebergWriter | None = None  # by which the tasks write
 
     @override

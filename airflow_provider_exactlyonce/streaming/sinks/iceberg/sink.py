@@ -70,7 +70,12 @@ class IcebergSink(IcebergDeclaration):
         self._check_usable()
         from airflow_provider_exactlyonce.streaming.sinks.iceberg.committer import IcebergCommitter
 
-        return IcebergCommitter(self, context.pipeline, stop_requested=context.stop_requested)
+        return IcebergCommitter(
+            self,
+            context.pipeline,
+            stop_requested=context.stop_requested,
+            verifies_checksums=context.verifies_checksums,
+        )
 
     def _check_usable(self) -> None:
         try:

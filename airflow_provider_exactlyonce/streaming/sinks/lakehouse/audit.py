@@ -5,8 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedFile:
+    """What a table says of one of its files.
+
+    :param size: bytes
+    :param rows: None when it does not say
+    """
+
+    name: str
+    size: int
+    rows: int | None
+    is_parquet: bool = True
 
 
 @dataclass
@@ -106,42 +123,46 @@ class TableHistory:
                 "that it has changed none"
             )
 
+    def differences(
+        self, files: TableFiles, listed: Iterable[ListedFile], *, verifies_checksums: bool
+    ) -> Iterator[str]:
+        """Yield which files differ from what their table says of them.
+
+        :param verifies_checksums: read all rows, and verify the checksums of the pages that have one
+        """
+        for file in listed:
+            if difference := _difference(files, file, verifies_checksums):
+                commits = self.commits.get(file.name)
+                of = f"{_shown(commits)}: " if commits else ""
+                yield f"{of}{files.place(file.name)}: {difference}"
+
 
 def _shown(commits: frozenset[int]) -> str:
     return f"commit {min(commits)}" if len(commits) == 1 else f"commits {min(commits)} to {max(commits)}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListedFile:
-    """What a table says of one of its files.
+def _difference(files: TableFiles, file: ListedFile, verifies_checksums: bool) -> str | None:
+    """Return how a file differs from what its table says of it, None when it does not."""
+    size = files.size(file.name)
+    if size is None:
+        return f"a file of the table with {file.rows} rows is missing"
+    if size != file.size:
+        return f"it has {size} bytes, and the table says {file.size}"
+    if not file.is_parquet:
+        return None
+    try:
+        rows = _count(files, file.name, verifies_checksums)
+    except (OSError, pa.ArrowException) as error:
+        return f"it can't be read: {error}"
+    if file.rows is not None and rows != file.rows:
+        return f"it has {rows} rows, and the table says {file.rows}"
+    return None
 
-    :param size: bytes
-    :param rows: None when it does not say
-    """
 
-    name: str
-    size: int
-    rows: int | None
-    is_parquet: bool = True
-
-
-def differences(files: TableFiles, listed: Iterable[ListedFile]) -> Iterator[str]:
-    """Yield which files differ from what their table says of them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for file in listed:
-        place, size = files.place(file.name), files.size(file.name)
-        if size is None:
-            yield f"{place}: a file of the table with {file.rows} rows is missing"
-        elif size != file.size:
-            yield f"{place}: it has {size} bytes, and the table says {file.size}"
-        elif file.is_parquet:
-            with files.open(file.name) as opened:
-                try:
-                    rows = pq.read_metadata(opened).num_rows
-                except (OSError, pa.ArrowException) as error:
-                    yield f"{place}: it can't be read: {error}"
-                    continue
-            if file.rows is not None and rows != file.rows:
-                yield f"{place}: it has {rows} rows, and the table says {file.rows}"
+def _count(files: TableFiles, name: str, verifies_checksums: bool) -> int:
+    """Return how many rows a file has."""
+    with files.open(name) as opened:
+        parquet = pq.ParquetFile(opened, page_checksum_verification=verifies_checksums)
+        if verifies_checksums:
+            return sum(rows.num_rows for rows in parquet.iter_batches())
+        return int(parquet.metadata.num_rows)

@@ -32,7 +32,7 @@ from airflow_provider_exactlyonce.exceptions import (
     required,
 )
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory, differences
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedFile, TableHistory
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.changes import AppendedRows, Change, StagedRows
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterEvent, CommitterPhase
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.compaction import Compaction
@@ -71,6 +71,7 @@ class TableCommitter(SinkCommitter):
 
     :param pipeline: the pipeline's name
     :param stop_requested: tells that a version for which others are always faster should not be tried any longer
+    :param verifies_checksums: the audit reads all rows, and verifies the checksums of their pages
     """
 
     #: What a version is called there.
@@ -85,11 +86,19 @@ class TableCommitter(SinkCommitter):
     _ledger: Ledger
 
     def __init__(
-        self, sink: TableDeclaration, pipeline: str, table: Table, ledger: Ledger, stop_requested: Callable[[], bool]
+        self,
+        sink: TableDeclaration,
+        pipeline: str,
+        table: Table,
+        ledger: Ledger,
+        *,
+        stop_requested: Callable[[], bool],
+        verifies_checksums: bool,
     ) -> None:
         self._sink, self._table, self._ledger = sink, table, ledger
         self._pipeline: Final = pipeline
         self._stop_requested: Final = stop_requested
+        self._verifies_checksums: Final = verifies_checksums
         self._phase: Final = CommitterPhase(sink.name)
         self._columns: StructType | None = None
         self._fitting: object = None  # the shape of the table that was checked
@@ -343,7 +352,8 @@ class TableCommitter(SinkCommitter):
         if newest is not None:
             history.entries.setdefault(newest.entry.commit, newest.entry)
         yield from compare(history.entries, commits, self._sink.where, oldest=history.oldest)
-        yield from differences(self._files, self._listed_files())
+        listed = self._listed_files()
+        yield from history.differences(self._files, listed, verifies_checksums=self._verifies_checksums)
 
     def _open_table(self) -> None:
         """Look at the table, which is made if it is not there."""

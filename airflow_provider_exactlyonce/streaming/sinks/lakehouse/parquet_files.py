@@ -46,7 +46,7 @@ class ParquetFile(ABC):
         self._schema: Final = schema
         self._partition: Final = partition
         self._file: Final = files.open_new(name)
-        self._parquet: Final = pq.ParquetWriter(self._file, schema, compression=compression)
+        self._parquet: Final = pq.ParquetWriter(self._file, schema, compression=compression, write_page_checksum=True)
         self.unordered: Final[set[str]] = set()
         self._waiting: list[pa.RecordBatch] = []
         self.waiting_bytes = 0

@@ -226,6 +226,7 @@ class Live:
     def __init__(
         self, sink: Sink, home: Path, run: int = 1, columns: T.StructType = COLUMNS, pipeline: str = PIPELINE
     ) -> None:
+        self.home = home
         self.sink, self.run, self.pipeline, self.columns = sink, run, pipeline, arrow_columns(columns)
         sink.check_columns(columns)
         self.committer: SinkCommitter = sink.open(SinkContext(pipeline=pipeline, home=home))
@@ -279,3 +280,8 @@ class Live:
 
     def audit(self, entries: Sequence[SinkEntry]) -> list[str]:
         return list(self.committer.audit(entries))
+
+    def audit_with_checksums(self, entries: Sequence[SinkEntry]) -> list[str]:
+        context = SinkContext(pipeline=self.pipeline, home=self.home, verifies_checksums=True)
+        with closing(self.sink.open(context)) as committer:
+            return list(committer.audit(entries))

@@ -438,6 +438,20 @@ class TableContract:
         assert any(f"{first}: a file of the table with 10 rows is missing" in finding for finding in findings)
         assert any(str(second) in finding and " bytes, and the " in finding for finding in findings)
 
+    @pytest.mark.parametrize("compression", ["none", "zstd"])
+    def test_the_audit_by_checksums_names_the_commit_of_a_file_whose_contents_have_changed(
+        self, lake: Lake, tmp_path: Path, compression: str
+    ) -> None:
+        live = Live(lake.sink(compression=compression), tmp_path)
+        entries = [live.commit([{"id": number, "k": f"text {number}"}]) for number in range(3)]
+        lake.write(100, 2)
+        assert live.audit_with_checksums(entries) == []
+        (changed,) = (file for file in lake.files() if b"text 1" in file.read_bytes())
+        changed.write_bytes(changed.read_bytes().replace(b"text 1", b"text 7"))
+        assert live.audit(entries) == []
+        (finding,) = live.audit_with_checksums(entries)
+        assert finding.startswith("commit 2: ") and f"{changed}: it can't be read: " in finding
+
     def test_the_audit_names_rows_that_others_have_removed(self, audited: Audited, lake: Lake) -> None:
         live, entries = audited
         lake.delete("id = 15")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from urllib.parse import quote, unquote
 
-from airflow_provider_exactlyonce.exceptions import required
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError, required
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles, flush_commit, local_path
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import plain
 from airflow_provider_exactlyonce.tables.delta_log import LOG, actions_of, entry_of
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable, Field, Schema
     from deltalake.transaction import AddAction, RemoveAction
+
+T = TypeVar("T")
 
 _CHECKPOINT_INTERVAL: Final = 100  # of delta-rs
 _VERSION: Final = re.compile(r"(\d{20})\.json")
@@ -104,13 +106,33 @@ class DeltaLog:
         return log
 
     def refresh(self) -> None:
-        """Look at the newest version."""
-        self.table.update_incremental()
+        """Look at the newest version.
+
+        :raises CommitUnknownError: when it is not there any more as it was
+        """
+        self._asked(self.table.update_incremental)
 
     def transaction(self, app_id: str) -> int | None:
-        """Return the newest version of an application's transaction, which outlives the clean-up of the log."""
-        version = self.table.transaction_version(app_id)
+        """Return the newest version of an application's transaction, which outlives the clean-up of the log.
+
+        :raises CommitUnknownError: when it is not there any more as it was
+        """
+        version = self._asked(lambda: self.table.transaction_version(app_id))
         return None if version is None else int(version)
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            return ask()
+        except DeltaError as error:  # also of a log without the versions that the handle knows
+            now = DeltaLog(self._path, self._options)
+            is_there = now.open() and now.table.metadata().id == self.table.metadata().id
+            if not is_there or now.version < self.version:
+                raise CommitUnknownError(
+                    f"table {self._path} was removed, recreated or set back since version {self.version} was looked at"
+                ) from error
+            raise
 
     def create(self, schema: Schema, partition_by: Sequence[str]) -> None:
         """Create the table; it fails when somebody else has."""

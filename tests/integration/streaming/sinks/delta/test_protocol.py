@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -119,6 +119,60 @@ def test_a_commit_that_the_table_has_or_a_table_that_was_made_anew_is_in_doubt(l
         live.committer.commit(entry)
     assert live.committer.claim(1) is None, "the group of sinks then says that it was set back"
     assert lake.ids() == [100] * 9
+
+
+@pytest.mark.parametrize("commits", [1, 3])
+@pytest.mark.parametrize("anew", [None, 0, 2])
+def test_a_directory_that_is_removed_or_has_another_table_is_told_from_a_store_that_does_not_answer(
+    lake: DeltaLake, tmp_path: Path, anew: int | None, commits: int
+) -> None:
+    live = Live(lake.sink(), tmp_path)
+    for number in range(commits):
+        live.commit(rows(number, 1))
+    entry = live.stage(rows(commits, 1))
+    shutil.rmtree(lake.path)
+    if anew is not None:
+        lake.create(LONG, TEXT)
+        for _ in range(anew):
+            lake.write(100, 1)
+    with pytest.raises(CommitUnknownError, match="recreated"):
+        live.committer.commit(entry)
+    assert live.committer.claim(1) is None, "the group of sinks then says that it was set back"
+    assert lake.ids() == [100] * (anew or 0)
+
+
+def test_a_directory_that_is_put_back_from_an_older_copy_is_told_from_a_store_that_does_not_answer(
+    lake: DeltaLake, tmp_path: Path
+) -> None:
+    live = Live(lake.sink(), tmp_path)
+    first = live.commit(rows(0, 1))
+    copy = shutil.copytree(lake.path, tmp_path / "copy")
+    for number in (1, 2):
+        live.commit(rows(number, 1))
+    entry = live.stage(rows(3, 1))
+    shutil.rmtree(lake.path)
+    copy.rename(lake.path)
+    with pytest.raises(CommitUnknownError, match=f"{lake.path} was removed, recreated or set back since version 3"):
+        live.committer.commit(entry)
+    assert live.committer.claim(1) == first
+    assert lake.ids() == [0]
+
+
+def test_an_error_of_delta_rs_in_a_table_that_is_there_is_no_answer(
+    lake: DeltaLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(lake.sink(), tmp_path)
+    entry = live.stage(rows(0, 1))
+
+    def update_incremental(_: DeltaTable) -> NoReturn:
+        raise DeltaError("the store is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(DeltaTable, "update_incremental", update_incremental)
+        with pytest.raises(BatchFailedError, match="does not answer: DeltaError: the store is away"):
+            live.committer.commit(entry)
+    live.decide(entry)
+    assert lake.ids() == [0]
 
 
 def test_a_table_that_somebody_else_makes_meanwhile_is_used(

@@ -53,9 +53,6 @@ class ConditionalStore(RemoteStore):
     :class:`OutcomeUnknownError`, nobody knows; any other error: it would fail again.
     """
 
-    silence_seconds = 30.0  # a request that is not answered may take two thirds of it
-    seconds_per_read = 5.0
-
     @override
     def facts(self, place: Path) -> FileFacts | None:
         found = self._found(place)

@@ -16,15 +16,16 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from hdfs_native import WriteOptions
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.hdfs_connection import HdfsConnection, HdfsReader, HdfsWriter
 from airflow_provider_exactlyonce.storage.remote import COPIED_BYTES, RemoteStore, path_of
 from airflow_provider_exactlyonce.storage.store import (
     HIDDEN,
@@ -39,15 +40,9 @@ from airflow_provider_exactlyonce.storage.store import (
 if TYPE_CHECKING:
     from hdfs_native.fsspec import HdfsFileSystem
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 #: How often a file is read, as the blocks of one that is replaced meanwhile may be gone; and one is taken back.
 _ATTEMPTS: Final = 3
 _LOCK_POLL_SECONDS: Final = 0.02
-_BELOW_A_FILE: Final = "(is not a directory)"
-_DENIED: Final = "AccessControlException"
-
 
 #: The process that uses HDFS.
 _user: list[int] = []
@@ -64,7 +59,7 @@ def open_store(system: HdfsFileSystem) -> HdfsStore:
             f"process {_user[0]} has used HDFS before it forked process {os.getpid()}: they would share connections. "
             "Start the process anew instead of forking it, or fork before HDFS is used"
         )
-    return HdfsStore(type(system)(**{**system.storage_options, "skip_instance_cache": True}))
+    return HdfsStore(system)
 
 
 class HdfsStore(RemoteStore):
@@ -73,17 +68,20 @@ class HdfsStore(RemoteStore):
     :param system: of hdfs-native
     """
 
-    failures = (RuntimeError,)
+    #: A name node that has just started answers for half a minute and takes no writes; then the holder of a lease hears
+    #: of its last one, and writes the next.
+    silence_seconds = 60.0
 
     def __init__(self, system: HdfsFileSystem) -> None:
         super().__init__(system)
-        self._client: Final = system.client
+        options = {name: value for name, value in system.storage_options.items() if name not in ("host", "port")}
+        self._connection: Final = HdfsConnection(system.unstrip_protocol("").rstrip("/"), options)
 
     @override
     def read(self, place: Path) -> Stored | None:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                content = _asked(lambda: self._client.read(path_of(place)).read())
+                content = self._connection.ask(lambda client: client.read(path_of(place)).read())
             except FileNotFoundError:
                 return None
             except OSError:
@@ -122,7 +120,7 @@ class HdfsStore(RemoteStore):
 
     @override
     def delete(self, place: Path) -> None:
-        _asked(self._client.delete, path_of(place), False)
+        self._delete(path_of(place))
 
     @override
     def delete_if(self, place: Path, version: str) -> None:
@@ -133,7 +131,7 @@ class HdfsStore(RemoteStore):
                 return
             self._check_unchanged(place, version)
             try:  # into the lock: who breaks it has made sure that this is not done any more
-                _asked(self._client.rename, path_of(place), f"{ours}/deleted", False)
+                self._rename(path_of(place), f"{ours}/deleted")
             except OSError as error:
                 if not self._is_there(f"{ours}/deleted") and self.read(place) is not None:
                     raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {error}") from error
@@ -151,7 +149,7 @@ class HdfsStore(RemoteStore):
 
     @override
     def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
-        _asked(self._client.mkdirs, path_of(target.parent), 0o700, True)
+        self._make_directory(path_of(target.parent))
         new_file = self._new_file(path_of(target), durable=True, overwrite=True)
         with (of or self).reading(source) as read, new_file as written:
             shutil.copyfileobj(read, written, COPIED_BYTES)
@@ -159,20 +157,22 @@ class HdfsStore(RemoteStore):
     @override
     @contextmanager
     def reading(self, place: Path) -> Iterator[Readable]:
-        with self._os_errors(place), _asked(self._client.read, path_of(place)) as read:
-            yield read
+        yield HdfsReader(self._connection, path_of(place))
 
     @override
     def remove(self, directory: Path) -> None:
-        _asked(self._client.delete, path_of(directory), True)
+        self._delete(path_of(directory), below=True)
 
     @contextmanager
-    def _new_file(self, path: str, *, durable: bool, overwrite: bool = False) -> Iterator[Any]:
+    def _new_file(self, path: str, *, durable: bool, overwrite: bool = False) -> Iterator[HdfsWriter]:
         options = WriteOptions(permission=0o600, create_parent=False, overwrite=overwrite)
-        with self._os_errors(path), _asked(self._client.create, path, options) as file:
+        file = HdfsWriter(self._connection, lambda client: client.create(path, options))
+        try:
             yield file
             if durable:
-                _asked(file.hsync)
+                file.sync()
+        finally:
+            file.close()
 
     @contextmanager
     def _written(self, place: Path, content: bytes, *, durable: bool = True) -> Iterator[str]:
@@ -180,14 +180,14 @@ class HdfsStore(RemoteStore):
         parent = path_of(place).rpartition("/")[0]
         name = uuid.uuid4().hex
         outer = f"{parent}/{HIDDEN}{name}"
-        _asked(self._client.mkdirs, f"{outer}/{name}", 0o700, True)
+        self._make_directory(f"{outer}/{name}")
         try:
             with self._new_file(f"{outer}/{name}/file", durable=durable) as file:
                 file.write(content)
             yield f"{outer}/{name}"
         finally:
             with suppress(OSError):
-                _asked(self._client.delete, outer, True)
+                self._delete(outer, below=True)
 
     def _move(self, source: str, place: Path, content: bytes, *, overwrite: bool) -> None:
         """Rename a file with a content to its place. Only we rename it, and who breaks the lock in which it is.
@@ -197,11 +197,11 @@ class HdfsStore(RemoteStore):
         :raises OutcomeUnknownError: nobody knows whether it was renamed
         """
         try:
-            _asked(self._client.rename, source, path_of(place), overwrite)
+            self._rename(source, path_of(place), overwrite=overwrite)
         except OSError as error:
             for _ in range(_ATTEMPTS):  # to take it back: what is not there any more is not renamed later either
                 with suppress(OSError):
-                    _asked(self._client.rename, source, f"{source}-back", False)
+                    self._rename(source, f"{source}-back")
                 if self._is_there(f"{source}-back"):
                     raise
             stored = self.read(place)
@@ -222,18 +222,18 @@ class HdfsStore(RemoteStore):
             elif names[0] != other:
                 other, since = names[0], time.monotonic()
             elif time.monotonic() - since > self.held_seconds:
-                _asked(self._client.delete, f"{lock}/{other}", True)
+                self._delete(f"{lock}/{other}", below=True)
             time.sleep(_LOCK_POLL_SECONDS)
         try:
             yield f"{lock}/{holder}"
         finally:
             with suppress(OSError):
-                _asked(self._client.delete, f"{lock}/{holder}", True)
+                self._delete(f"{lock}/{holder}", below=True)
             self._unlock(lock)
 
     def _locked(self, outer: str, lock: str, holder: str) -> bool:
         try:
-            _asked(self._client.rename, outer, lock, False)
+            self._rename(outer, lock)
         except OSError as error:
             is_ours = self._is_there(f"{lock}/{holder}")
             if not is_ours and not isinstance(error, FileExistsError):
@@ -244,11 +244,11 @@ class HdfsStore(RemoteStore):
     def _unlock(self, lock: str) -> None:
         """Remove a lock that nobody holds."""
         with suppress(OSError):  # somebody does, again
-            _asked(self._client.delete, lock, False)
+            self._delete(lock)
 
     def _listed(self, directory: str, *, below: bool = False) -> list[Any]:
         try:
-            listed = _asked(lambda: list(self._client.list_status(directory, below)))
+            listed = list(self._connection.listed(directory, below=below))
         except FileNotFoundError:
             if below and self._is_there(directory):  # what is in it went while it was listed
                 raise
@@ -260,20 +260,16 @@ class HdfsStore(RemoteStore):
 
     def _status(self, path: str) -> Any:
         try:
-            return _asked(self._client.get_file_info, path)
+            return self._connection.ask(lambda client: client.get_file_info(path))
         except FileNotFoundError:
             return None
 
+    def _make_directory(self, path: str) -> None:
+        self._connection.ask(lambda client: client.mkdirs(path, 0o700, True))
 
-def _asked(question: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Return an answer; what the client has no error for is a :class:`OSError`, too.
+    def _rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        self._connection.ask(lambda client: client.rename(source, target, overwrite))
 
-    :raises FileNotFoundError: also below a file, where the name node speaks of access
-    :raises PermissionError: when it denies access
-    """
-    try:
-        return question(*arguments, **named)
-    except RuntimeError as error:
-        text = str(error).partition("\\n\\t")[0]
-        kinds = {_BELOW_A_FILE: FileNotFoundError, _DENIED: PermissionError}
-        raise next((kind for part, kind in kinds.items() if part in text), OSError)(text) from error
+    def _delete(self, path: str, *, below: bool = False) -> None:
+        """Delete a file, an empty directory, or a directory with all that is below."""
+        self._connection.ask(lambda client: client.delete(path, below))

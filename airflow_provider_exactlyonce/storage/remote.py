@@ -27,6 +27,8 @@ class RemoteStore(Store):
     """
 
     has_locks = False
+    silence_seconds = 30.0  # a request that is not answered may take two thirds of it
+    seconds_per_read = 5.0
     #: What the client below raises when it is not done what it asks, besides :class:`OSError`.
     failures: tuple[type[Exception], ...] = ()
 

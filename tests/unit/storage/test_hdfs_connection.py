@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_exactlyonce.storage import hdfs
+from airflow_provider_exactlyonce.storage.hdfs_connection import HdfsConnection
 from airflow_provider_exactlyonce.storage.store import is_no_answer
 
 DENIED = "org.apache.hadoop.security.AccessControlException: Permission denied: user=a, access=WRITE, inode="
@@ -21,10 +21,10 @@ DENIED = "org.apache.hadoop.security.AccessControlException: Permission denied: 
 def test_what_the_client_has_no_error_for_is_one_that_is_known(
     said: str, kind: type[OSError], may_be_answered_later: bool
 ) -> None:
-    def refuse() -> None:
+    def refuse(_: object) -> None:
         raise RuntimeError(f"{said}\\n\\tat org.apache.hadoop")
 
     with pytest.raises(kind) as raised:
-        hdfs._asked(refuse)
+        HdfsConnection("hdfs://nobody:1", {}).ask(refuse)
     assert (type(raised.value), str(raised.value)) == (kind, said)
     assert is_no_answer(raised.value) is may_be_answered_later

@@ -37,7 +37,7 @@ def replacing(
         if exclusive:
             _create(temporary, path)
         else:
-            os.replace(temporary, path)
+            _rename(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -46,21 +46,30 @@ def replacing(
 
 
 def _create(temporary: str, path: Path) -> None:
+    before = os.stat(temporary)
     try:
         os.link(temporary, path)
     except FileExistsError:
-        if os.stat(temporary).st_nlink == 1:
+        # NFS sends a request again whose answer was lost, and finds our own link, or what has replaced it since.
+        if os.stat(temporary).st_ctime_ns == before.st_ctime_ns:
             raise
-        os.unlink(temporary)  # NFS has sent a request again whose answer was lost, and has found our own link
     except OSError as error:
         if not is_without_links(error):  # on one with links, others create without the lock
             raise
         with _only_creator(path.parent):
             if path.exists():
                 raise FileExistsError(path) from None
-            os.replace(temporary, path)
-    else:
-        os.unlink(temporary)
+            _rename(temporary, path)
+    Path(temporary).unlink(missing_ok=True)
+
+
+def _rename(temporary: str, path: Path) -> None:
+    try:
+        os.replace(temporary, path)
+    except FileNotFoundError:
+        # As above: nobody else renames it, and with its directory it would be gone, too.
+        if os.path.lexists(temporary) or not path.parent.is_dir():
+            raise
 
 
 def is_without_links(error: OSError) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -67,6 +68,48 @@ def test_a_link_that_is_made_though_its_answer_says_that_there_is_one_is_ours(
     with pytest.raises(FileExistsError), files.replacing(tmp_path / "a", exclusive=True):
         pass
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_link_that_is_made_and_replaced_before_its_answer_says_that_there_is_one_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def late(source: str, target: str) -> None:
+        link(source, target)
+        with files.replacing(tmp_path / "a") as file:
+            file.write(b"theirs")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with files.replacing(tmp_path / "a", exclusive=True) as file:
+        file.write(b"ours")
+    assert (tmp_path / "a").read_bytes() == b"theirs"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_rename_that_is_made_though_its_answer_says_that_there_is_nothing_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exclusive: bool
+) -> None:
+    replace = os.replace
+
+    def twice(source: str, target: Path) -> None:
+        replace(source, target)
+        replace(source, target)
+
+    def no_links(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "replace", twice)
+    monkeypatch.setattr(os, "link", no_links)
+    with files.replacing(tmp_path / "a", exclusive=exclusive) as file:
+        file.write(b"ours")
+    assert (tmp_path / "a").read_bytes() == b"ours"
+    assert os.listdir(tmp_path) == ["a"]
+    (tmp_path / "b").mkdir()
+    with pytest.raises(FileNotFoundError), files.replacing(tmp_path / "b" / "c", exclusive=exclusive):
+        shutil.rmtree(tmp_path / "b")
 
 
 def test_a_link_that_fails_for_another_reason_is_no_reason_to_rename(

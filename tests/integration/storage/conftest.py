@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from upath import UPath
@@ -43,15 +47,47 @@ def azure() -> Iterator[str]:
         yield address
 
 
-FAST, SLOW = ("local", "memory", "moto"), ("seaweedfs", "gcs", "azure", "hdfs")
+#: Changes that NFS asks its server for again when an answer was lost; the server finds the first one's work.
+CHANGES = ("link", "replace", "rename", "unlink", "mkdir", "rmdir")
+
+
+def lose_answers(patch: pytest.MonkeyPatch) -> None:
+    """Let each second change of a file system be made, and be answered as NFS's repetition of it is."""
+
+    def losing(change: Callable[..., None]) -> Callable[..., None]:
+        is_lost = itertools.cycle((True, False))
+
+        def changed(*arguments: Any, **named: Any) -> None:
+            change(*arguments, **named)
+            if next(is_lost):
+                change(*arguments, **named)  # fails
+
+        return changed
+
+    for name in CHANGES:
+        patch.setattr(os, name, losing(getattr(os, name)))
+
+
+def refuse_links(*_: object) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+FAST, SLOW = ("local", "nfs", "nfs-without-links", "memory", "moto"), ("seaweedfs", "gcs", "azure", "hdfs")
 #: Each kind of object store, and the fixture of a server of that kind.
 KINDS = {"moto": object_stores.S3, "gcs": object_stores.GCS, "azure": object_stores.AZURE}
 
 
 @pytest.fixture(params=[*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Give an empty folder."""
-    if request.param == "local":
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give an empty folder.
+
+    No NFS can be mounted where tests run: there the calls to the system answer as its client would.
+    """
+    if request.param in ("local", "nfs", "nfs-without-links"):
+        if request.param != "local":
+            lose_answers(monkeypatch)
+        if request.param == "nfs-without-links":
+            monkeypatch.setattr(os, "link", refuse_links)
         return tmp_path
     if request.param == "memory":
         return memory_store.folder()

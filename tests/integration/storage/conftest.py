@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.storage import conditional
 from airflow_provider_exactlyonce.storage import gcs as gcs_store
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import Store
-from tests import azurite, memory_store, object_stores
+from tests import memory_store, object_stores
 from tests.hadoop_cluster import HadoopCluster
 from tests.object_stores import Faults, Kind
 
@@ -43,7 +43,7 @@ def gcs() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def azure() -> Iterator[str]:
-    with azurite.azurite() as address:
+    with object_stores.azure() as address:
         yield address
 
 

@@ -32,6 +32,7 @@ VERSION: Final = "3.5.0"
 DEPENDENCIES: Final = Path(__file__).with_name("hadoop_ivy.xml")
 HDFS: Final = "org.apache.hadoop.mapreduce.MiniHadoopClusterManager"
 RESOURCE_MANAGER: Final = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager"
+FORMAT: Final = "-format"
 NODE_MANAGER: Final = "org.apache.hadoop.yarn.server.nodemanager.NodeManager"
 HEAP_MEGABYTES: Final = 256
 #: What a cluster has that is none of a test's, or nobody needs.
@@ -98,19 +99,25 @@ class Server:
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self._folder: Final = folder
-        self._command: Final = command
+        self._command = command
         folder.mkdir()
         self.start()
 
     def start(self) -> None:
+        """Start it, also again."""
         with open_log(log_path(self._folder)) as log:
             self._supervisor, self._process = launch(self._command, self._folder, log, guard.SUPERVISE)
+        self._command = [word for word in self._command if word != FORMAT]  # what it has stays
 
     def kill(self) -> None:
         """Kill it, and nothing that it has started."""
-        self._process.send(signal.SIGKILL)
+        self.send(signal.SIGKILL)
         if self._supervisor is not None:
             self._supervisor.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send(number)
 
     def await_up(self, is_up: Callable[[], bool]) -> None:
         """Wait until it has started."""
@@ -132,6 +139,7 @@ class HadoopCluster:
     :param folder: all that they write
     :param hdfs: URL of the file system's root
     :param resource_manager: URL of the resource manager's REST interface
+    :param files: the name node and the data node, one JVM, which keeps its files over a restart
     :param manager: the resource manager
     :param node: the node manager, whose containers outlive it
     """
@@ -139,6 +147,7 @@ class HadoopCluster:
     folder: Path
     hdfs: str
     resource_manager: str
+    files: Server
     manager: Server
     node: Server
 
@@ -241,13 +250,13 @@ def hadoop_cluster(folder: Path) -> Iterator[HadoopCluster]:
     options = {"dfs.replication": "1", "hdfs.minidfs.basedir": str(folder / "hdfs-data")}
     try:
         files = start(
-            *("hdfs", HDFS, "-nomr", "-format", "-nnport", str(name_node), "-writeDetails", str(started)),
+            *("hdfs", HDFS, "-nomr", FORMAT, "-nnport", str(name_node), "-writeDetails", str(started)),
             *(word for name, value in options.items() for word in ("-D", f"{name}={value}")),
         )
         web = f"http://{addresses['yarn.resourcemanager.webapp.address']}"
         manager = start("manager", RESOURCE_MANAGER)
         node = start("node", NODE_MANAGER, launcher=ANOTHER_HOST if os.geteuid() == 0 else ())
-        cluster = HadoopCluster(folder, hdfs, web, manager, node)
+        cluster = HadoopCluster(folder, hdfs, web, files, manager, node)
         files.await_up(lambda: started.is_file() and started.stat().st_size > 0)
         manager.await_up(cluster.has_node)
         yield cluster

@@ -102,7 +102,14 @@ def container(azure: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"abfss://bucket/{uuid.uuid4()}"
 
 
-@pytest.fixture(params=["bucket", "container", "hadoop"])
+@pytest.fixture
+def google_bucket(gcs: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in object_stores.gcs_environment(gcs).items():
+        monkeypatch.setenv(name, value)
+    return f"gs://bucket/{uuid.uuid4()}"
+
+
+@pytest.fixture(params=["bucket", "container", "google_bucket", "hadoop"])
 def remote(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return where a home can be that is on no file system of this machine; it is reached by the environment."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

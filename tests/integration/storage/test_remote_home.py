@@ -346,6 +346,51 @@ def test_an_upgrade_and_a_rollback_that_are_killed_go_on_and_write_each_row_once
     assert not store_of(shadow).names(shadow)
 
 
+#: Of the way back of a pipeline that is stopped, in their order.
+STEPS_BACK = (
+    *("upgrade-stop-new", "upgrade-stop-new-taken", "upgrade-restore"),
+    *("restore-copied", "restore-renamed", "restore-switching", "restore-switched", "upgrade-restore-taken"),
+    *(f"upgrade-{step}{when}" for step in ("start-old", "watch-old", "rest") for when in ("", "-taken")),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["moto", *on_clusters("gcs", "azure", "hadoop")], indirect=True)
+def test_a_rollback_that_is_killed_at_each_step_goes_on_there_and_writes_each_row_once(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    world = pipeline.world
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text((JOBS / world.job).read_text())
+    second.write_text(f"{first.read_text()}# another version\n")
+    world.job = str(first)
+    world.send(1500)
+    pipeline.finish(pipeline.start())
+    pipeline.command(
+        "upgrade", world.pipeline, str(second), "--shadow-commits", "1", "--stable-after", "0", *SUBMISSION
+    )
+    world.send(300)
+    world.job = str(second)
+    pipeline.finish(pipeline.start())
+    before = pipeline.home.current()
+    assert before is not None
+
+    rollback = ("rollback", world.pipeline, *SUBMISSION)
+    for step in STEPS_BACK:
+        pipeline.command(*rollback, failpoints=step, code=-signal.SIGKILL)
+    assert pipeline.command(*rollback)["outcome"] == "rolled-back"
+    after = pipeline.home.current()
+    assert after is not None
+    assert after.id != before.id
+    world.send(300)
+    world.job = str(first)
+    pipeline.finish(pipeline.start())
+    pipeline.check()
+    assert lineages.unfinished(pipeline.home.lineages) == []
+    versions = [claim.version for claim in world.ledger()[1]]
+    assert versions[0] == versions[-1] != versions[-3]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["moto", *on_clusters("gcs", "azure", "hadoop")], indirect=True)
 def test_a_restore_that_is_killed_at_each_step_is_repeated_and_exact(pipeline: Pipeline) -> None:

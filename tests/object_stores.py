@@ -453,9 +453,10 @@ class _ListingInOrder(_Handler):
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
         if status == 200 and parse_qs(urlsplit(self.path).query).get("comp") == ["list"]:
-            entries = [match[0] for match in re.finditer(rb"<(Blob|BlobPrefix)><Name>.*?</\1>", content, re.DOTALL)]
-            in_order = b"".join(sorted(entries, key=lambda entry: entry.partition(b"<Name>")[2].partition(b"<")[0]))
-            content = content.replace(b"".join(entries), in_order)
+            listed = re.finditer(rb"<(Blob|BlobPrefix)><Name>(?P<name>.*?)</Name>.*?</\1>", content, re.DOTALL)
+            entries = [(entry["name"], entry[0]) for entry in listed]
+            in_order = b"".join(entry for _, entry in sorted(entries))
+            content = content.replace(b"".join(entry for _, entry in entries), in_order)
         super()._answer(status, headers, content)
 
 

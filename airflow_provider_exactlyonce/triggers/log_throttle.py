@@ -11,6 +11,7 @@ from typing import Final
 
 QUIET_SECONDS: Final = 60.0
 LINES_PER_SECOND: Final = 20  # of all together
+_SHORTEST_SECONDS: Final = 1.0
 
 
 class LogThrottle:
@@ -21,9 +22,25 @@ class LogThrottle:
 
     def __init__(self) -> None:
         self._spoken = float("-inf")
+        self._unsaid = ""
 
-    def allow(self) -> bool:
-        """Whether one line may be logged now; it counts as logged."""
+    @property
+    def seconds(self) -> float:
+        """After how long :meth:`line` is to be asked again, without news."""
+        return max(_SHORTEST_SECONDS, self._spoken + QUIET_SECONDS - time.monotonic()) if self._unsaid else float("inf")
+
+    def line(self, news: str | None = None) -> str:
+        """Return what may be logged now, which counts as logged: the newest that was not; empty for nothing.
+
+        :param news: what is the case from now on, None when nothing has changed
+        """
+        self._unsaid = self._unsaid if news is None else news
+        if not self._unsaid or not self._is_allowed():
+            return ""
+        line, self._unsaid = self._unsaid, ""
+        return line
+
+    def _is_allowed(self) -> bool:
         now = time.monotonic()
         if now - self._spoken < QUIET_SECONDS:
             return False

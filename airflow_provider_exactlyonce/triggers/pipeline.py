@@ -74,15 +74,15 @@ class PipelineTrigger(BaseTrigger):
         async with subscribed(HomeChecker, self.home, self._subject(), self.poll_interval) as subscription:
             while (why := self._what_is_over()) is None:
                 ends = [end - time.time() for end in (self.due, self.deadline) if end is not None]
-                news = await subscription.changed(max(0.0, min(ends, default=60.0)))
+                news = await subscription.changed(max(0.0, min([60.0, self._throttle.seconds, *ends])))
                 if news is not None and news.found is not None:
                     why = str(news.found["why"])
                     break
                 if news is not None and news.refused:
                     why = news.missing
                     break
-                if news is not None and news.missing and self._throttle.allow():
-                    self.log.info("%s", news.missing)
+                if line := self._throttle.line(None if news is None else news.missing):
+                    self.log.info("%s", line)
         self.log.info("back to a worker: %s", why)
         yield TriggerEvent({"intent": self.intent, "deadline": self.deadline})  # type: ignore[no-untyped-call]
 

@@ -82,17 +82,16 @@ class PollingTrigger(BaseTrigger):
         async with subscribed(self.checker, self.kafka_conn_id, self.subject, self.poll_interval) as subscription:
             while True:
                 left = deadline - time.time()
-                now = await subscription.changed(left) if left > 0 else await subscription.now()
-                if now is None:
-                    continue
-                event = self._event(now, deadline, is_over=left <= 0)
-                if isinstance(event, TaskSuccessEvent):
+                wait = min(left, throttle.seconds)
+                now = await subscription.changed(wait) if left > 0 else await subscription.now()
+                event = None if now is None else self._event(now, deadline, is_over=left <= 0)
+                if now is not None and isinstance(event, TaskSuccessEvent):
                     await self._push(now.found)
                 if event is not None:
                     yield event
                     return
-                if throttle.allow():
-                    self.log.info("waiting: %s", now.missing)
+                if line := throttle.line(None if now is None else f"waiting: {now.missing}"):
+                    self.log.info("%s", line)
 
     async def _push(self, value: Mapping[str, Any] | None) -> None:
         """Return the result as a worker does; in the event Airflow 3.3.2 would store it as a text that holds JSON."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import signal
 import time
 import uuid
@@ -30,7 +29,6 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow, pytest.mark.cluster]
 
 #: Longer than a driver may be silent.
 AWAY_SECONDS: Final = 75
-PACKAGE: Final = "airflow_provider_exactlyonce"
 
 
 @pytest.fixture
@@ -47,14 +45,6 @@ def world(
     world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home")
     yield world
     world.end()
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """Return what was logged so far."""
-    monkeypatch.setattr(logging.getLogger(PACKAGE), "propagate", True)
-    caplog.set_level(logging.INFO)
-    return lambda: caplog.text
 
 
 def hangs(cluster: HadoopCluster) -> None:
@@ -98,7 +88,11 @@ def run(world: World, home: str) -> dict[str, Any]:
     ("break_it", "why"), [(hangs, "has not answered for 20 s"), (is_restarted, "Connection refused")]
 )
 def test_a_name_node_that_is_away_for_a_while_costs_no_record_and_starts_no_second_driver(
-    world: World, hadoop: HadoopCluster, said: Callable[[], str], break_it: Callable[[HadoopCluster], None], why: str
+    world: World,
+    hadoop: HadoopCluster,
+    capsys: pytest.CaptureFixture[str],
+    break_it: Callable[[HadoopCluster], None],
+    why: str,
 ) -> None:
     home = f"{hadoop.hdfs}/{uuid.uuid4()}"
     waiting = PipelineStateTrigger(
@@ -125,5 +119,5 @@ def test_a_name_node_that_is_away_for_a_while_costs_no_record_and_starts_no_seco
     assert len(claims) == result["restarts"] + 1, "a driver ends before the next one is started"
     assert result["commit"] == found["commit"] == world.commits()
     check_counts(world)
-    lines = [line for line in said().splitlines() if why in line]
-    assert any(f"home {home}: " in line for line in lines), said()[-6000:]
+    said = capsys.readouterr().out
+    assert any(f"home {home}: " in line and why in line for line in said.splitlines()), said

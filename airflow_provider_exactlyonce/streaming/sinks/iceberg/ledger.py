@@ -193,17 +193,17 @@ class SinkLedger:
 
         return summary, properties
 
-    def is_mine(self, snapshot: Snapshot) -> bool:
+    def _is_mine(self, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot is of this sink."""
         return _said_by(snapshot).get(_SINK) == self._name
 
     def is_first(self, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot is of this sink, and before all of its commits."""
-        return self.is_mine(snapshot) and _ENTRY not in _said_by(snapshot)
+        return self._is_mine(snapshot) and _ENTRY not in _said_by(snapshot)
 
     def committed_by(self, snapshot: Snapshot) -> Committed | None:
         """Return what a snapshot has committed, None for a claim and for others' snapshots."""
-        if self.is_mine(snapshot) and self.is_commit(snapshot):
+        if self._is_mine(snapshot) and self.is_commit(snapshot):
             return _committed(_said_by(snapshot))
         return None
 
@@ -217,7 +217,7 @@ class SinkLedger:
 
     def _snapshot(self) -> Snapshot | None:
         """Return main's newest snapshot of this sink that is kept."""
-        return next((snapshot for snapshot in self._table.history() if self.is_mine(snapshot)), None)
+        return next((snapshot for snapshot in self._table.history() if self._is_mine(snapshot)), None)
 
 
 def _said_by(snapshot: Snapshot) -> Mapping[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, UnknownPipelineError
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import InputDataset, OutputDataset
 
-    from airflow_provider_exactlyonce.control.status import TableStatus
+    from airflow_provider_exactlyonce.control.status import Status, TableStatus
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
     from airflow_provider_exactlyonce.ledger.records import CommitRecord
     from airflow_provider_exactlyonce.ledger.source_clusters import SourceCluster, SourceClusters
@@ -266,18 +265,27 @@ class PipelineLineage:
         return pipeline
 
     def _lineage(self, since: int | None) -> Lineage:
-        from airflow_provider_exactlyonce.control import status
-        from airflow_provider_exactlyonce.hooks import home
         from airflow_provider_exactlyonce.hooks.kafka import client_config
 
-        config = client_config(self.kafka_conn_id)
-        name = getattr(self, "pipeline", None)
         try:
-            found, pipeline = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint or None)
-            known = committed_since(config, self.ledger_of(pipeline), since)
+            pipeline, told = self._told()
+            known = committed_since(client_config(self.kafka_conn_id), self.ledger_of(pipeline), since)
         except UnknownPipelineError:
             return lineage_of(None)
-        told = None
-        with suppress(OSError, ExactlyOnceError):  # what Kafka has is told without the driver's account
-            told = status.read(found.status)
         return lineage_of(known, told.tables if told is not None and told.pipeline == self.ledger_of(pipeline) else {})
+
+    def _told(self) -> tuple[str, Status | None]:
+        """Return the pipeline's name and what its driver has told; what Kafka has needs no more than the name."""
+        from airflow_provider_exactlyonce.control import status
+        from airflow_provider_exactlyonce.hooks import home
+
+        name: str | None = getattr(self, "pipeline", None)
+        try:
+            found, name = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint or None)
+            return name, status.read(found.status)
+        except UnknownPipelineError:
+            raise
+        except (OSError, ExactlyOnceError):
+            if name is None:
+                raise
+            return name, None

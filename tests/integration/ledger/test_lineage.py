@@ -214,6 +214,19 @@ def test_a_status_that_can_not_be_read_costs_no_more_than_what_it_tells(
     assert operator.get_openlineage_facets_on_complete(done) == without
 
 
+def test_a_home_that_can_not_be_read_costs_a_task_that_names_its_pipeline_nothing_of_what_kafka_has(
+    pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = task(pipeline, tmp_path, monkeypatch).checkpoint
+    operator = UpgradePipelineOperator(task_id="t", pipeline="lineage", application="job.py", checkpoint=checkpoint)
+    with_home = operator.get_openlineage_facets_on_start()
+    assert with_home.outputs
+    document = Path(checkpoint) / "home.json"
+    document.unlink()
+    document.mkdir()  # reading it is an OSError
+    assert operator.get_openlineage_facets_on_start() == with_home
+
+
 def test_a_task_that_fails_tells_the_same(
     pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

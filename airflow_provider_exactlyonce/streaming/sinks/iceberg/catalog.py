@@ -32,6 +32,7 @@ from pyiceberg.table.update.snapshot import _MergeAppendFiles, _OverwriteFiles
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, required
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import first_dropped
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.properties import check_location
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 from airflow_provider_exactlyonce.tables.iceberg_store import reaching_hdfs
@@ -273,15 +274,21 @@ def _with_same_rows(update: TableUpdate) -> TableUpdate:
 
 
 class _Append(_MergeAppendFiles):
-    """An append that merges manifests of few files; pyiceberg's writes the large one of a table again each time."""
+    """An append that merges manifests of few files; pyiceberg's writes the large one of a table again each time.
+
+    Nor does it merge those of a partitioning whose column was dropped: their type is not known any more.
+    """
 
     @override
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        full: list[ManifestFile] = []
+        columns, specs = self.schema(), self._transaction.table_metadata.specs()
+        unwritable = {key for key, spec in specs.items() if first_dropped(spec, columns) is not None}
+        kept: list[ManifestFile] = []
         others: list[ManifestFile] = []
         for manifest in manifests:
-            (full if _live_files(manifest) >= FULL_MANIFEST else others).append(manifest)
-        return [*super()._process_manifests(others), *full]
+            is_kept = _live_files(manifest) >= FULL_MANIFEST or manifest.partition_spec_id in unwritable
+            (kept if is_kept else others).append(manifest)
+        return [*super()._process_manifests(others), *kept]
 
 
 class _Overwrite(_OverwriteFiles, _Append):

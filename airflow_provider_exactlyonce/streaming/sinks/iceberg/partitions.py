@@ -182,18 +182,22 @@ def _is_dropped(field: PartitionField) -> bool:
     return isinstance(field.transform, VoidTransform)
 
 
+def first_dropped(spec: PartitionSpec, schema: Schema) -> PartitionField | None:
+    """Return a part whose column the table has no more, if there is one: pyiceberg can't write manifests then."""
+    return next((field for field in spec.fields if schema.find_column_name(field.source_id) is None), None)
+
+
 def check_spec(spec: PartitionSpec, schema: Schema, partition_by: Sequence[str], where: str) -> None:
     """Check that a table is partitioned by what the sink declares.
 
     :param where: sink and table, for messages
     :raises RefusedError: naming both, or a part that has no column any more
     """
-    for field in spec.fields:
-        if schema.find_column_name(field.source_id) is None:  # pyiceberg can't read the manifests that it writes then
-            raise RefusedError(
-                f"{where} still has {field.name!r} in its partitioning, a part whose column was dropped, and this sink "
-                f"can't write its type: ALTER TABLE … DROP PARTITION FIELD {field.name}"
-            )
+    if (dropped := first_dropped(spec, schema)) is not None:
+        raise RefusedError(
+            f"{where} still has {dropped.name!r} in its partitioning, a part whose column was dropped, and this sink "
+            f"can't write its type: ALTER TABLE … DROP PARTITION FIELD {dropped.name}"
+        )
     has = [_Declared.of(field, schema) for field in live_fields(spec)]
     if has != list(map(_Declared.parsed, partition_by)):
         raise RefusedError(

@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import Iceberg
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.changes import check_whole_files
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.file_rows import rows_of
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import Partitioning
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import Partitioning, first_dropped
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, data_file
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns, OrderedValues
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertTarget
@@ -64,6 +64,15 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
     @override
     def name(self, file: DataFile) -> str:
         return file.file_path
+
+    @override
+    def check_removable(self, file: DataFile) -> None:
+        metadata = self._table.metadata
+        if (part := first_dropped(metadata.specs()[file.spec_id], metadata.schema())) is not None:
+            raise RefusedError(
+                f"{self.where} has {file.file_path} in a partitioning by {part.name!r}, whose column was dropped, and "
+                "this sink can't take it out: rewrite_data_files of Spark or Trino with rewrite-all rewrites it"
+            )
 
     @override
     def filter(self, keys: pa.Table) -> Callable[[DataFile], bool]:

@@ -265,3 +265,26 @@ def test_a_part_that_was_dropped_together_with_its_column_is_refused_with_the_wa
     entries = [live.commit([{"id": number}]) for number in range(2)]
     assert lake.ids() == [0, 1]
     assert live.audit(entries) == []
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_files_of_a_partitioning_whose_column_was_dropped_stay_as_they_are(
+    lake: IcebergLake, tmp_path: Path, mode: str
+) -> None:
+    part = PartitionField(2, 1000, parse_transform("identity"), "k")
+    lake.create(LONG, TEXT, partition_spec=PartitionSpec(part))
+    for number in range(3):
+        lake.write(number, 1)
+    with lake.table.update_spec() as update:
+        update.remove_field("k")
+    with lake.table.update_schema() as change:
+        change.delete_column("k")
+    keyed = {"mode": mode, "key": "id"} if mode == "upsert" else {}
+    live = Live(lake.sink(**keyed), tmp_path, columns=T.StructType().add("id", T.LongType()))
+    entries = [live.commit([{"id": 10 + number}]) for number in range(3)]
+    assert lake.ids() == [row["id"] for row in lake.find()] == [0, 1, 2, 10, 11, 12]
+    assert live.audit(entries) == []
+    if mode == "upsert":
+        with pytest.raises(RefusedError, match="in a partitioning by 'k', whose column was dropped"):
+            live.commit([{"id": 1}])
+        assert lake.ids() == [0, 1, 2, 10, 11, 12]

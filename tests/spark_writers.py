@@ -29,6 +29,8 @@ _QUICK: Final = {
 }
 #: What Delta and Iceberg call it when others were faster: nothing was written.
 _CONFLICTS: Final = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "ValidationException", "CommitFailedException")
+#: Of a statement: a mistake that is called a conflict would be one for ever.
+_MOST_TRIES: Final = 50
 
 
 class SparkConflictError(Exception):
@@ -39,10 +41,12 @@ class SparkWriter:
     """What runs statements.
 
     :param process: of Spark
+    :ivar is_running: a statement was sent, and is not answered yet
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process: Final = process
+        self.is_running = False
 
     def run(self, statement: str) -> list[list[Any]]:
         """Run a statement; returns its rows.
@@ -52,7 +56,9 @@ class SparkWriter:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(statement) + "\n")
         self._process.stdin.flush()
+        self.is_running = True
         answer = _answer(self._process.stdout)
+        self.is_running = False
         assert answer is not None, f"Spark has died of {statement}"
         if any(name in answer.get("error", "") for name in _CONFLICTS):
             raise SparkConflictError(answer["error"])
@@ -60,12 +66,15 @@ class SparkWriter:
         return answer["rows"]  # type: ignore[no-any-return]
 
     def insist(self, statement: str) -> None:
-        """Run a statement again for as long as others are faster."""
-        is_done = False
-        while not is_done:
+        """Run a statement again when others were faster.
+
+        :raises SparkConflictError: when they always are
+        """
+        for _ in range(_MOST_TRIES - 1):
             with suppress(SparkConflictError):
                 self.run(statement)
-                is_done = True
+                return
+        self.run(statement)
 
 
 @contextmanager

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.slow
 DELTA, ICEBERG = "delta", "iceberg"
 #: How often a sink commits beside one statement, at most: Spark has to begin anew when rows of its files were replaced.
 MOST_COMMITS = 20
+#: How often Spark is given one more statement when no commit has begun while one was running.
+MOST_STATEMENTS = 20
 #: Ids of rows that Spark writes begin there.
 SPARKS = 1_000_000
 #: What a maintenance of each kind is called.
@@ -84,6 +86,19 @@ class Beside:
             "WHEN NOT MATCHED THEN INSERT (id, k) VALUES (s.id, s.k)"
         )
         return statement, lambda: self.expected.update({known: "m", new: "m"})
+
+    def commit_beside(self, threads: ThreadPoolExecutor, statement: str, expect: Callable[[], None]) -> int:
+        """Commit while a statement runs; returns how many commits have begun when Spark had it and had not ended it."""
+        running, beside = threads.submit(self.spark.insist, statement), 0
+        for _ in range(MOST_COMMITS):
+            beside += self.spark.is_running
+            self.commit()
+            if running.done():
+                break
+        running.result()
+        expect()
+        self.check()
+        return beside
 
     def commit(self) -> None:
         number = self.live.number
@@ -150,13 +165,8 @@ def test_what_spark_writes_between_look_and_commit_is_followed_by_the_commit(
 
 def test_a_sink_commits_all_the_time_that_spark_writes(beside: Beside) -> None:
     with ThreadPoolExecutor() as threads:
-        for statement, expect in beside.statements():
-            running = threads.submit(beside.spark.insist, statement)
-            for _ in range(MOST_COMMITS):
-                beside.commit()
-                if running.done():
-                    break
-            running.result()
-            expect()
-            beside.check()
+        overlapping = sum(beside.commit_beside(threads, *each) for each in beside.statements())
+        for _ in range(MOST_STATEMENTS):
+            overlapping = overlapping or beside.commit_beside(threads, *beside.insert())
+    assert overlapping, "no commit has begun while Spark ran a statement"
     assert beside.live.audit(beside.entries) == []

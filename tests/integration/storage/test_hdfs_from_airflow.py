@@ -20,9 +20,9 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.triggers.pipeline_state import PipelineStateTrigger
 from tests.hadoop_cluster import HadoopCluster
-from tests.integration.operators.test_streaming import TaskInstance
 from tests.integration.operators.test_streaming_deferred import first_event, trigger_of
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
+from tests.task_state import TaskInstance
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow, pytest.mark.cluster]

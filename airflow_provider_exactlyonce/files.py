@@ -50,8 +50,10 @@ def _create(temporary: str, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        # NFS sends a request again whose answer was lost, and finds our own link, or what has replaced it since.
-        if os.stat(temporary).st_ctime_ns == before.st_ctime_ns:
+        # NFS sends a request again whose answer was lost, and finds our own link, or what has replaced it since. A link
+        # within one tick of a file system's clock leaves the time as it was.
+        after = os.stat(temporary)
+        if after.st_nlink == 1 and after.st_ctime_ns == before.st_ctime_ns:
             raise
     except OSError as error:
         if not is_without_links(error):  # on one with links, others create without the lock

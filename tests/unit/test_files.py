@@ -7,6 +7,8 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -70,12 +72,42 @@ def test_a_link_that_is_made_though_its_answer_says_that_there_is_one_is_ours(
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_a_link_that_is_made_within_a_tick_of_the_file_system_s_clock_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, stat = os.link, os.stat
+
+    def twice(source: str, target: str) -> None:
+        link(source, target)
+        link(source, target)
+
+    def of_one_tick(path: Any) -> Any:
+        return SimpleNamespace(st_nlink=stat(path).st_nlink, st_ctime_ns=0)
+
+    monkeypatch.setattr(os, "link", twice)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", of_one_tick)
+        with files.replacing(tmp_path / "a", exclusive=True) as file:
+            file.write(b"ours")
+    assert (tmp_path / "a").read_bytes() == b"ours"
+
+
+def wait_for_a_tick(folder: Path, file: Path) -> None:
+    """Wait until what changes in a folder has a later time than a file."""
+    probe = folder / "probe"
+    probe.touch()
+    while probe.stat().st_ctime_ns <= file.stat().st_ctime_ns:
+        probe.touch()
+    probe.unlink()
+
+
 def test_a_link_that_is_made_and_replaced_before_its_answer_says_that_there_is_one_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = os.link
 
     def late(source: str, target: str) -> None:
+        wait_for_a_tick(tmp_path, Path(source))
         link(source, target)
         with files.replacing(tmp_path / "a") as file:
             file.write(b"theirs")

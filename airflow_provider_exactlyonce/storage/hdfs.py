@@ -84,6 +84,8 @@ class HdfsStore(RemoteStore):
                 content = self._connection.ask(lambda client: client.read(path_of(place)).read())
             except FileNotFoundError:
                 return None
+            except TimeoutError:  # whoever asks again waits as long again
+                raise
             except OSError:
                 if attempt == _ATTEMPTS:
                     raise
@@ -171,8 +173,12 @@ class HdfsStore(RemoteStore):
             yield file
             if durable:
                 file.sync()
-        finally:
-            file.close()
+        except BaseException as error:
+            if not isinstance(error, TimeoutError):  # a request that hangs has the file
+                with suppress(OSError):
+                    file.close()
+            raise
+        file.close()
 
     @contextmanager
     def _written(self, place: Path, content: bytes, *, durable: bool = True) -> Iterator[str]:

@@ -85,7 +85,11 @@ class HdfsConnection:
 
         if not _threads.acquire(timeout=PATIENCE):
             raise TimeoutError
-        threading.Thread(target=ask, name="hdfs", daemon=True).start()
+        try:
+            threading.Thread(target=ask, name="hdfs", daemon=True).start()
+        except BaseException:  # as many are there as there may be
+            _threads.release()
+            raise
         return answer.result(PATIENCE)
 
 

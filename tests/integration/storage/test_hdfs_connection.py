@@ -6,13 +6,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import pytest
 from hdfs_native import Client, FileStatus
+from upath import UPath
 
 from airflow_provider_exactlyonce.storage import hdfs_connection
 from airflow_provider_exactlyonce.storage.hdfs_connection import HdfsConnection
+from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import is_no_answer
 from tests.hadoop_cluster import HadoopCluster
 from tests.waiting import eventually
@@ -55,6 +58,9 @@ class Hanging:
             while connection.recv(65536):
                 pass
 
+    def has_begun(self, connections: int) -> bool:
+        return self.begun == connections
+
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
@@ -75,9 +81,16 @@ def test_a_name_node_that_hangs_does_not_answer_and_is_asked_over_a_new_connecti
         with pytest.raises(TimeoutError, match=f"hdfs://{hanging.address} has not answered for 0.5 s") as raised:
             connection.ask(root)
         assert is_no_answer(raised.value)
-        assert hanging.begun == begun
+        eventually(partial(hanging.has_begun, begun), "the server has accepted the connection")
     with pytest.raises(TimeoutError, match="has not answered"):
         list(connection.listed("/", below=True))
+
+
+def test_a_read_of_a_name_node_that_hangs_is_one_question(hanging: Hanging) -> None:
+    place: Any = UPath(f"hdfs://{hanging.address}/home/status.json")
+    with pytest.raises(TimeoutError, match="has not answered"):
+        store_of(place).read(place)
+    eventually(partial(hanging.has_begun, 1), "the server has accepted the connection")
 
 
 @contextmanager

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from airflow_provider_exactlyonce.storage import hdfs_connection
 from airflow_provider_exactlyonce.storage.hdfs_connection import HdfsConnection
 from airflow_provider_exactlyonce.storage.store import is_no_answer
 
@@ -28,3 +33,17 @@ def test_what_the_client_has_no_error_for_is_one_that_is_known(
         HdfsConnection("hdfs://nobody:1", {}).ask(refuse)
     assert (type(raised.value), str(raised.value)) == (kind, said)
     assert is_no_answer(raised.value) is may_be_answered_later
+
+
+def test_a_thread_that_can_t_be_started_takes_no_place_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    connection = HdfsConnection("hdfs://nobody:1", {})
+    monkeypatch.setattr(hdfs_connection, "_threads", threading.BoundedSemaphore(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(hdfs_connection, "threading", SimpleNamespace(Thread=refuse))
+        for _ in range(2):
+            with pytest.raises(OSError, match="can't start new thread"):
+                connection.ask(lambda _: 1)
+    assert connection.ask(lambda _: 1) == 1

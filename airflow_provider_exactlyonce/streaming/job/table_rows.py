@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.tables.table_log import TableFile, TableStore
 _BATCH_ROWS: Final = 10_000
 _FIELD_ID: Final = b"PARQUET:field_id"
 #: What a field of an Iceberg table may become, in Spark's words and in Arrow's; decimals get more digits.
+_OF_PARTS: Final = (dict, list, tuple)  # a type with others in it
 _WIDENED: Final = {("integer", "long"), ("float", "double"), (pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
 _DECIMAL: Final = re.compile(r"decimal\w*\((\d+), ?(\d+)\)")
 
@@ -203,9 +204,15 @@ def _is_widened(kind: Any, wanted: Any) -> bool:
     """
     if isinstance(kind, dict) and isinstance(wanted, dict):
         kind, wanted = list(kind.items()), list(wanted.items())
-    if isinstance(kind, (list, tuple)) and isinstance(wanted, (list, tuple)):
+    if isinstance(kind, tuple) and isinstance(wanted, tuple):  # the first is a name, and no type
+        return kind[0] == wanted[0] and _is_widened(list(kind[1:]), list(wanted[1:]))
+    if isinstance(kind, list) and isinstance(wanted, list):
         return len(kind) == len(wanted) and all(map(_is_widened, kind, wanted))
-    if kind == wanted or (kind, wanted) in _WIDENED:
+    if kind == wanted:
+        return True
+    if isinstance(kind, _OF_PARTS) or isinstance(wanted, _OF_PARTS):
+        return False
+    if (kind, wanted) in _WIDENED:
         return True
     was, now = _DECIMAL.fullmatch(str(kind)), _DECIMAL.fullmatch(str(wanted))
     return was is not None and now is not None and was[2] == now[2] and int(was[1]) <= int(now[1])

@@ -23,8 +23,8 @@ def opened_parquet(opened: BinaryIO) -> pq.ParquetFile:
 def columns_of(parquet: pq.ParquetFile) -> pa.Schema:
     """Return a file's columns by what their values are; what is read from it can be cast to them.
 
-    Texts and bytes are such: delta-rs writes views of them, which Arrow can't filter. Spark's own form of times is of
-    instants, and does not say so.
+    Texts and bytes are such: delta-rs writes views of them, which Arrow can't filter, and pandas categories. Spark's
+    own form of times is of instants, and does not say so.
     """
     import pyarrow as pa
 
@@ -47,4 +47,6 @@ def _own(kind: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
         return pa.list_(kind.value_field.with_type(_own(kind.value_type, leaves)))
     if next(leaves) == _INT96:
         return pa.timestamp("us", "UTC")
+    if pa.types.is_dictionary(kind):  # each part of its rows has all of its values, whatever is written of it
+        kind = kind.value_type
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)

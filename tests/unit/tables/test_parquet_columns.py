@@ -44,3 +44,15 @@ def test_local_times_stay_local_times(tmp_path: Path) -> None:
     file = tmp_path / "f.parquet"
     pq.write_table(pa.table({"local": pa.array([NOON.replace(tzinfo=None)], LOCAL)}), file)
     assert columns_of(pq.ParquetFile(file)).field("local").type == LOCAL
+
+
+def test_categories_are_the_values_that_they_stand_for(tmp_path: Path) -> None:
+    file = tmp_path / "f.parquet"
+    texts = pa.array(["a", None, "b"]).dictionary_encode()
+    written = pa.table({"text": texts, "list": pa.ListArray.from_arrays([0, 1, 3, 3], texts)})
+    pq.write_table(written, file)
+    with file.open("rb") as opened:
+        parquet = opened_parquet(opened)
+        read = parquet.read().cast(columns_of(parquet))
+    assert (read.schema.field("text").type, read.schema.field("list").type.value_type) == (pa.string(), pa.string())
+    assert read.to_pylist() == written.to_pylist()

@@ -216,8 +216,9 @@ def check_new_columns(table: TableMetadata, columns: Sequence[NewColumn], where:
     for column in columns:
         for path in filter(parts.__contains__, paths(column.name, column.type)):
             part = _Declared.of(parts[path], table.schema())
+            shown = "a part" if table.schema().find_column_name(parts[path].source_id) is None else str(part)
             raise RefusedError(
-                f"{where} lacks the column {column.name!r}, and it can't be added: {path!r} is the name of {part} in "
+                f"{where} lacks the column {column.name!r}, and it can't be added: {path!r} is the name of {shown} in "
                 "what the table is or was partitioned by. Rename the column"
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -150,19 +151,21 @@ def _difference(files: TableFiles, file: ListedFile, verifies_checksums: bool) -
         return f"it has {size} bytes, and the table says {file.size}"
     if not file.is_parquet:
         return None
-    try:
-        rows = _count(files, file.name, verifies_checksums)
-    except (OSError, pa.ArrowException) as error:
-        return f"it can't be read: {error}"
+    with files.open(file.name) as opened:
+        try:
+            rows = _count(opened, verifies_checksums)
+        except (OSError, pa.ArrowException) as error:
+            if getattr(error, "errno", None) is not None:  # of the store: nobody knows how the file is
+                raise
+            return f"it can't be read: {error}"
     if file.rows is not None and rows != file.rows:
         return f"it has {rows} rows, and the table says {file.rows}"
     return None
 
 
-def _count(files: TableFiles, name: str, verifies_checksums: bool) -> int:
+def _count(opened: BinaryIO, verifies_checksums: bool) -> int:
     """Return how many rows a file has."""
-    with files.open(name) as opened:
-        parquet = pq.ParquetFile(opened, page_checksum_verification=verifies_checksums)
-        if verifies_checksums:
-            return sum(rows.num_rows for rows in parquet.iter_batches())
-        return int(parquet.metadata.num_rows)
+    parquet = pq.ParquetFile(opened, page_checksum_verification=verifies_checksums)
+    if verifies_checksums:
+        return sum(rows.num_rows for rows in parquet.iter_batches())
+    return int(parquet.metadata.num_rows)

@@ -168,6 +168,16 @@ def test_a_new_column_that_has_the_name_of_a_part_of_the_partitioning_is_refused
     assert lake.table.metadata_location == table.metadata_location
 
 
+def test_a_new_column_that_has_the_name_of_one_by_which_the_table_was_partitioned_is_refused(lake: IcebergLake) -> None:
+    lake.create(LONG, TEXT, partition_spec=PartitionSpec(PartitionField(2, 1000, parse_transform("identity"), "k")))
+    with lake.table.update_spec() as update:
+        update.remove_field("k")
+    with lake.table.update_schema(allow_incompatible_changes=True) as change:
+        change.delete_column("k")
+    with pytest.raises(RefusedError, match="'k' is the name of a part in what the table is or was partitioned by"):
+        lake.sink(schema="evolve").check_columns(COLUMNS)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

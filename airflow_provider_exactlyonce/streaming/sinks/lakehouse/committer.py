@@ -60,10 +60,9 @@ if TYPE_CHECKING:
 _LOGGER: Final = logging.getLogger(__name__)
 #: After so many versions that others took first it is said, and a stop is heeded.
 _TRIES: Final = 100
-#: Pauses between tries are at most so long, from the first to the longest; each is twice as long as the one before.
+#: The first pause between tries is at most so long, and each later one twice as long, until it was doubled so often.
 _FIRST_PAUSE_SECONDS: Final = 0.008
-_PAUSE_SECONDS: Final = 0.5
-_DOUBLINGS: Final = 6  # until the longest
+_DOUBLINGS: Final = 6
 
 
 class TableCommitter(SinkCommitter):
@@ -600,8 +599,7 @@ class TableCommitter(SinkCommitter):
             _LOGGER.warning(
                 "%s: others were faster %d times in writing to %s; it is tried on", what, refused, self._sink.where
             )
-        pause = _FIRST_PAUSE_SECONDS * 2 ** min(refused - 1, _DOUBLINGS)
-        time.sleep(random.uniform(0, min(pause, _PAUSE_SECONDS)))
+        time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2 ** min(refused - 1, _DOUBLINGS)))
 
     def _check_fit(self) -> None:
         """Check the table again when something of it has changed."""

@@ -77,7 +77,7 @@ def test_others_may_be_faster_for_as_long_as_they_are(
         for times in (TRIES, 2 * TRIES)
     ]
     assert pauses == sorted(pauses) and len(pauses) == OFTEN, "longer each time"
-    assert pauses[-1] == 0.5
+    assert pauses[-1] < 1
 
 
 def test_a_stop_that_is_asked_for_early_lets_the_batch_commit(faster: list[int], tmp_path: Path) -> None:

@@ -17,8 +17,14 @@ from tests.unit.checkpoint import crafted
 
 
 @pytest.fixture
-def remote(folder: Path) -> Any:
-    """Give an empty folder of a file system."""
+def local(tmp_path: Path) -> Checkpoint:
+    """Give a checkpoint on this machine."""
+    return crafted.checkpoint(tmp_path / "local")
+
+
+@pytest.fixture
+def remote(local: Checkpoint, folder: Path) -> Any:
+    """Give an empty folder of a file system; what this fixture's user does there goes by the store."""
     return folder
 
 
@@ -33,8 +39,7 @@ def upload(checkpoint: Checkpoint, remote: Any) -> Checkpoint:
     return Checkpoint(remote)
 
 
-def test_a_checkpoint_is_read_and_judged_where_it_lies(tmp_path: Path, remote: Any) -> None:
-    local = crafted.checkpoint(tmp_path / "local")
+def test_a_checkpoint_is_read_and_judged_where_it_lies(local: Checkpoint, remote: Any) -> None:
     there = upload(local, remote / "checkpoint")
     assert integrity.files_of(there, 2) == integrity.files_of(local, 2)
     assert integrity.newest_whole(there) == (2, [])
@@ -44,8 +49,7 @@ def test_a_checkpoint_is_read_and_judged_where_it_lies(tmp_path: Path, remote: A
     assert (batch, [defect.path for defect in defects]) == (1, [f"state/0/1/SSTs/{table.name}"])
 
 
-def test_a_savepoint_goes_there_and_comes_back(tmp_path: Path, remote: Any) -> None:
-    local = crafted.checkpoint(tmp_path / "local")
+def test_a_savepoint_goes_there_and_comes_back(tmp_path: Path, local: Checkpoint, remote: Any) -> None:
     store = Savepoints(remote / "savepoints")
     first, second = (store.take(local, batch, crafted.record(batch), None) for batch in (1, 2))
     assert list(store.list()) == [first, second]
@@ -64,14 +68,13 @@ def test_a_savepoint_goes_there_and_comes_back(tmp_path: Path, remote: Any) -> N
     assert list(store.list()) == [replace(first, pinned=True)]
 
 
-def test_a_savepoint_without_its_manifest_is_none(tmp_path: Path, remote: Any) -> None:
-    local = crafted.checkpoint(tmp_path / "local")
+def test_a_savepoint_without_its_manifest_is_none(local: Checkpoint, remote: Any) -> None:
     store = Savepoints(remote / "savepoints")
     taken = store.take(local, 2, crafted.record(2), None)
     manifest = remote / "savepoints" / taken.id / "manifest.json"
     text = manifest.read_text()
     manifest.write_text(text[: len(text) // 2])
     assert store.list() == []
-    manifest.unlink()
+    store_of(remote).delete(manifest)
     assert store.list() == []
     assert store.oldest_commit() == 3

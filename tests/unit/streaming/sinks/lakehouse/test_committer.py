@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse import committer
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
+from tests.clocks import StandingClock
 
 ENTRY: Final = SinkEntry(commit=1, run=1, lineage="L", batch=0, source={}, rows=0, digest=0)
 TRIES: Final = 4  # after so many something is said; there are more of them outside of this test
@@ -32,7 +33,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(committer, "_TRIES", TRIES)
     monkeypatch.setattr("random.uniform", longest)
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr(committer, "time", StandingClock())
     return asked
 
 

@@ -103,10 +103,10 @@ def test_every_type_comes_back_as_it_was(lake: Lake, tmp_path: Path) -> None:
 
 
 def test_odd_values_of_partitions_come_back_as_they_were(lake: Lake, tmp_path: Path) -> None:
-    live = Live(lake.sink(compact_every=2, partition_by="k"), tmp_path)
-    given = [{"id": number, "k": ODD[number % len(ODD)]} for number in range(2 * len(ODD))]
-    live.commit(given[: len(ODD)])
-    live.commit(given[len(ODD) :])
+    live = Live(lake.sink(compact_every=3, partition_by="k"), tmp_path)
+    given = [{"id": number, "k": ODD[number % len(ODD)]} for number in range(3 * len(ODD))]
+    for number in range(3):  # of two the larger one stays as it is, and checksums are not all of one length
+        live.commit(given[number * len(ODD) : (number + 1) * len(ODD)])
     assert len(lake.current_files()) == len(ODD)
     assert lake.rows() == lake.library_rows() == given
 

@@ -52,10 +52,8 @@ def test_what_must_be_new_replaces_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_link_that_is_made_though_its_answer_says_that_there_is_one_is_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NFS sends a request again whose answer was lost."""
+def repeat_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each link be made, and be asked for again as NFS does whose answer was lost."""
     link = os.link
 
     def twice(source: str, target: str) -> None:
@@ -63,6 +61,12 @@ def test_a_link_that_is_made_though_its_answer_says_that_there_is_one_is_ours(
         link(source, target)
 
     monkeypatch.setattr(os, "link", twice)
+
+
+def test_a_link_that_is_made_though_its_answer_says_that_there_is_one_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat_links(monkeypatch)
     with files.replacing(tmp_path / "a", exclusive=True) as file:
         file.write(b"ours")
     assert (tmp_path / "a").read_bytes() == b"ours"
@@ -75,16 +79,12 @@ def test_a_link_that_is_made_though_its_answer_says_that_there_is_one_is_ours(
 def test_a_link_that_is_made_within_a_tick_of_the_file_system_s_clock_is_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link, stat = os.link, os.stat
-
-    def twice(source: str, target: str) -> None:
-        link(source, target)
-        link(source, target)
+    repeat_links(monkeypatch)
+    stat = os.stat
 
     def of_one_tick(path: Any) -> Any:
         return SimpleNamespace(st_nlink=stat(path).st_nlink, st_ctime_ns=0)
 
-    monkeypatch.setattr(os, "link", twice)
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", of_one_tick)
         with files.replacing(tmp_path / "a", exclusive=True) as file:

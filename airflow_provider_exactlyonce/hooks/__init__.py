@@ -1,4 +1,5 @@
 """Airflow's side of a pipeline: connections, how a driver is submitted, metrics, OpenLineage, checks of arguments.
 
-Users keep one connection of each kind. The hooks of the Spark and Kafka providers read them, through adapters here.
+Connections are of types that other providers have, and their hooks read them, through adapters here. Operators,
+sensors and triggers call this room. Whether a driver that was submitted lives is judged in ``control``.
 """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import airflow_provider_exactlyonce
+from airflow_provider_exactlyonce import streaming
 from tests import rooms
 from tests.rooms import ENTRIES, PLAIN, ROOMS
 
@@ -137,14 +139,22 @@ def test_the_page_of_the_architecture_is_made_from_the_rules() -> None:
     assert rooms.picture() == rooms.PICTURE.read_text(), "python -m tests.rooms draws it anew"
 
 
+def docstrings() -> dict[str, str]:
+    """Return what each room and the package itself say of themselves, by their names."""
+    files = ROOT.rglob("__init__.py")
+    return {name_of(file): ast.get_docstring(ast.parse(file.read_text())) or "" for file in files}
+
+
 def test_every_room_says_what_is_in_it_what_is_not_and_who_calls() -> None:
-    lengths = {
-        file.parent.name: len(
-            [line for line in (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines() if line]
-        )
-        for file in ROOT.glob("*/**/__init__.py")
-    }
+    lengths = {room: sum(map(bool, text.splitlines())) for room, text in docstrings().items()}
     assert {room: lines for room, lines in lengths.items() if not 2 <= lines <= 5} == {}
+
+
+def test_a_room_names_only_modules_that_are_there_and_names_that_jobs_import() -> None:
+    there = [f".{name}" for name in (*arrows(), *streaming.__all__, "exactlyonce")]
+    named = {(room, name) for room, text in docstrings().items() for name in re.findall(r"``([a-z_.]+)``", text)}
+    assert len(named) > 60
+    assert [(room, name) for room, name in named if not any(one.endswith(f".{name}") for one in there)] == []
 
 
 def test_every_part_of_the_package_has_a_rule() -> None:

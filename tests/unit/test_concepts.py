@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,13 @@ from tests.unit.test_site import conf
 PACKAGE = airflow_provider_exactlyonce.__name__
 FOLDER = Path(airflow_provider_exactlyonce.__file__).parent
 PAGE = (Path(__file__).parents[2] / "docs/concepts.md").read_text()
+#: What Airflow looks for in the modules of a room; whatever else they have is their own.
+AIRFLOWS: Mapping[str, type] = {
+    "operators": BaseOperator,
+    "sensors": BaseSensorOperator,
+    "triggers": BaseTrigger,
+    "links": BaseOperatorLink,
+}
 
 
 def named() -> Iterator[tuple[str, str]]:
@@ -28,24 +35,24 @@ def named() -> Iterator[tuple[str, str]]:
         yield from names
 
 
+def classes_of(module: str) -> Iterator[type]:
+    """Yield the public classes that a module defines."""
+    loaded = importlib.import_module(f"{PACKAGE}.{module}")
+    for name, value in vars(loaded).items():
+        if inspect.isclass(value) and value.__module__ == loaded.__name__ and not name.startswith("_"):
+            yield value
+
+
 def exported() -> Iterator[tuple[str, str]]:
     """Yield the module and the name of what the package offers to users."""
     for room in ("streaming", "state", "testing"):
         for name in importlib.import_module(f"{PACKAGE}.{room}").__all__:
             yield room, name
-    bases = {
-        "operators": BaseOperator,
-        "sensors": BaseSensorOperator,
-        "triggers": BaseTrigger,
-        "links": BaseOperatorLink,
-    }
-    for room, base in bases.items():
+    for room, base in AIRFLOWS.items():
         for file in sorted((FOLDER / room).glob("[a-z]*.py")):
-            module = importlib.import_module(f"{PACKAGE}.{room}.{file.stem}")
-            for name, value in vars(module).items():
-                is_of_room = inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, base)
-                if is_of_room and not name.startswith(("_", "Polling", "Pushed")):  # those are bases
-                    yield f"{room}.{file.stem}", name
+            for value in classes_of(f"{room}.{file.stem}"):
+                if issubclass(value, base):
+                    yield f"{room}.{file.stem}", value.__name__
 
 
 def shown() -> Iterator[str]:
@@ -73,6 +80,15 @@ def test_every_public_class_is_named() -> None:
     known = set(named())
     assert [f"{module}.{name}" for module, name in exported() if (module, name) not in known] == []
     assert set(shown()) <= {name for _, name in known}
+
+
+def test_what_a_named_module_has_beside_it_and_what_it_is_derived_from_is_named() -> None:
+    values = {getattr(importlib.import_module(f"{PACKAGE}.{module}"), name) for module, name in named()}
+    modules = {module for module, _ in named() if module.partition(".")[0] not in AIRFLOWS}
+    beside = {value for module in modules for value in classes_of(module)} - set(error_classes())
+    bases = {base for value in values if inspect.isclass(value) for base in inspect.getmro(value)}
+    ours = {base for base in bases if re.fullmatch(rf"{PACKAGE}(\.[a-z]\w*)+", base.__module__)}
+    assert {value for value in (beside | ours) - values if not value.__name__.startswith("_")} == set()
 
 
 def test_what_is_named_can_be_imported_from_there() -> None:

@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, LogEntry, standing_entries
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import SinkClaim
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
 if TYPE_CHECKING:
@@ -72,14 +73,9 @@ class SinkLedger:
         self.attempts: Final = Attempts(files, notes=f"_{folder}", data=folder)  # VACUUM leaves alone what begins so
 
     @property
-    def claimed(self) -> int:
-        """The highest run that has claimed, 0 when none has; as of the version last looked at."""
-        return self._log.transaction(self._run) or 0
-
-    @property
-    def claim_id(self) -> int | None:
-        """What tells the newest claim from others of its run; as of the version last looked at."""
-        return self._log.transaction(self._claim)
+    def claim(self) -> SinkClaim:
+        """The newest claim of the highest run that has claimed; as of the version last looked at."""
+        return SinkClaim(run=self._log.transaction(self._run) or 0, number=self._log.transaction(self._claim))
 
     @property
     def commit(self) -> int:

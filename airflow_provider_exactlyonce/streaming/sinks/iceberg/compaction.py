@@ -38,7 +38,8 @@ class IcebergCompaction(Compaction):
         added = [data_file(file, self._opens.format) for file in self.added]
         removed = [file.entry for file in self.removed]
         # What the snapshot of a claim says is true of this one, too.
-        self._table.append(added, *self._ledger.claim_of(self._run, self._ledger.claim_id), removed, changes_rows=False)
+        claim = self._ledger.claim_of(self._run, self._ledger.claim.number)
+        self._table.append(added, *claim, removed, changes_rows=False)
 
     @override
     def _own_files(self) -> list[OwnFile]:

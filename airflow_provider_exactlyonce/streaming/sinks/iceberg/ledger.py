@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import Committed
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import SinkClaim
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
 if TYPE_CHECKING:
@@ -98,20 +99,14 @@ class SinkLedger:
         return {self._decoded(name, text).snapshot for name, text in properties if name.startswith(f"{_PREFIX}.")}
 
     @property
-    def claimed(self) -> int:
-        """The highest run that has claimed, 0 when none has; as of the metadata last looked at."""
-        record, snapshot = self.record, self._snapshot()
-        claimed = int(_said_by(snapshot)[_RUN]) if snapshot else 0
-        return max(claimed, record.run if record else 0)
-
-    @property
-    def claim_id(self) -> int | None:
-        """What tells the newest claim from others of its run; as of the metadata last looked at."""
+    def claim(self) -> SinkClaim:
+        """The newest claim of the highest run that has claimed; as of the metadata last looked at."""
         record, snapshot = self.record, self._snapshot()
         said = _said_by(snapshot) if snapshot else {}
-        if record is not None and record.run >= int(said.get(_RUN, 0)):
-            return record.claim_id
-        return int(said[_CLAIM]) if _CLAIM in said else None
+        run = int(said.get(_RUN, 0))
+        if record is not None and record.run >= run:
+            return SinkClaim(run=record.run, number=record.claim_id)
+        return SinkClaim(run=run, number=int(said[_CLAIM]) if _CLAIM in said else None)
 
     @property
     def commit(self) -> int:
@@ -131,7 +126,7 @@ class SinkLedger:
     @property
     def highest(self) -> int:
         """The highest number that was ever committed; as of the metadata last looked at."""
-        return max(self.record.highest if self.record else 0, self.commit)
+        return max(record.highest if (record := self.record) else 0, self.commit)
 
     def newest(self) -> Committed | None:
         """Return the newest commit, None when there is none; as of the metadata last looked at.
@@ -176,7 +171,7 @@ class SinkLedger:
         :param rows: how many more rows the table has then; Iceberg's manifests always say it
         """
         facts = {_COMMIT: str(entry.commit), _ROWS: str(rows)}
-        return self._told(entry.run, self.claim_id, Committed(attempt=attempt, entry=entry), facts)
+        return self._told(entry.run, self.claim.number, Committed(attempt=attempt, entry=entry), facts)
 
     def _told(
         self, run: int, claim_id: int | None, newest: Committed | None, more: Mapping[str, str]

@@ -374,7 +374,7 @@ class TableCommitter(SinkCommitter):
             self._write_claim,
             check=self._check_claim,
             plan=self._plan_claim,
-            landed=lambda: self._ledger.claim_id == claim_id,
+            landed=lambda: self._ledger.claim.number == claim_id,
             what=f"claim of run {self._run}",
         )
         self._has_claimed = True
@@ -608,16 +608,16 @@ class TableCommitter(SinkCommitter):
             self._check_shape()
             self._fitting = shape
 
-    def _is_superseded(self) -> bool:
-        """Tell whether another has claimed since; it has the same run number if the pipeline's ledger was set back."""
-        claimed = self._ledger.claimed
-        is_same = self._has_claimed and claimed == self._run
-        return claimed > self._run or (is_same and self._ledger.claim_id not in self._claim_ids)
+    def _successor(self) -> str | None:
+        """Return who has claimed since, if anybody: with the same run number if the pipeline's ledger was set back."""
+        claim = self._ledger.claim
+        if claim.run > self._run:
+            return f"run {claim.run}"
+        is_same = self._has_claimed and claim.run == self._run
+        return "another driver with the same run number" if is_same and claim.number not in self._claim_ids else None
 
     def _check_claim(self) -> None:
-        if self._is_superseded():
-            claimed = self._ledger.claimed
-            successor = f"run {claimed}" if claimed > self._run else "another driver with the same run number"
+        if (successor := self._successor()) is not None:
             raise FencedError(
                 f"run {self._run} of pipeline {self._pipeline} is superseded by {successor}, which has claimed "
                 f"{self._sink.where}"
@@ -628,9 +628,9 @@ class TableCommitter(SinkCommitter):
         self._check_claim()
         ledger, newest = self._ledger, self._newest
         is_as_known = ledger.commit == 0 if newest is None else ledger.has(newest.attempt)
-        if not is_as_known or ledger.claimed < self._run or ledger.commit >= entry.commit:
+        if not is_as_known or ledger.claim.run < self._run or ledger.commit >= entry.commit:
             raise CommitUnknownError(
-                f"{self._sink.where} has commit {ledger.commit} and the claim of run {ledger.claimed}, and run "
+                f"{self._sink.where} has commit {ledger.commit} and the claim of run {ledger.claim.run}, and run "
                 f"{self._run} would write commit {entry.commit}: it was set back or recreated"
             )
 
@@ -644,7 +644,7 @@ class TableCommitter(SinkCommitter):
         ledger = self._ledger
         has_landed = ledger.has(note.attempt)
         # A successor that has claimed after the table was set back knows the number, and not whose it was.
-        is_forgotten = self._is_superseded() and ledger.highest >= note.commit
+        is_forgotten = self._successor() is not None and ledger.highest >= note.commit
         if not has_landed and (ledger.commit >= note.commit or ledger.knows(note.attempt) or is_forgotten):
             raise CommitUnknownError(
                 f"{self._sink.where} has commit {ledger.commit} by another attempt than the one at {note.commit}, or "

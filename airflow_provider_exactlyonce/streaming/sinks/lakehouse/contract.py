@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import Committed
@@ -32,16 +33,24 @@ class Table(Protocol):
         """Make what was written after a version outlive a loss of power."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SinkClaim:
+    """A claim of the sink, as a table has it.
+
+    :param run: which has claimed, 0 when none has
+    :param number: what tells the claim from others of its run, None when there is none, or an older release made it
+    """
+
+    run: int
+    number: int | None
+
+
 class Ledger(Protocol):
     """What one sink of one pipeline has in a table, as it was when it was last looked at."""
 
     @property
-    def claimed(self) -> int:
-        """The highest run that has claimed, 0 when none has."""
-
-    @property
-    def claim_id(self) -> int | None:
-        """What tells the newest claim from others of its run, None when there is none, or an older release made it."""
+    def claim(self) -> SinkClaim:
+        """The newest claim of the highest run that has claimed."""
 
     @property
     def commit(self) -> int:

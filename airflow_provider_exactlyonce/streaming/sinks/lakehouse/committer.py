@@ -1,17 +1,12 @@
 """The driver's half of a sink whose claims and commits are versions of a table.
 
-A version is written only as the next one after that which this run has looked at. So a run that was frozen anywhere
-can't write behind a claim that it has not seen; and one that looks again sees it. What differs between tables is how
-one is looked at, and how a version is written.
+What differs between tables is how one is looked at, and how a version is written.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import random
 import secrets
-import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +37,7 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFi
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import KeyColumns
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upsert_writer import OpenTableWriter, OpenUpsertWriter
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.upserts import UpsertedRows, UpsertTarget
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.versions import TableVersions
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
@@ -58,11 +54,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _LOGGER: Final = logging.getLogger(__name__)
-#: After so many versions that others took first it is said, and a stop is heeded.
-_TRIES: Final = 100
-#: The first pause between tries is at most so long, and each later one twice as long, until it was doubled so often.
-_FIRST_PAUSE_SECONDS: Final = 0.008
-_DOUBLINGS: Final = 6
 
 
 class TableCommitter(SinkCommitter):
@@ -96,7 +87,7 @@ class TableCommitter(SinkCommitter):
     ) -> None:
         self._sink, self._table, self._ledger = sink, table, ledger
         self._pipeline: Final = pipeline
-        self._stop_requested: Final = stop_requested
+        self._versions: Final = TableVersions(table, sink.where, self.VERSION, stop_requested)
         self._verifies_checksums: Final = verifies_checksums
         self._phase: Final = CommitterPhase(sink.name)
         self._columns: StructType | None = None
@@ -536,70 +527,19 @@ class TableCommitter(SinkCommitter):
         what: str,
         plan: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a version after the newest one, whatever others write meanwhile, and however often they are faster.
+        """Write the next version, see :meth:`TableVersions.write_next`.
 
         :param check: raises when it must not be written after the newest one
         :param plan: called when the table was looked at and fits, before each try
-        :param landed: tells, once the table was looked at again, whether it was written though it failed
         :raises FencedError: when it was not written, and a higher run has claimed the sink
-        :raises BatchFailedError: when it was not written, and never will be
-        :raises CommitUnknownError: when nobody knows
         """
-        in_doubt = False
-        for refused in itertools.count(1):
-            try:
-                with self._answering():
-                    self._table.refresh()
-                    check()
-                    self._check_fit()
-                    plan()
-            except ExactlyOnceError as error:
-                if not in_doubt:
-                    raise
-                # Also of a successor: it may have claimed after this version was written. The next claim tells.
-                raise CommitUnknownError(f"{what} is in doubt, and can't be tried again: {error}") from error
-            version = self._table.version
-            try:
-                write()
-            except Exception as error:  # of the store, of what a library does after a version was written, or a race
-                try:
-                    with self._answering(CommitUnknownError):
-                        self._table.refresh()
-                        has_landed = landed()
-                except RefusedError as unreadable:
-                    raise CommitUnknownError(f"{what} may have been written or not: {unreadable}") from error
-                if has_landed:
-                    break
-                # Refused is no "no" yet: of a request that was repeated on its way, the first may still be carried out.
-                # But after one version one other follows, so a next try after the same one doubles nothing.
-                in_doubt = not self._table.has_passed(version)
-                if in_doubt and not isinstance(error, self._table.REFUSALS):
-                    raise CommitUnknownError(
-                        f"{what}: the {self.VERSION} of {self._sink.where} after {version} may be written or not: "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
-                self._try_again(what, refused, in_doubt=in_doubt)
-            else:
-                break
-        with self._answering(CommitUnknownError):
-            self._table.keep_after(version)
 
-    def _try_again(self, what: str, refused: int, *, in_doubt: bool) -> None:
-        """Wait before the next try. Each version of others is one that they have finished: at some time none is next.
+        def prepare() -> None:
+            check()
+            self._check_fit()
+            plan()
 
-        :param refused: how many tries were
-        :raises BatchFailedError: when nobody wants it to be tried for so long
-        :raises CommitUnknownError: when it is not known, in addition, whether it was written
-        """
-        is_long = refused % _TRIES == 0
-        if (is_long and in_doubt) or (refused >= _TRIES and self._stop_requested()):
-            failed = CommitUnknownError if in_doubt else BatchFailedError
-            raise failed(f"{what}: others were faster {refused} times in writing to {self._sink.where}")
-        if is_long:
-            _LOGGER.warning(
-                "%s: others were faster %d times in writing to %s; it is tried on", what, refused, self._sink.where
-            )
-        time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2 ** min(refused - 1, _DOUBLINGS)))
+        self._versions.write_next(write, prepare=prepare, landed=landed, what=what)
 
     def _check_fit(self) -> None:
         """Check the table again when something of it has changed."""

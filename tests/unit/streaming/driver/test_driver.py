@@ -34,7 +34,7 @@ from airflow_provider_exactlyonce.streaming.driver.driver import Driver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse import committer
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse import versions
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
@@ -279,7 +279,7 @@ def others_are_faster(patch: pytest.MonkeyPatch) -> None:
         real(other, [], {}, {})
         real(log, *given)
 
-    patch.setattr(committer, "_TRIES", 1)
+    patch.setattr(versions, "_TRIES", 1)
     patch.setattr("time.sleep", lambda _: None)
     patch.setattr(DeltaLog, "append", append)
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructType
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, CommitUnknownError
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse import committer
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse import versions
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from tests.clocks import StandingClock
 
@@ -31,9 +31,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         asked.append(most)
         return 0.0
 
-    monkeypatch.setattr(committer, "_TRIES", TRIES)
+    monkeypatch.setattr(versions, "_TRIES", TRIES)
     monkeypatch.setattr("random.uniform", longest)
-    monkeypatch.setattr(committer, "time", StandingClock())
+    monkeypatch.setattr(versions, "time", StandingClock())
     return asked
 
 

@@ -1,0 +1,112 @@
+"""The versions of a table, of which each is written as the next one after that which this run has looked at.
+
+So a run that was frozen anywhere can't write behind a claim that it has not seen; and one that looks again sees it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final
+
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    ExactlyOnceError,
+    RefusedError,
+)
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import Table
+from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering
+
+_LOGGER: Final = logging.getLogger(__name__)
+#: After so many versions that others took first it is said, and a stop is heeded.
+_TRIES: Final = 100
+#: The first pause between tries is at most so long, and each later one twice as long, until it was doubled so often.
+_FIRST_PAUSE_SECONDS: Final = 0.008
+_DOUBLINGS: Final = 6
+
+
+class TableVersions:
+    """Writes versions of a table.
+
+    :param where: the table, for messages
+    :param version: what one is called there
+    :param stop_requested: tells that one for which others are always faster should not be tried any longer
+    """
+
+    def __init__(self, table: Table, where: str, version: str, stop_requested: Callable[[], bool]) -> None:
+        self._table: Final = table
+        self._where: Final = where
+        self._version: Final = version
+        self._stop_requested: Final = stop_requested
+
+    def write_next(
+        self, write: Callable[[], None], *, prepare: Callable[[], None], landed: Callable[[], bool], what: str
+    ) -> None:
+        """Write a version after the newest one, whatever others write meanwhile, and however often they are faster.
+
+        :param prepare: called when the table was looked at, before each try; raises when it must not be written then
+        :param landed: tells, once the table was looked at again, whether it was written though it failed
+        :raises BatchFailedError: when it was not written, and never will be
+        :raises CommitUnknownError: when nobody knows
+        """
+        in_doubt = False
+        for refused in itertools.count(1):
+            try:
+                with self._answering():
+                    self._table.refresh()
+                    prepare()
+            except ExactlyOnceError as error:
+                if not in_doubt:
+                    raise
+                # Also of a successor: it may have claimed after this version was written. The next claim tells.
+                raise CommitUnknownError(f"{what} is in doubt, and can't be tried again: {error}") from error
+            version = self._table.version
+            try:
+                write()
+            except Exception as error:  # of the store, of what a library does after a version was written, or a race
+                try:
+                    with self._answering(CommitUnknownError):
+                        self._table.refresh()
+                        has_landed = landed()
+                except RefusedError as unreadable:
+                    raise CommitUnknownError(f"{what} may have been written or not: {unreadable}") from error
+                if has_landed:
+                    break
+                # Refused is no "no" yet: of a request that was repeated on its way, the first may still be carried out.
+                # But after one version one other follows, so a next try after the same one doubles nothing.
+                in_doubt = not self._table.has_passed(version)
+                if in_doubt and not isinstance(error, self._table.REFUSALS):
+                    raise CommitUnknownError(
+                        f"{what}: the {self._version} of {self._where} after {version} may be written or not: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+                self._try_again(what, refused, in_doubt=in_doubt)
+            else:
+                break
+        with self._answering(CommitUnknownError):
+            self._table.keep_after(version)
+
+    def _try_again(self, what: str, refused: int, *, in_doubt: bool) -> None:
+        """Wait before the next try. Each version of others is one that they have finished: at some time none is next.
+
+        :param refused: how many tries were
+        :raises BatchFailedError: when nobody wants it to be tried for so long
+        :raises CommitUnknownError: when it is not known, in addition, whether it was written
+        """
+        is_long = refused % _TRIES == 0
+        if (is_long and in_doubt) or (refused >= _TRIES and self._stop_requested()):
+            failed = CommitUnknownError if in_doubt else BatchFailedError
+            raise failed(f"{what}: others were faster {refused} times in writing to {self._where}")
+        if is_long:
+            _LOGGER.warning(
+                "%s: others were faster %d times in writing to %s; it is tried on", what, refused, self._where
+            )
+        time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2 ** min(refused - 1, _DOUBLINGS)))
+
+    def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> AbstractContextManager[None]:
+        return answering(f"{self._where} does not answer", unanswered)

@@ -45,7 +45,6 @@ class DeltaCommitter(TableCommitter):
     :param earlier_rows: those of earlier commits that another format had, and that the first commit takes along
     """
 
-    VERSION: ClassVar = "version"
     STORAGE: ClassVar = DELTA
     NEEDS_NOTE: ClassVar = True
 

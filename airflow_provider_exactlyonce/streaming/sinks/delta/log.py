@@ -57,6 +57,7 @@ class DeltaLog:
     :ivar written: the version that this has written last, -1 for none
     """
 
+    VERSION: ClassVar = "version"
     #: None of the errors of delta-rs says for sure that nothing was written.
     REFUSALS: ClassVar[tuple[type[Exception], ...]] = ()
 

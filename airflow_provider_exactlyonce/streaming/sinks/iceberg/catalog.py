@@ -67,6 +67,7 @@ class IcebergTable:
     :param properties: of the catalog
     """
 
+    VERSION: ClassVar = "snapshot"
     #: The catalog has answered that it has not committed, this time.
     REFUSALS: ClassVar[tuple[type[Exception], ...]] = (CommitFailedException,)
 

@@ -51,7 +51,6 @@ class IcebergCommitter(TableCommitter):
     :param stop_requested: tells that a version for which others are always faster should not be tried any longer
     """
 
-    VERSION: ClassVar = "snapshot"
     STORAGE: ClassVar = ICEBERG
     NEEDS_NOTE: ClassVar = False
 

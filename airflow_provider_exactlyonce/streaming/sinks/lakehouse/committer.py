@@ -64,8 +64,6 @@ class TableCommitter(SinkCommitter):
     :param verifies_checksums: the audit reads all rows, and verifies the checksums of their pages
     """
 
-    #: What a version is called there.
-    VERSION: ClassVar[str]
     #: What OpenLineage calls its format.
     STORAGE: ClassVar[str]
     #: Whether the entry of the newest commit may be nowhere but in its note, once the table's history was cleaned up.
@@ -87,7 +85,7 @@ class TableCommitter(SinkCommitter):
     ) -> None:
         self._sink, self._table, self._ledger = sink, table, ledger
         self._pipeline: Final = pipeline
-        self._versions: Final = TableVersions(table, sink.where, self.VERSION, stop_requested)
+        self._versions: Final = TableVersions(table, sink.where, stop_requested)
         self._verifies_checksums: Final = verifies_checksums
         self._phase: Final = CommitterPhase(sink.name)
         self._columns: StructType | None = None

@@ -11,9 +11,11 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import Comm
 class Table(Protocol):
     """One table, as it was when it was last looked at.
 
+    :cvar VERSION: what a version is called there
     :cvar REFUSALS: errors of a write that say that this time it was not carried out
     """
 
+    VERSION: ClassVar[str]
     REFUSALS: ClassVar[tuple[type[Exception], ...]]
 
     @property

@@ -34,14 +34,12 @@ class TableVersions:
     """Writes versions of a table.
 
     :param where: the table, for messages
-    :param version: what one is called there
     :param stop_requested: tells that one for which others are always faster should not be tried any longer
     """
 
-    def __init__(self, table: Table, where: str, version: str, stop_requested: Callable[[], bool]) -> None:
+    def __init__(self, table: Table, where: str, stop_requested: Callable[[], bool]) -> None:
         self._table: Final = table
         self._where: Final = where
-        self._version: Final = version
         self._stop_requested: Final = stop_requested
 
     def write_next(
@@ -82,7 +80,7 @@ class TableVersions:
                 in_doubt = not self._table.has_passed(version)
                 if in_doubt and not isinstance(error, self._table.REFUSALS):
                     raise CommitUnknownError(
-                        f"{what}: the {self._version} of {self._where} after {version} may be written or not: "
+                        f"{what}: the {self._table.VERSION} of {self._where} after {version} may be written or not: "
                         f"{type(error).__name__}: {error}"
                     ) from error
                 self._try_again(what, refused, in_doubt=in_doubt)

@@ -18,7 +18,6 @@ from airflow_provider_exactlyonce.control.lease import Lease
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
-    BatchFailedError,
     DivergedError,
     ExactlyOnceError,
     RefusedError,
@@ -242,7 +241,7 @@ class Driver:
             run.check_superseded()  # frozen since its claim, it may see what its successor has done since
             raise
         first = first_repeated(run.home, run.lineage)
-        self._claim(run, others, first)
+        others.claim(run.number, run.tail.commit, first)
         owed = others.owed(run.tail.commit)
         needs_replay = needs_replay or (
             owed is not None and first <= run.tail.place.commit
@@ -258,14 +257,6 @@ class Driver:
         self._serve_savepoints(run)
         attempts = guarantee.attempts(self._pipeline.max_batch_attempts)
         self._commit_batches(spark, run, stream, self._coordinator(run, checkpoint, sink, attempts), owed)
-
-    def _claim(self, run: Run, others: SinkGroup, first_repeated: int) -> None:
-        try:
-            others.claim(run.number, run.tail.commit, first_repeated)
-        except BatchFailedError as error:
-            if reason := self._lifecycle.stop.reason():
-                raise StopRequestedError(f"{reason}; the sinks are not claimed: {error}") from error
-            raise
 
     def _sink(
         self,
@@ -418,6 +409,9 @@ class Driver:
     def _delete_checkpoint(self, run: Run) -> None:
         """Delete the checkpoint of a pipeline that was cancelled, if it says so and nobody may go on from it."""
         if self._pipeline.checkpoint.on_cancellation is not OnCancellation.DELETE:
+            return
+        if not run.number:
+            log.info("no checkpoint is deleted, though the pipeline says on_cancellation=delete: it is not claimed yet")
             return
         path = run.home.checkpoint(run.lineage.id)
         store = store_of(path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, KafkaOffsets
 from airflow_provider_exactlyonce.control.status import DriverState
-from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError, StopRequestedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, Decision, ExactlyOnceError, StopRequestedError
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
@@ -80,7 +80,7 @@ class DriverLifecycle:
         """
         self.stop.heed_signals()
         try:
-            work()
+            self._do(work)
         except StopRequestedError as error:
             if self.stop.done:
                 return self._end(DriverState.FINISHED)
@@ -99,6 +99,15 @@ class DriverLifecycle:
             if self._spark is not None:
                 stop_session(self._spark)
             self.closing.close()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """Do the work; what a sink gives up before the first batch once a stop is asked for, it gives up for that."""
+        try:
+            work()
+        except BatchFailedError as error:
+            if self.report.status.state is DriverState.STARTING and (reason := self.stop.reason()):
+                raise StopRequestedError(f"{reason}; no batch is begun: {error}") from error
+            raise
 
     def open_run(self, options: RunOptions) -> Run:
         """Return the hold on the pipeline; nothing is claimed yet."""

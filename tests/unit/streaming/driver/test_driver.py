@@ -6,13 +6,15 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
-from pyspark.sql.types import LongType, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
@@ -34,8 +36,10 @@ from airflow_provider_exactlyonce.streaming.driver.driver import Driver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.sink import IcebergSink
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse import versions
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
+from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkContext
 from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
 
@@ -270,27 +274,58 @@ def test_what_a_reemit_restored_is_saved_with_its_first_commit(stopped: Stopped)
     assert re.fullmatch(r"21-[0-9a-f]{8}-bb", str(saved.savepoint)), saved.error
 
 
-def others_are_faster(patch: pytest.MonkeyPatch) -> None:
-    real = DeltaLog.append
+def claim(stopped: Stopped, folder: Path) -> Callable[[], object]:
+    """Return what claims a Delta table."""
+    return partial(opened(stopped, DeltaSink(name="s", path=str(folder / "table")), "id").claim, 1, None, 1)
 
-    def append(log: DeltaLog, *given: Any) -> None:
+
+def add_columns(stopped: Stopped, folder: Path) -> Callable[[], object]:
+    """Return what adds a column to an Iceberg table, which takes place before the run's claim."""
+    catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+    sink = IcebergSink(name="s", table="lake.shop.events", catalog_properties=catalog, schema="evolve")
+    opened(stopped, sink, "id").tasks()
+    vars(stopped.run).update(number=0, _lineage=None)
+    return opened(stopped, sink, "id", "more").tasks
+
+
+def opened(stopped: Stopped, sink: Sink, *columns: str) -> SinkGroup:
+    context = SinkContext(pipeline="p", home=stopped.home.path, stop_requested=stopped.driver._stop_requested)
+    committer = sink.open(context)
+    stopped.driver._lifecycle.closing.callback(committer.close)
+    committer.expect_columns(StructType([StructField(name, LongType()) for name in columns]))
+    return SinkGroup("p", {"s": committer})
+
+
+def others_are_faster(patch: pytest.MonkeyPatch) -> None:
+    def write(log: DeltaLog, *given: Any) -> None:
         other = DeltaLog(log._path, {})
         assert other.open()
-        real(other, [], {}, {})
-        real(log, *given)
+        append(other, [], {}, {})
+        append(log, *given)
 
+    def add(table: IcebergTable, columns: Any) -> None:
+        other = IcebergTable("lake.shop.events", table._properties)
+        with closing(other):
+            assert other.open()
+            other.append([], {}, lambda snapshot, sequence: {})
+        add_to(table, columns)
+
+    append, add_to = DeltaLog.append, IcebergTable.add_columns
     patch.setattr(versions, "_TRIES", 1)
     patch.setattr("time.sleep", lambda _: None)
-    patch.setattr(DeltaLog, "append", append)
+    patch.setattr(DeltaLog, "append", write)
+    patch.setattr(IcebergTable, "add_columns", add)
 
 
 def store_is_away(patch: pytest.MonkeyPatch) -> None:
-    def refresh(_: DeltaLog) -> NoReturn:
+    def refresh(_: object) -> NoReturn:
         raise ConnectionError("no answer")
 
     patch.setattr(DeltaLog, "refresh", refresh)
+    patch.setattr(IcebergTable, "refresh", refresh)
 
 
+@pytest.mark.parametrize("step", [claim, add_columns])
 @pytest.mark.parametrize(
     ("happens", "asked", "ends"),
     [
@@ -299,22 +334,19 @@ def store_is_away(patch: pytest.MonkeyPatch) -> None:
         (store_is_away, False, (1, DriverState.FAILED)),
     ],
 )
-def test_a_claim_that_fails_when_a_stop_is_asked_for_is_no_failure(
+def test_a_sink_that_gives_up_before_the_first_batch_when_a_stop_is_asked_for_is_no_failure(
     stopped: Stopped,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    step: Callable[[Stopped, Path], Callable[[], object]],
     happens: Callable[[pytest.MonkeyPatch], None],
     asked: bool,
     ends: tuple[int, DriverState],
 ) -> None:
-    def claim() -> None:
-        context = SinkContext(pipeline="p", home=tmp_path, stop_requested=stopped.driver._stop_requested)
-        sink = DeltaSink(name="s", path=str(tmp_path / "table")).open(context)
-        sink.expect_columns(StructType().add("id", LongType()))
-        stopped.driver._claim(stopped.run, SinkGroup("p", {"s": sink}), 1)
-
+    stopped.driver._lifecycle.report.tell(state=DriverState.STARTING)
     if not asked:
         (stopped.home.commands / "stop.json").unlink()
+    monkeypatch.setattr(stopped.driver, "_work", step(stopped, tmp_path))
     happens(monkeypatch)
-    monkeypatch.setattr(stopped.driver, "_work", claim)
     assert (stopped.end(), stopped.state()) == ends
+    assert stopped.checkpoint.exists()

@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.exceptions import (
     DivergedError,
     ExactlyOnceError,
     FencedError,
+    RefusedError,
     StopRequestedError,
 )
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
@@ -77,6 +78,19 @@ def test_an_error_of_ours_ends_with_its_own_code(
     assert lifecycle.run(raising(error)) == error.exit_code
     failed = status_of(tmp_path)
     assert (failed.state, failed.error and failed.error.kind) == (DriverState.FAILED, type(error).__name__)
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [(DriverState.RUNNING, BatchFailedError("three times")), (DriverState.STARTING, RefusedError("no such topic"))],
+)
+def test_a_stop_hides_no_failure_of_a_batch_and_no_refusal(
+    lifecycle: DriverLifecycle, tmp_path: Path, state: DriverState, error: ExactlyOnceError
+) -> None:
+    lifecycle.report.tell(state=state)
+    lifecycle.stop.request("somebody")
+    assert lifecycle.run(raising(error)) == error.exit_code
+    assert status_of(tmp_path).state is DriverState.FAILED
 
 
 def test_any_other_error_ends_with_1(lifecycle: DriverLifecycle, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import ListedF
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
-    from pyiceberg.manifest import DataFile
+    from pyiceberg.manifest import ManifestEntry
     from pyiceberg.table.snapshots import Snapshot
 
 
@@ -30,9 +30,9 @@ class _Changes:
     :param deletes: added files that say which rows of others are deleted
     """
 
-    added: list[DataFile]
-    removed: list[DataFile]
-    deletes: list[DataFile]
+    added: list[ManifestEntry]
+    removed: list[ManifestEntry]
+    deletes: list[ManifestEntry]
 
 
 def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> TableHistory:
@@ -51,13 +51,12 @@ def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> 
         if committed is not None:
             entry = committed.entry
             history.take(name, entry)
-            more = sum(file.record_count for file in added) - sum(file.record_count for file in removed)
-            history.count(name, entry, ledger.rows_of(snapshot, entry), more)
+            history.count(name, entry, ledger.rows_of(snapshot, entry), sum(_rows(added)) - sum(_rows(removed)))
             history.hold(_paths(added), [frozenset({entry.commit}), *history.held(_paths(removed))])
         elif not (replaces and ledger.is_commit(snapshot)):
             row_deletes.follow(name, changes.deletes)
             if removed:
-                _follow(history, snapshot, changes, list(map(row_deletes.rows_left, removed)))
+                _follow(history, snapshot, changes, [row_deletes.rows_left(entry.data_file) for entry in removed])
         if ledger.is_first(snapshot):
             history.since = 0
     return history
@@ -73,7 +72,7 @@ def _follow(history: TableHistory, snapshot: Snapshot, changes: _Changes, left: 
     if summary is None or summary.operation != Operation.REPLACE:
         history.lose(name, removed)
     else:
-        history.rewrite(name, left, [file.record_count for file in added])
+        history.rewrite(name, left, _rows(added))
     history.hold(_paths(added), history.held(removed))
 
 
@@ -84,20 +83,24 @@ def _named(snapshot: Snapshot) -> str:
 
 
 def _changes(snapshot: Snapshot, io: FileIO) -> _Changes:
-    files: dict[tuple[bool, ManifestEntryStatus], list[DataFile]] = {
+    entries: dict[tuple[bool, ManifestEntryStatus], list[ManifestEntry]] = {
         (is_data, status): [] for is_data in (True, False) for status in ManifestEntryStatus
     }
     for manifest in snapshot.manifests(io):
         if manifest.added_snapshot_id == snapshot.snapshot_id:
             for entry in manifest.fetch_manifest_entry(io, discard_deleted=False):
                 if entry.snapshot_id == snapshot.snapshot_id:
-                    files[manifest.content == ManifestContent.DATA, entry.status].append(entry.data_file)
+                    entries[manifest.content == ManifestContent.DATA, entry.status].append(entry)
     added, removed = ManifestEntryStatus.ADDED, ManifestEntryStatus.DELETED
-    return _Changes(added=files[True, added], removed=files[True, removed], deletes=files[False, added])
+    return _Changes(added=entries[True, added], removed=entries[True, removed], deletes=entries[False, added])
 
 
-def _paths(files: Iterable[DataFile]) -> list[str]:
-    return [file.file_path for file in files]
+def _paths(entries: Iterable[ManifestEntry]) -> list[str]:
+    return [entry.data_file.file_path for entry in entries]
+
+
+def _rows(entries: Iterable[ManifestEntry]) -> list[int]:
+    return [entry.data_file.record_count for entry in entries]
 
 
 def listed_files(table: IcebergTable) -> Iterator[ListedFile]:

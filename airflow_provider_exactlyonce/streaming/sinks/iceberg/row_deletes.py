@@ -13,15 +13,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.manifest import DataFileContent, FileFormat
 
+from airflow_provider_exactlyonce.exceptions import required
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import live_fields
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import TableHistory
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
+    from pyiceberg.manifest import DataFile, ManifestEntry
     from pyiceberg.typedef import Record
 
 _PATH, _POSITION, _POSITIONS = "file_path", "pos", "pos_list"
+#: The partitioning's id, and the values.
+_Partition = tuple[int, "Record"]
 
 
 class RowDeletes:
@@ -33,32 +36,42 @@ class RowDeletes:
     def __init__(self, table: IcebergTable, history: TableHistory) -> None:
         self._table: Final = table
         self._history: Final = history
-        self._places: Final[dict[str, tuple[int, Record]]] = {}  # spec and partition of each file with rows
+        self._places: Final[dict[str, tuple[_Partition, int]]] = {}  # of each file with rows, and how old that is
+        self._by_value: Final[dict[_Partition | None, int]] = {}  # the newest deletes by value there, None for anywhere
         self._deleted: Final[dict[str, pa.Array]] = {}  # positions in each
         self._doubted: Final[set[str]] = set()  # files of which nobody knows what is deleted
 
-    def place(self, files: Iterable[DataFile]) -> None:
-        """Note where the files with rows are that a snapshot adds: it can delete rows of these, too."""
-        self._places.update({file.file_path: (file.spec_id, file.partition) for file in files})
+    def place(self, files: Iterable[ManifestEntry]) -> None:
+        """Note where the files with rows are that a snapshot adds: it can delete rows of these by position, too.
 
-    def follow(self, version: str, deletes: Iterable[DataFile]) -> None:
+        Those of a rewrite may be as old as what it began with, so that deletes since then are about them.
+        """
+        for entry in files:
+            file, sequence = entry.data_file, _sequence(entry)
+            partition = (file.spec_id, file.partition)
+            self._places[file.file_path] = partition, sequence
+            if sequence < max(self._by_value.get(of, 0) for of in (None, partition)):
+                self._doubted.add(file.file_path)
+
+    def follow(self, version: str, deletes: Iterable[ManifestEntry]) -> None:
         """Note which rows a snapshot of others has deleted.
 
         :param version: the snapshot, for messages
         :param deletes: files that it has added
         """
         lost = dict[str, int]()
-        for file in deletes:
+        for entry in deletes:
+            file = entry.data_file
             if file.content == DataFileContent.EQUALITY_DELETES:
                 columns = ", ".join(map(self._column, file.equality_ids or ()))
-                self._doubt(version, file, f"their values of {columns} in {file.file_path}, which is not read")
+                self._doubt(version, entry, f"their values of {columns} in {file.file_path}, which is not read")
             elif file.file_format != FileFormat.PARQUET:
-                self._doubt(version, file, f"{file.file_path}, which is {file.file_format.value} and not read")
+                self._doubt(version, entry, f"{file.file_path}, which is {file.file_format.value} and not read")
             else:
                 try:
                     positions = self._positions(file)
                 except (OSError, pa.ArrowException) as error:
-                    self._doubt(version, file, f"{file.file_path}, which can't be read ({error})")
+                    self._doubt(version, entry, f"{file.file_path}, which can't be read ({error})")
                     continue
                 for name, rows in positions.items():
                     lost[name] = lost.get(name, 0) + self._delete(name, rows)
@@ -73,11 +86,19 @@ class RowDeletes:
             return None
         return file.record_count - len(self._deleted.get(name, ()))
 
-    def _doubt(self, version: str, file: DataFile, what: str) -> None:
-        """Note that rows of all files may be gone that a file of deletes can be about."""
-        is_everywhere = not live_fields(self._table.metadata.specs()[file.spec_id])
-        place = (file.spec_id, file.partition)
-        files = [name for name, of in self._places.items() if (is_everywhere or of == place) and self._is_there(name)]
+    def _doubt(self, version: str, deletes: ManifestEntry, what: str) -> None:
+        """Note that rows of all files may be gone that a file of deletes can be about: by value only of older ones."""
+        file, newest = deletes.data_file, _sequence(deletes)
+        is_anywhere = not live_fields(self._table.metadata.specs()[file.spec_id])
+        partition = None if is_anywhere else (file.spec_id, file.partition)
+        if file.content == DataFileContent.EQUALITY_DELETES:
+            self._by_value[partition] = max(newest, self._by_value.get(partition, 0))
+            newest -= 1
+        files = [
+            name
+            for name, (of, sequence) in self._places.items()
+            if sequence <= newest and partition in (None, of) and self._is_there(name)
+        ]
         self._doubted.update(files)
         self._history.doubt(version, files, what)
 
@@ -100,3 +121,8 @@ class RowDeletes:
         before = self._deleted.get(file, pa.array([], pa.int64()))
         self._deleted[file] = pc.unique(pa.concat_arrays([before, positions.cast(pa.int64())]))
         return len(self._deleted[file]) - len(before)
+
+
+def _sequence(entry: ManifestEntry) -> int:
+    """Return a new file's data sequence number; a rewrite may give it that of the snapshot that it began with."""
+    return required(entry.sequence_number, "a file that is added has a sequence number")

@@ -9,6 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -38,7 +39,7 @@ class _DeleteManifest(ManifestWriterV2):
 
 
 class _RowDelta(_FastAppendFiles):
-    """A snapshot with a file of positions that are deleted, as merge on read writes it; pyiceberg writes none."""
+    """A snapshot with a file of rows that are deleted, as merge on read writes it; pyiceberg writes none."""
 
     deletes: DataFile
 
@@ -52,7 +53,7 @@ class _RowDelta(_FastAppendFiles):
                 status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=self.deletes
             )
             writer.add(entry)
-        return [writer.to_manifest_file(), *self._existing_manifests()]
+        return [writer.to_manifest_file(), *super()._manifests()]
 
 
 def delete_first_row(lake: IcebergLake, file: Path) -> None:
@@ -73,18 +74,39 @@ def delete_positions(lake: IcebergLake, positions: Mapping[Path, Sequence[int]],
 
 def delete_by_id(lake: IcebergLake, ids: Sequence[int], partition: Record = _NONE) -> Path:
     """Delete rows by their values of ``id``, as Flink does; returns the file of the deletes."""
-    fields = [pa.field("id", pa.int64(), True, {"PARQUET:field_id": "1"})]
-    return _delete(lake, pa.table([ids], schema=pa.schema(fields)), partition, equality_ids=[1])
+    return _delete(lake, _ids(ids), partition, equality_ids=[1])
 
 
-def _delete(lake: IcebergLake, rows: pa.Table, partition: Record, equality_ids: list[int] | None = None) -> Path:
+def replace_by_id(lake: IcebergLake, ids: Sequence[int]) -> Path:
+    """Write rows in the place of those with their ``id``, in one snapshot as Flink's upserts; returns their file."""
+    table = lake.table
+    rows = pa.Table.from_pylist([{"id": number, "k": "new"} for number in ids], table.schema().as_arrow())
+    (file,) = _dataframe_to_data_files(table.metadata, rows, table.io)
+    _delete(lake, _ids(ids), _NONE, equality_ids=[1], added=file)
+    return Path(file.file_path.removeprefix("file://"))
+
+
+def _ids(ids: Sequence[int]) -> pa.Table:
+    return pa.table([ids], schema=pa.schema([pa.field("id", pa.int64(), True, {"PARQUET:field_id": "1"})]))
+
+
+def _delete(
+    lake: IcebergLake,
+    rows: pa.Table,
+    partition: Record,
+    equality_ids: list[int] | None = None,
+    added: DataFile | None = None,
+) -> Path:
     table = lake.table
     path = f"{table.location()}/data/{uuid.uuid4().hex}-deletes.parquet"
     local = Path(path.removeprefix("file://"))
     pq.write_table(rows, local)
     by_position = equality_ids is None
     with table.transaction() as transaction:
-        delta = _RowDelta(operation=Operation.DELETE, transaction=transaction, io=table.io)
+        operation = Operation.DELETE if added is None else Operation.OVERWRITE
+        delta = _RowDelta(operation=operation, transaction=transaction, io=table.io)
+        if added is not None:
+            delta.append_data_file(added)
         delta.deletes = DataFile.from_args(
             content=DataFileContent.POSITION_DELETES if by_position else DataFileContent.EQUALITY_DELETES,
             file_path=path,

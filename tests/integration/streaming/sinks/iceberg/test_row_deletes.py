@@ -8,11 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
+from pyiceberg.manifest import ManifestEntry, ManifestWriter, ManifestWriterV2
 from pyiceberg.typedef import Record
 
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
-from tests.integration.streaming.sinks.iceberg.merge_on_read import delete_by_id, delete_positions
+from tests.integration.streaming.sinks.iceberg.merge_on_read import (
+    delete_by_id,
+    delete_positions,
+    replace_by_id,
+)
 from tests.integration.streaming.sinks.lake import Live, rows
 
 Written = tuple[Live, list[SinkEntry], list[Path]]
@@ -63,9 +68,9 @@ def test_rows_of_others_and_of_files_that_are_gone_are_nobodys(lake: IcebergLake
     assert live.audit(entries) == [finding]
 
 
-def rewrite(lake: IcebergLake, file: Path, ids: Sequence[int]) -> None:
+def rewrite(lake: IcebergLake, file: Path, ids: Sequence[int]) -> set[Path]:
     """Write rows anew that a file has, without those deleted; the deletes stay, as Spark leaves them."""
-    table = lake.opened
+    table, before = lake.opened, lake.current_files()
     (old,) = (of for of in lake.current_data_files() if of.file_path == f"file://{file}")
     written = pa.Table.from_pylist([{"id": number, "k": None} for number in ids], lake.table.schema().as_arrow())
     table.append(
@@ -75,6 +80,7 @@ def rewrite(lake: IcebergLake, file: Path, ids: Sequence[int]) -> None:
         [old],
         changes_rows=False,
     )
+    return lake.current_files() - before
 
 
 def test_a_rewrite_has_the_rows_that_were_left(lake: IcebergLake, written: Written) -> None:
@@ -97,6 +103,45 @@ def test_a_rewrite_is_not_judged_where_nobody_knows_what_was_deleted(lake: Icebe
     before = live.audit(entries)
     rewrite(lake, first, range(9))
     assert live.audit(entries) == before
+
+
+def test_rows_that_come_with_deletes_by_value_are_not_deleted_by_them(lake: IcebergLake, written: Written) -> None:
+    live, entries, _ = written
+    others = replace_by_id(lake, [3, 12])
+    before = live.audit(entries)
+    (doubted,) = facts(before, lake)
+    assert doubted.startswith("commits 1 to 3: snapshot NEWEST (overwrite) has deleted rows by their values of id in ")
+    rewrite(lake, others, [3])
+    too_few = "snapshot NEWEST (replace) has 1 rows instead of 2, and says that it has changed none"
+    assert facts(live.audit(entries), lake) == [*before, too_few]
+
+
+@pytest.mark.parametrize("is_as_old", [True, False])
+def test_deletes_by_value_concern_a_rewrite_that_is_as_old_as_what_it_began_with(
+    lake: IcebergLake, written: Written, monkeypatch: pytest.MonkeyPatch, is_as_old: bool
+) -> None:
+    live, entries, (first, *_) = written
+    began = lake.table.current_snapshot()
+    delete_by_id(lake, [3])
+    before = live.audit(entries)
+    with monkeypatch.context() as patch:
+        if is_as_old and began is not None:
+            keep_age(patch, began.sequence_number)
+        (second,) = rewrite(lake, first, range(10))
+    rewrite(lake, second, [0, 1, 2, *range(4, 10)])
+    too_few = "snapshot NEWEST (replace) has 9 rows instead of 10, and says that it has changed none"
+    assert facts(live.audit(entries), lake) == [*before, *([] if is_as_old else [too_few])]
+
+
+def keep_age(patch: pytest.MonkeyPatch, sequence: int | None) -> None:
+    """Let files be added with the sequence number of the snapshot that a rewrite began with, as Spark does it."""
+    real = ManifestWriterV2.add
+
+    def add(writer: ManifestWriterV2, entry: ManifestEntry) -> ManifestWriter:
+        aged = ManifestEntry.from_args(sequence_number=sequence, data_file=entry.data_file)
+        return real(writer, aged)
+
+    patch.setattr(ManifestWriterV2, "add", add)
 
 
 def test_a_rewrite_of_a_file_that_is_older_than_what_is_kept_is_not_judged(lake: IcebergLake, written: Written) -> None:

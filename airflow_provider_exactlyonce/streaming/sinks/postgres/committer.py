@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -87,6 +88,8 @@ class PostgresCommitter(SinkCommitter):
         host = socket.gethostname() if server.host.startswith("/") else server.host  # else it is a socket's directory
         self._dataset: Final = f"postgres://{host}:{server.port}", f"{server.dbname}.{self._table}"
         self._run = 0
+        self._claims: Final[list[datetime]] = []  # of all that this one has tried
+        self._has_claimed = False
         self._attempt: SinkAttempt | None = None
 
     @property
@@ -110,6 +113,7 @@ class PostgresCommitter(SinkCommitter):
         self._run, self._attempt = run, None
         self._connection.close()  # whatever it has open ends; what it has sent is decided before the lock is ours
         entry = self._patiently(partial(self._claim, run))
+        self._has_claimed = True
         self._drop_stages()
         return entry
 
@@ -134,14 +138,14 @@ class PostgresCommitter(SinkCommitter):
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
         """Move the rows, under the claim's lock, in a transaction that stays open for the decision.
 
-        :raises FencedError: when a higher run has claimed the sink
+        :raises FencedError: when another driver has claimed the sink since
         """
         attempt = required(self._attempt, "an attempt is open")
         connection, what = self._session(), f"commit {attempt.commit}"
         rows = sum(of["rows"] for of in written)
         try:
             connection.execute(BEGIN)
-            self._check_run(staging.lock_claim(connection, self._key))
+            self._check_claim(staging.lock_claim(connection, self._key))
             if rows:
                 self._move(connection, attempt, written, rows)
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # no row is refused after the decision
@@ -215,20 +219,13 @@ class PostgresCommitter(SinkCommitter):
         connection = self._session()
         staging.make_tables(connection)
         with connection.transaction():
-            claims = f"{staging.SCHEMA}.claims"
-            claim = connection.execute(
-                f"SELECT run FROM {claims} WHERE (pipeline, sink) = (%s, %s)", self._key
-            ).fetchone()
-            self._check_run(claim[0] if claim else 0)
+            self._check_claim(claim := staging.read_claim(connection, self._key))
             connection.execute("SET LOCAL lock_timeout = '1s'")
             if claim is None:
-                connection.execute(
-                    f"INSERT INTO {claims} (pipeline, sink, run) VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", self._key
-                )
-            self._check_run(staging.lock_claim(connection, self._key))
-            connection.execute(
-                f"UPDATE {claims} SET run = %s, claimed = now() WHERE (pipeline, sink) = (%s, %s)", [run, *self._key]
-            )
+                insert = f"INSERT INTO {staging.SCHEMA}.claims (pipeline, sink, run) VALUES (%s, %s, 0)"
+                connection.execute(f"{insert} ON CONFLICT DO NOTHING", self._key)
+            self._check_claim(staging.lock_claim(connection, self._key))
+            self._claims.append(staging.write_claim(connection, self._key, run))
             staging.take_commit_column(connection, self._key, self._table, self._counted)
             return staging.newest(connection, self._key)
 
@@ -256,10 +253,13 @@ class PostgresCommitter(SinkCommitter):
 
         return retry_while(passes, ask, seconds=self._patience_seconds, poll_seconds=_PAUSE_SECONDS)
 
-    def _check_run(self, run: int) -> None:
-        if run > self._run:
+    def _check_claim(self, claim: staging.Claim | None) -> None:
+        run, claimed = claim or (0, None)
+        is_another = self._has_claimed and run == self._run and claimed not in self._claims
+        if run > self._run or is_another:
+            successor = "another driver with the same run number" if is_another else f"run {run}"
             raise FencedError(
-                f"run {self._run} of {self._key[0]} is superseded by run {run}, which has claimed sink {self._key[1]}"
+                f"run {self._run} of {self._key[0]} is superseded by {successor}, which has claimed sink {self._key[1]}"
             )
 
     def _move(

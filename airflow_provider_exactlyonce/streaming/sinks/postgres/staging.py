@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, required
 from airflow_provider_exactlyonce.streaming.sinks import places
 from airflow_provider_exactlyonce.streaming.sinks.postgres.table import PostgresColumn, PostgresTable
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkEntry
@@ -40,8 +41,12 @@ unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) held WHERE NOT has_table_p
 _ROOT: Final = "coalesce(pg_partition_root(to_regclass(%(table)s)), to_regclass(%(table)s))"
 _PLACE: Final = f"FROM {SCHEMA}.places WHERE relation = {_ROOT} AND commit_column = %(column)s"
 
+_CLAIM: Final = f"SELECT run, claimed FROM {SCHEMA}.claims WHERE (pipeline, sink) = (%s, %s)"
+
 #: A pipeline's name and a sink's.
 Key = tuple[str, str]
+#: A run, and the time of its claim.
+Claim = tuple[int, datetime]
 
 
 def identity(key: Key) -> str:
@@ -205,15 +210,28 @@ def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequ
     return kept
 
 
-def lock_claim(connection: psycopg.Connection[Any], key: Key) -> int:
-    """Lock the claim until the transaction's end; returns the run that holds it, 0 for none.
+def read_claim(connection: psycopg.Connection[Any], key: Key) -> Claim | None:
+    """Return the newest claim, None when there is none."""
+    return connection.execute(_CLAIM, key).fetchone()
+
+
+def lock_claim(connection: psycopg.Connection[Any], key: Key) -> Claim | None:
+    """Lock the claim until the transaction's end; returns it, None when there is none.
 
     Whoever commits holds this lock: with it, no other commit is under way.
     """
+    return connection.execute(f"{_CLAIM} FOR UPDATE", key).fetchone()
+
+
+def write_claim(connection: psycopg.Connection[Any], key: Key, run: int) -> datetime:
+    """Give the claim, which is locked, to a run; returns its time, which no other claim of the sink has."""
+    later = "greatest(clock_timestamp(), claimed + interval '1 microsecond')"
     row = connection.execute(
-        f"SELECT run FROM {SCHEMA}.claims WHERE (pipeline, sink) = (%s, %s) FOR UPDATE", key
+        f"UPDATE {SCHEMA}.claims SET run = %s, claimed = {later} WHERE (pipeline, sink) = (%s, %s) RETURNING claimed",
+        [run, *key],
     ).fetchone()
-    return row[0] if row else 0
+    claimed: datetime = required(row, "the claim is locked")[0]
+    return claimed
 
 
 def end_idle(connection: psycopg.Connection[Any], application: str) -> int:

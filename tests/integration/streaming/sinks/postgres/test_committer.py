@@ -319,6 +319,43 @@ def test_a_superseded_run_writes_nothing(case: Case) -> None:
     assert case.rows() == []
 
 
+@pytest.mark.parametrize("release", ["this", "0.1.0"])
+def test_a_driver_whose_run_number_is_given_to_another_is_superseded_and_does_not_disturb_it(
+    case: Case, release: str
+) -> None:
+    case.sql("ALTER TABLE rows DROP CONSTRAINT rows_pkey")
+    old = case.open(1)
+    old.pre_commit(case.stage(old, 1, 1, ROWS))
+    old.commit(entry(1, 1, 4))
+    new = case.open(1) if release == "this" else case.connected(PostgresSink(name="table", table="rows"))
+    if release == "0.1.0":
+        case.sql("UPDATE exactlyonce.claims SET run = 1, claimed = now() WHERE (pipeline, sink) = ('shop', 'table')")
+        new._run = 1
+    written = case.stage(old, 1, 2, [(9, "old")])
+    with pytest.raises(FencedError, match="run 1 of shop is superseded by another driver with the same run number"):
+        old.pre_commit(written)
+    old.abort()
+    new.pre_commit(case.stage(new, 1, 2, [(9, "new")]))
+    with pytest.raises(FencedError):
+        old.claim(1)
+    new.commit(entry(2, 1, 1))
+    assert case.rows() == [*ROWS, (9, "new")]
+
+
+def test_claims_of_one_driver_and_one_time_do_not_fence_it(case: Case) -> None:
+    committer = case.open(1)
+    case.sql("UPDATE exactlyonce.claims SET claimed = '2999-01-01'")
+    later = case.open(2)
+    for _ in range(2):
+        later.claim(2)
+    ((claimed,),) = case.sql("SELECT claimed > '2999-01-01' FROM exactlyonce.claims")
+    assert claimed
+    later.pre_commit(case.stage(later, 2, 1, ROWS))
+    later.commit(entry(1, 2, 4))
+    with pytest.raises(FencedError, match="by run 2"):
+        committer.claim(1)
+
+
 def test_a_driver_that_is_stopped_with_the_lock_held_is_superseded_all_the_same(case: Case) -> None:
     old = case.open(1)
     old.pre_commit(case.stage(old, 1, 1, ROWS))
@@ -386,7 +423,7 @@ def test_a_claim_sees_a_commit_that_it_has_waited_for_whatever_the_databases_iso
     old.pre_commit(case.stage(old, 1, 1, ROWS))
     locked = staging.lock_claim
 
-    def locked_after_the_commit(connection: Any, key: staging.Key) -> int:
+    def locked_after_the_commit(connection: Any, key: staging.Key) -> staging.Claim | None:
         old.commit(entry(1, 1, 4))
         return locked(connection, key)
 

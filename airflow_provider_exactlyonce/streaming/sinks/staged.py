@@ -123,8 +123,9 @@ class StagedCommitter(SinkCommitter):
         """
 
     def superseded(self, run: int, by: int) -> FencedError:
-        """Return the error for a run whose sink is owned by a higher one."""
-        return FencedError(f"run {run} of {self.key[0]} is superseded by run {by} in sink {self.key[1]}")
+        """Return the error for a run whose sink is owned by a higher one, or by another driver with the same number."""
+        successor = "another driver with the same run number" if by == run else f"run {by}"
+        return FencedError(f"run {run} of {self.key[0]} is superseded by {successor} in sink {self.key[1]}")
 
     @override
     def tail(self) -> SinkEntry | None:

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -95,20 +95,25 @@ class Delivery:
         self._ending = False
         self._note = DeliveryProgress()
         self._place = 0  # up to here all is delivered
-        self._seen = 0  # up to here no higher run has claimed
+        self._claims: Collection[str | None] = ()
+        self._seen = 0  # up to here nobody else has claimed
         self._oldest = 1  # the first position that is still there
         self._thread: threading.Thread | None = None
         self._is_over = False
 
-    def start(self, run: int) -> None:
-        """Go on from what is noted, until a higher run has claimed. Does nothing when it runs already."""
+    def start(self, claimed: int, claims: Collection[str | None]) -> None:
+        """Go on from what is noted, until somebody else has claimed. Does nothing when it runs already.
+
+        :param claimed: the position of this driver's claim
+        :param claims: its claims, also those that it makes later
+        """
         if self._thread is not None:
             return
         self._note = read_note(self._storage, self._folder)
         self._oldest = min(self._log.positions(), default=1)
-        self._seen = self._note.position if self._has_noted() else self._oldest - 1
-        self._place = self._seen
-        self._thread = threading.Thread(target=self._work, args=(run,), name=f"delivery of {self._sink}", daemon=True)
+        self._place = self._note.position if self._has_noted() else self._oldest - 1
+        self._seen, self._claims = claimed, claims
+        self._thread = threading.Thread(target=self._work, name=f"delivery of {self._sink}", daemon=True)
         self._thread.start()
 
     def up_to(self, commit: int, seconds: float) -> None:
@@ -135,23 +140,23 @@ class Delivery:
         if behind := self.behind:
             log.warning("sink %s: %d commits are not delivered yet; the next run does it", self._sink, behind)
 
-    def _work(self, run: int) -> None:
+    def _work(self) -> None:
         try:
-            self._deliver_until_the_end(run)
+            self._deliver_until_the_end()
         finally:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
 
-    def _deliver_until_the_end(self, run: int) -> None:
+    def _deliver_until_the_end(self) -> None:
         pause, in_doubt = _FIRST_PAUSE_SECONDS, True
         while True:
             self._wait(lambda: self.behind > 0)
             if self._ending:
                 return
             try:
-                self._check_superseded(run)
-                in_doubt = self._deliver(self._next(), run, in_doubt)
+                self._check_superseded()
+                in_doubt = self._deliver(self._next(), in_doubt)
             except FencedError as error:
                 log.warning("%s", error)
                 return
@@ -171,14 +176,16 @@ class Delivery:
         with self._changed:
             self._changed.wait_for(lambda: self._ending or condition(), seconds)
 
-    def _check_superseded(self, run: int) -> None:
-        """Look whether a higher run has claimed the log.
+    def _check_superseded(self) -> None:
+        """Look whether somebody else has claimed the log.
 
-        :raises FencedError: when one has
+        :raises FencedError: when somebody has
         """
         for record in self._log.following(self._seen):
-            if record.run > run:
-                raise FencedError(f"sink {self._sink}: run {record.run} has claimed it and delivers what follows")
+            if record.claim not in self._claims:
+                raise FencedError(
+                    f"sink {self._sink}: another driver has claimed it as run {record.run} and delivers what follows"
+                )
             self._seen = record.position
 
     def _has_noted(self) -> bool:
@@ -198,13 +205,13 @@ class Delivery:
                 return record
         raise FileNotFoundError(f"no commit after {self._note.commit} follows {self._log.place(self._place)}")
 
-    def _deliver(self, record: LogRecord, run: int, in_doubt: bool) -> bool:
+    def _deliver(self, record: LogRecord, in_doubt: bool) -> bool:
         """Deliver a commit and note it. If we die in between, the next run asks the target, if it can.
 
         :param in_doubt: the target may have this commit, and those after it: from a run that could not note it, or from
             before the log was set back
         :returns: whether that is so for the next one; commits are delivered in order, so a no counts for all after it
-        :raises FencedError: when a higher run has claimed the log meanwhile; it asks the target
+        :raises FencedError: when somebody else has claimed the log meanwhile; it asks the target
         """
         invariant(record.entry is not None, "a commit has an entry")
         entry: SinkEntry = record.entry  # type: ignore[assignment]
@@ -215,7 +222,7 @@ class Delivery:
         else:
             self._target.deliver(entry, self._log.rows(record))
             failpoints.reach("after-delivery")
-        self._check_superseded(run)
+        self._check_superseded()
         passed, note = self._note, DeliveryProgress(commit=entry.commit, position=record.position)
         with suppress(FileExistsError):  # of a log that was set back
             self._storage.create(f"{self._folder}/{_NOTES}/{note.file}", b"{}")

@@ -64,6 +64,7 @@ class LogRecord:
     :param kind: :data:`CLAIM` or :data:`COMMIT`; in the log of a file sink :data:`COMPACTION`, too
     :param run: the highest run that has claimed
     :param entry: the newest commit, None when there is none
+    :param claim: what tells the newest claim from others of its run; None when an older release made it
     :param attempt: of a commit, the attempt that wrote it
     :param files: in a record of 0.1.0: of a commit, what it adds; of a compaction, all that hold the commits up to it
     :param snapshot: in the log of a file sink, the position of the newest compaction before this record, 0 for none:
@@ -77,6 +78,7 @@ class LogRecord:
     kind: str
     run: int
     entry: SinkEntry | None = None
+    claim: str | None = None
     attempt: str | None = None
     files: tuple[DataFile, ...] = ()
     snapshot: int = 0

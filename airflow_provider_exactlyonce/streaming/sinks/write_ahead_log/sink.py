@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import CommitUnknownError, RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_parquet, check_place
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     WRITE_AHEAD_LOG,
@@ -114,6 +114,8 @@ class WriteAheadLogCommitter(StagedCommitter):
         self._storage: Final = open_storage(sink.path, sink.storage_options)
         self._log: Final = FileLog(self._storage, f"{self._folder_of_log}/log")
         self._last: LogRecord | None = None
+        self._claims: Final[list[str]] = []  # of all that this one has tried
+        self._has_claimed = False
         self._delivery: Final = Delivery(
             sink.target,
             self._storage,
@@ -132,15 +134,18 @@ class WriteAheadLogCommitter(StagedCommitter):
     def take_over(self, run: int) -> None:
         self._last = None
         self._storage.check_exclusive(self._folder_of_log)
+        self._claims.append(claim := uuid.uuid4().hex)
         while True:
-            last = self._log.last()
-            if last is not None and last.run > run:
-                raise self.superseded(run, last.run)
+            if (last := self._log.last()) is not None:
+                is_another = self._has_claimed and last.run == run and last.claim not in self._claims
+                if last.run > run or is_another:
+                    raise self.superseded(run, last.run)
             mine = LogRecord(
                 position=last.position + 1 if last else 1,
                 kind=CLAIM,
                 run=run,
                 entry=last.entry if last else None,
+                claim=claim,
                 holds_rows=True,
             )
             try:
@@ -148,9 +153,9 @@ class WriteAheadLogCommitter(StagedCommitter):
             except FileExistsError:
                 continue
             break
-        self._last = mine
+        self._last, self._has_claimed = mine, True
         self._log.remove_unfinished(mine.position)
-        self._delivery.start(run)
+        self._delivery.start(mine.position, self._claims)
 
     @override
     def publish(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:
@@ -160,6 +165,7 @@ class WriteAheadLogCommitter(StagedCommitter):
             kind=COMMIT,
             run=entry.run,
             entry=entry,
+            claim=self._last.claim,  # type: ignore[union-attr]
             attempt=attempt,
             holds_rows=True,
             sha256=hashlib.sha256(content).hexdigest() if content else None,
@@ -168,13 +174,8 @@ class WriteAheadLogCommitter(StagedCommitter):
             self._log.append(record, content)
         except FileExistsError as error:
             taken = self._log.read(record.position)
-            if taken.run > entry.run:
-                raise self.superseded(entry.run, taken.run) from error
             if taken.attempt != attempt:  # else an answer was lost on the way, and this was written at the first try
-                raise CommitUnknownError(
-                    f"{self._log.place(taken.position)} is a {taken.kind} of run {taken.run} itself, which its last "
-                    "claim has not seen"
-                ) from error
+                raise self.superseded(entry.run, taken.run) from error
         self._last = record
 
     @override

@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql.types import LongType, StructType, VariantType
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, CommitUnknownError, RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import delivery
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import Target
@@ -387,7 +387,10 @@ class HoldingTarget(AskedTarget):
         until(lambda: not self.file.with_suffix(".hold").exists())
 
 
-def test_a_superseded_run_that_thaws_in_a_delivery_does_not_set_the_note_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [2, 1], ids=["by the next run", "by another driver with its run number"])
+def test_a_superseded_driver_that_thaws_in_a_delivery_delivers_no_more_and_does_not_set_the_note_back(
+    tmp_path: Path, run: int
+) -> None:
     old = open_run(
         WriteAheadLogSink(
             name="log", path=str(tmp_path / "wal"), target=HoldingTarget(tmp_path / "lines"), wait_seconds=0
@@ -397,13 +400,14 @@ def test_a_superseded_run_that_thaws_in_a_delivery_does_not_set_the_note_back(tm
     )
     hold = tmp_path / "lines.hold"
     hold.touch()
-    commit(old, 1)
+    for number in (1, 2):
+        commit(old, number)
     sink = asked_sink(tmp_path)
     until(lambda: sink.target.commits() == [1])  # type: ignore[attr-defined]
-    with closing(open_run(sink, tmp_path, 2)) as new:
-        new.settled(1)
-        for number in (2, 3, 4):
-            commit(new, number, 2)
+    with closing(open_run(sink, tmp_path, run)) as new:
+        new.settled(2)
+        for number in (3, 4):
+            commit(new, number, run)
     assert sink.delivered(PIPELINE).commit == 4
     hold.unlink()
     old.close()
@@ -512,15 +516,19 @@ def test_what_leaves_the_log_while_it_is_audited_is_no_finding(
             assert list(committer.audit(entries)) == expected, f"they have left before look {leave_before}"
 
 
-def test_a_commit_beside_a_record_of_the_same_run_says_what_it_is(tmp_path: Path) -> None:
+def test_a_driver_whose_run_number_is_given_to_another_is_superseded(tmp_path: Path) -> None:
     sink = asked_sink(tmp_path)
-    said = "is a claim of run 1 itself, which its last claim has not seen"
-    with (
-        closing(open_run(sink, tmp_path, 1)) as first,
-        closing(open_run(sink, tmp_path, 1)),
-        pytest.raises(CommitUnknownError, match=said),
-    ):
-        commit(first, 1)
+    said = "run 1 of conformance is superseded by another driver with the same run number in sink log"
+    with closing(open_run(sink, tmp_path, 1)) as first, closing(open_run(sink, tmp_path, 1)) as second:
+        with pytest.raises(FencedError, match=said):
+            commit(first, 1)
+        commit(second, 1)
+        with pytest.raises(FencedError, match=said):
+            first.claim(1)
+        for _ in range(2):
+            assert second.claim(1) == entry_of(1, 1)
+        commit(second, 2)
+    assert sink.target.commits() == [1, 2]  # type: ignore[attr-defined]
 
 
 def test_what_a_killed_process_left_of_a_record_goes_with_the_next_claim(tmp_path: Path) -> None:

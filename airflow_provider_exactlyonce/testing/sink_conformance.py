@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, FencedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError, ExactlyOnceError, FencedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     IDEMPOTENT,
     IDEMPOTENT_UNFENCED,
@@ -224,6 +224,20 @@ class SinkConformance:
             _refused(note)
             _same(new.tail(), None, "the newest entry after a superseded run's batch of no tasks")
         self._next_run(sink, tmp_path, run=3, has=0)
+
+    def test_drivers_that_were_given_one_run_number_commit_nothing_twice_and_miss_nothing(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        with closing(self._opened(sink, tmp_path)) as old, closing(self._opened(sink, tmp_path)) as new:
+            old.claim(1)
+            new.claim(1)
+            is_late = self._has_committed(old, 1)
+            if not self._has_committed(new, 1):
+                _same((is_late, new.claim(1)), (True, self._entry(1, 1)), "what is there after two tries of commit 1")
+            self._commit(new, run=1, commit=2)
+            new.forget(2)
+            _same(self._has_committed(old, 1), False, "whether a commit is made that the sink's ledger has forgotten")
+            _same(new.tail(), self._entry(2, 1), "the newest entry after a late commit")
+            self._expect(sink, 2, "after the commits of two drivers of one run")
 
     def test_what_a_deleted_pipeline_has_left_is_refused_to_a_new_one_of_its_name(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
@@ -428,6 +442,17 @@ class SinkConformance:
         self._stage(committer, run=run, commit=commit)
         committer.commit(self._entry(commit, run))
         committer.settled(commit)
+
+    def _has_committed(self, committer: SinkCommitter, commit: int) -> bool:
+        """Attempt a commit of run 1, and abort it when it fails and is not in doubt."""
+        try:
+            self._commit(committer, run=1, commit=commit)
+        except CommitUnknownError:
+            return False
+        except NOT_COMMITTED:
+            committer.abort()
+            return False
+        return True
 
     def _expect(self, sink: Sink, commits: int, when: str) -> None:
         """Compare what is visible with the rows of so many commits, row by row."""

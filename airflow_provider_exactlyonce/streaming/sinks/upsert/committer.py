@@ -180,6 +180,12 @@ class UpsertCommitter(SinkCommitter):
         try:
             with self._connected(f"noting commit {entry.commit}") as connection:
                 self._lock(connection)
+                newest = self._newest(connection)
+                if newest is not None and newest.commit >= entry.commit:
+                    raise CommitUnknownError(
+                        f"sink {self._key['sink']} has commit {newest.commit} of run {newest.run}, which this driver's "
+                        "claim has not seen: another driver has the same run number"
+                    )
                 connection.execute(COMMITS.insert(), {**self._key, "number": entry.commit, "entry": entry.to_json()})
                 is_sent = True
                 connection.commit()

@@ -20,7 +20,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,7 +152,10 @@ class Home:
                     place = place.parent
                 with contextlib.suppress(FileNotFoundError):
                     os.lstat(self.path)  # it may be no name that a file can have
-                os.rmdir(tempfile.mkdtemp(prefix=".exactlyonce-", dir=place))
+                probe = place / f".exactlyonce-{uuid.uuid4()}"
+                probe.mkdir(exist_ok=True)  # on NFS it may be there, or gone, by the same request sent before
+                with contextlib.suppress(FileNotFoundError):
+                    probe.rmdir()
             else:  # its directories need not be made
                 self.identity()
         except OSError as error:

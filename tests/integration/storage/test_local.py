@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import Stored
+from tests.integration.storage.conftest import lose_answers
 from tests.waiting import eventually
 
 
@@ -37,6 +38,14 @@ def test_a_file_system_without_hard_links_and_without_locks_is_refused_when_a_ho
         assert list((tmp_path / "home").iterdir()) == []
     Home(tmp_path / "home").create("shop")
     assert Home(tmp_path / "home").pipeline() == "shop"
+
+
+def test_whether_a_home_can_be_made_is_seen_where_answers_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_answers(monkeypatch)
+    Home(tmp_path / "home").check_can_be_made()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_home_has_the_files_that_it_always_had(tmp_path: Path) -> None:

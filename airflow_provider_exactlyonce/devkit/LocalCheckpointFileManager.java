@@ -5,7 +5,9 @@ import java.io.UncheckedIOException;
 import java.net.URI;
 import java.nio.file.FileSystemException;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.StandardCopyOption;
+import java.nio.file.attribute.BasicFileAttributes;
 import java.util.UUID;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataOutputStream;
@@ -87,19 +89,29 @@ public final class LocalCheckpointFileManager extends FileSystemBasedCheckpointF
   }
 
   private static void move(java.nio.file.Path from, java.nio.file.Path to) throws IOException {
-    Files.move(from, to, StandardCopyOption.ATOMIC_MOVE);
+    Object moved = key(from);
+    try {
+      Files.move(from, to, StandardCopyOption.ATOMIC_MOVE);
+    } catch (NoSuchFileException error) {
+      // It may be done: NFS sends a request again whose answer was lost.
+      if (!moved.equals(key(to))) throw error;
+    }
+  }
+
+  private static Object key(java.nio.file.Path path) throws IOException {
+    return Files.readAttributes(path, BasicFileAttributes.class).fileKey();
   }
 
   /** Whether it is linked to its place; where a file system has no links, a look comes first, as in Spark's own way. */
   private static boolean link(java.nio.file.Path finished, java.nio.file.Path place) throws IOException {
     try {
       Files.createLink(place, finished);
-      return true;
-    } catch (java.nio.file.FileAlreadyExistsException error) {
-      throw error;
     } catch (FileSystemException | UnsupportedOperationException error) {
-      if (Files.exists(place)) throw new java.nio.file.FileAlreadyExistsException(place.toString());
-      return false;
+      boolean hasLinks = error instanceof java.nio.file.FileAlreadyExistsException;
+      if (!hasLinks && Files.notExists(place)) return false;
+      // What is there may be this link: NFS, again.
+      if (!Files.isSameFile(finished, place)) throw new java.nio.file.FileAlreadyExistsException(place.toString());
     }
+    return true;
   }
 }

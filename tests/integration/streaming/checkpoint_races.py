@@ -10,21 +10,19 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
 from airflow_provider_exactlyonce.storage.opening import hadoop_url, place_of
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 WRITERS = 8
 
 
-def race(spark: SparkSession, place: Any, races: int) -> dict[str, Any]:
-    """Let the writers create one file after the other in a place; returns how they ended."""
-    jvm: Any = spark._jvm
-    conf = spark._jsparkSession.sessionState().newHadoopConf()
+def race(jvm: Any, conf: Any, place: Any, races: int) -> dict[str, Any]:
+    """Let the writers create one file after the other in a place; returns how they ended.
+
+    :param conf: Hadoop's, with the setting that names Spark's file manager
+    """
     folder = jvm.org.apache.hadoop.fs.Path(hadoop_url(place))
     manager = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.create(folder, conf)
     manager.mkdirs(jvm.org.apache.hadoop.fs.Path(folder, "offsets"))  # as Spark does before it writes there
@@ -55,7 +53,8 @@ def race(spark: SparkSession, place: Any, races: int) -> dict[str, Any]:
 def main(location: str, races: int) -> None:
     place = place_of(location)
     with local_session("races", place) as spark:
-        print(json.dumps(race(spark, place, races)))
+        conf = spark._jsparkSession.sessionState().newHadoopConf()
+        print(json.dumps(race(spark._jvm, conf, place, races)))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,19 @@ def _rename(temporary: str, path: Path) -> None:
             raise
 
 
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name.
+
+    :raises FileExistsError: when another file has it
+    :raises OSError: anything else; see :func:`is_without_links`
+    """
+    try:
+        os.link(source, target)
+    except FileExistsError:  # NFS sends a request again whose answer was lost, and finds our own link
+        if not source.samefile(target):
+            raise
+
+
 def is_without_links(error: OSError) -> bool:
     """Whether an error says that a file system has no hard links, or that there are none between two of them."""
     return isinstance(error, PermissionError) or error.errno in _NO_LINKS

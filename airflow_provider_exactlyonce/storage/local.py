@@ -156,10 +156,7 @@ def _write(place: Path, content: bytes, **how: Any) -> str:
 
 def _linked(source: Path, target: Path) -> bool:
     try:
-        os.link(source, target)
-    except FileExistsError:  # NFS sends a request again whose answer was lost, and finds our own link
-        if not source.samefile(target):
-            raise
+        files.link(source, target)
     except OSError as error:
         if not files.is_without_links(error):
             raise

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.files import flush, is_without_links
+from airflow_provider_exactlyonce.files import flush, is_without_links, link
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -202,7 +202,7 @@ class RemoteStorage(Storage):
 
 def _link(beside: Path, target: Path) -> None:
     try:
-        os.link(beside, target)
+        link(beside, target)
     except OSError as error:
         if not is_without_links(error):
             raise

@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import
 )
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import object_stores
+from tests.integration.storage.conftest import lose_answers
 from tests.integration.streaming.sinks.write_ahead_log.test_delivery import FolderTarget, delivered_rows
 
 s3fs = pytest.importorskip("s3fs")
@@ -77,7 +78,10 @@ def race(storage: Storage, name: str) -> None:
     assert storage.first_line(name) == b"%d" % won[0]
 
 
-def test_of_many_who_create_one_name_one_succeeds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loses", [False, True])
+def test_of_many_who_create_one_name_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: bool) -> None:
+    if loses:
+        lose_answers(monkeypatch)
     for number in range(20):
         race(open_storage(str(tmp_path), {}), f"log/{number}")
     assert list((tmp_path / "log").glob(".*")) == []

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
 from airflow_provider_exactlyonce.devkit.java import java_executable
 from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
 from airflow_provider_exactlyonce.streaming import file_systems
-from tests import class_archives
+from tests import class_archives, commands
 from tests.integration.streaming.checkpoint_races import WRITERS, race
 from tests.integration.streaming.harness import World, check_counts
 
@@ -184,16 +184,23 @@ def test_damage_is_found_and_rights_are_the_processs_own(java: JavaGateway, fold
         read(java, file)
 
 
-@pytest.mark.slow  # a driver with a JVM of its own
+@pytest.mark.slow  # drivers with JVMs of their own
 @pytest.mark.parametrize("place", [NFS, NFS_WITHOUT_LINKS])
-def test_a_pipeline_runs_where_each_answer_is_lost(world: World, lost_answers: dict[str, str], place: str) -> None:
+def test_a_pipeline_runs_and_is_restored_where_each_answer_is_lost(
+    world: World, lost_answers: dict[str, str], place: str
+) -> None:
     if not lost_answers:
         pytest.skip(NO_COMPILER)
     world.home = world.home.parent / place / "home"
     world.home.parent.mkdir()
-    for _ in range(2):
+
+    def command(*words: str) -> None:
+        commands.run_apart(*words, world.pipeline, *world.at_home, environment={**os.environ, **lost_answers})
+
+    for then in ("savepoint", "restore", "status"):
         world.send(1000)
         driver = world.start(own_jvm=True, environment=lost_answers)
         assert driver.wait() == 0, driver.output()[-6000:]
+        command(then)
     check_counts(world)
-    assert world.commits() == 6
+    assert world.commits() == 9

@@ -110,15 +110,20 @@ class GcsStore(ConditionalStore):
 
     @override
     def read(self, place: Path) -> Stored | None:
-        try:
-            answer = self._asked("GET", place, self._url(place), alt="media")
-        except _NotFoundError:  # in plain words, as the server says it of content, and a proxy of anything
-            if self._found(place) is not None:
-                raise
-            answer = None
-        if answer is None:
-            return None
-        return Stored(content=answer.body, version=answer.headers["X-Goog-Generation"])
+        failed: OSError | None = None
+        for pause in _LOOKS:
+            time.sleep(pause)
+            try:
+                answer = self._asked("GET", place, self._url(place), alt="media")
+            except _NotFoundError as error:  # in plain words, as the server says it of content, and a proxy of anything
+                failed, answer = error, None
+                if self._found(place) is not None:
+                    continue  # it was made meanwhile, or it was a proxy
+            if answer is None:
+                return None
+            return Stored(content=answer.body, version=answer.headers["X-Goog-Generation"])
+        assert failed is not None
+        raise failed
 
     @override
     def delete(self, place: Path) -> None:

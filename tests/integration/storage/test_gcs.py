@@ -93,6 +93,20 @@ def test_google_s_word_for_a_bucket_that_is_not_there_is_not_taken_for_no_file(
             question(place)
 
 
+def test_a_file_that_is_made_while_it_is_asked_for_is_read(
+    store: Store, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = adapter.GcsStore._found
+
+    def found(self: adapter.GcsStore, place: Path) -> conditional.Found | None:
+        monkeypatch.undo()
+        self.create(place, b"another's")
+        return look(self, place)
+
+    monkeypatch.setattr(adapter.GcsStore, "_found", found)
+    assert content(store, place) == b"another's"
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_one_who_is_denied_is_told_so(store: Store, place: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     answer = adapter._Answer(status=status, headers={}, body=b"Anonymous caller")

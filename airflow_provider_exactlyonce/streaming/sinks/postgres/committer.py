@@ -53,9 +53,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long a claim waits for a server that starts, and for a commit that is under way.
+#: How long a claim waits for a server that starts, and claim and pre-commit for a commit that is under way.
 _PATIENCE_SECONDS: Final = 120.0
 _PAUSE_SECONDS: Final = 0.5
+_SHORT_WAIT: Final = "SET LOCAL lock_timeout = '1s'"
 
 _T = TypeVar("_T")
 _Connection = psycopg.Connection[Any]
@@ -112,7 +113,8 @@ class PostgresCommitter(SinkCommitter):
     def claim(self, run: int) -> SinkEntry | None:
         self._run, self._attempt = run, None
         self._connection.close()  # whatever it has open ends; what it has sent is decided before the lock is ours
-        entry = self._patiently(partial(self._claim, run))
+        what = f"claiming {self._table} for run {run}"
+        entry = self._patiently(what, partial(self._claim, run), lambda error: isinstance(error, BatchFailedError))
         self._has_claimed = True
         self._drop_stages()
         return entry
@@ -141,16 +143,14 @@ class PostgresCommitter(SinkCommitter):
         :raises FencedError: when another driver has claimed the sink since
         """
         attempt = required(self._attempt, "an attempt is open")
-        connection, what = self._session(), f"commit {attempt.commit}"
-        rows = sum(of["rows"] for of in written)
+        what, rows = f"commit {attempt.commit}", sum(of["rows"] for of in written)
+        connection = self._patiently(what, self._begin_locked, _is_locked)
         try:
-            connection.execute(BEGIN)
-            self._check_claim(staging.lock_claim(connection, self._key))
             if rows:
                 self._move(connection, attempt, written, rows)
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # no row is refused after the decision
         except psycopg.Error as error:
-            self._connection.close()
+            connection.close()
             if error.sqlstate == AMBIGUOUS_KEY:
                 raise self._ambiguous(attempt, written) from error
             raise meaning(error, what, str(self._table)) from error
@@ -220,7 +220,7 @@ class PostgresCommitter(SinkCommitter):
         staging.make_tables(connection)
         with connection.transaction():
             self._check_claim(claim := staging.read_claim(connection, self._key))
-            connection.execute("SET LOCAL lock_timeout = '1s'")
+            connection.execute(_SHORT_WAIT)
             if claim is None:
                 insert = f"INSERT INTO {staging.SCHEMA}.claims (pipeline, sink, run) VALUES (%s, %s, 0)"
                 connection.execute(f"{insert} ON CONFLICT DO NOTHING", self._key)
@@ -229,29 +229,47 @@ class PostgresCommitter(SinkCommitter):
             staging.take_commit_column(connection, self._key, self._table, self._counted)
             return staging.newest(connection, self._key)
 
-    def _patiently(self, claim: Callable[[], _T]) -> _T:
+    def _begin_locked(self) -> _Connection:
+        """Begin a transaction that has the claim's lock, which is free again when this fails, whoever may be frozen."""
+        connection = self._session()
+        try:
+            connection.execute(BEGIN)
+            connection.execute(_SHORT_WAIT)
+            self._check_claim(staging.lock_claim(connection, self._key))
+            connection.execute("SET LOCAL lock_timeout TO DEFAULT")  # the table's locks are waited for
+        except Exception:
+            connection.close()
+            raise
+        return connection
+
+    def _patiently(self, what: str, ask: Callable[[], _T], passes: Callable[[Exception], bool]) -> _T:
         """Repeat until there is an answer.
 
         A commit under way holds the lock, and the answer waits for it. A session that holds it and does nothing, of a
         driver that is stopped or gone, is ended: it has not been told to commit.
+
+        :param what: what is done, for messages
+        :param passes: whether an error may be another answer a little later
         """
 
-        def ask() -> _T:
-            with translated_errors(f"claiming {self._table} for run {self._run}", str(self._table)):
+        def ask_once() -> _T:
+            with translated_errors(what, str(self._table)):
                 try:
-                    return claim()
+                    return ask()
                 except psycopg.errors.LockNotAvailable:
-                    ended = staging.end_idle(self._session(), self._application)
+                    connection = self._session()
+                    self._check_claim(staging.read_claim(connection, self._key))  # else a successor's would be ended
+                    ended = staging.end_idle(connection, self._application)
                     log.info("a commit into %s is under way; %d idle sessions were ended", self._table, ended)
                     raise
 
-        def passes(error: Exception) -> bool:
-            if not isinstance(error, BatchFailedError):
+        def tells(error: Exception) -> bool:
+            if not passes(error):
                 return False
             log.info("%s; asking again", error)
             return True
 
-        return retry_while(passes, ask, seconds=self._patience_seconds, poll_seconds=_PAUSE_SECONDS)
+        return retry_while(tells, ask_once, seconds=self._patience_seconds, poll_seconds=_PAUSE_SECONDS)
 
     def _check_claim(self, claim: staging.Claim | None) -> None:
         run, claimed = claim or (0, None)
@@ -325,3 +343,7 @@ class PostgresCommitter(SinkCommitter):
             still_written = staging.drop_stages(self._session(), self._key, self._run)
         if still_written:
             log.info("still written to, and dropped later: %s", ", ".join(still_written))
+
+
+def _is_locked(error: Exception) -> bool:
+    return isinstance(error.__cause__, psycopg.errors.LockNotAvailable)

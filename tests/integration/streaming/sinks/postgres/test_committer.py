@@ -368,6 +368,41 @@ def test_a_driver_that_is_stopped_with_the_lock_held_is_superseded_all_the_same(
     assert new.tail() == entry(1, 2, 4)
 
 
+def test_a_driver_that_is_frozen_with_the_lock_after_it_was_superseded_holds_up_no_commit(case: Case) -> None:
+    old, new = case.open(1), case.open(2)
+    written = case.stage(new, 2, 1, ROWS)
+    old._connection.execute("BEGIN")
+    assert staging.lock_claim(old._connection, old._key)
+    new.pre_commit(written)
+    ((patience,),) = new._connection.execute("SHOW lock_timeout").fetchall()
+    assert patience == "0", "the table's own locks are waited for"
+    new.commit(entry(1, 2, 4))
+    assert case.rows() == ROWS
+    with pytest.raises(psycopg.OperationalError):
+        old._connection.execute("COMMIT")
+
+
+@pytest.mark.parametrize("run", [1, 2])
+def test_a_superseded_driver_waits_for_no_commit_of_its_successor_and_lets_it_be(case: Case, run: int) -> None:
+    old = case.open(1)
+    written = case.stage(old, 1, 1, [(9, "old")])
+    new = case.open(run)
+    new.pre_commit(case.stage(new, run, 1, ROWS))
+    with pytest.raises(FencedError):
+        old.pre_commit(written)
+    new.commit(entry(1, run, 4))
+    assert case.rows() == ROWS
+
+
+def test_a_pre_commit_that_fails_gives_up_the_lock_at_once(case: Case) -> None:
+    old = case.open(1)
+    written = case.stage(old, 1, 1, ROWS)
+    case.open(2)
+    with pytest.raises(FencedError):
+        old.pre_commit(written)
+    assert case.sql("SELECT run FROM exactlyonce.claims FOR UPDATE NOWAIT") == [(2,)]
+
+
 def test_only_sessions_of_the_sinks_own_database_are_ended(case: Case) -> None:
     """Another database of the server may have a sink of the same pipeline's name, as of a test system."""
     other = case.server.create_database(f"{case.parameters['dbname']}_other")

@@ -91,6 +91,7 @@ class PostgresCommitter(SinkCommitter):
         self._run = 0
         self._claims: Final[list[datetime]] = []  # of all that this one has tried
         self._has_claimed = False
+        self._newest = 0  # the commit that the sink's ledger has last
         self._attempt: SinkAttempt | None = None
 
     @property
@@ -115,7 +116,7 @@ class PostgresCommitter(SinkCommitter):
         self._connection.close()  # whatever it has open ends; what it has sent is decided before the lock is ours
         what = f"claiming {self._table} for run {run}"
         entry = self._patiently(what, partial(self._claim, run), lambda error: isinstance(error, BatchFailedError))
-        self._has_claimed = True
+        self._has_claimed, self._newest = True, entry.commit if entry else 0
         self._drop_stages()
         return entry
 
@@ -160,12 +161,16 @@ class PostgresCommitter(SinkCommitter):
         connection = self._connection
         invariant(connection.info.transaction_status is not TransactionStatus.IDLE, "commit follows pre-commit")
         try:
-            connection.execute(
-                f"INSERT INTO {staging.SCHEMA}.commits (pipeline, sink, number, entry) VALUES (%s, %s, %s, %s)",
-                [*self._key, entry.commit, entry.to_json()],
-            )
+            is_next = staging.note(connection, self._key, entry, after=self._newest)
+            newest = None if is_next else staging.newest(connection, self._key)
         except psycopg.Error as error:
             raise meaning(error, f"noting commit {entry.commit}", str(self._table)) from error
+        if not is_next:
+            connection.close()
+            raise CommitUnknownError(
+                f"sink {self._sink.name} has commit {newest.commit if newest else 0} where this driver knows of "
+                f"commit {self._newest}, and would write commit {entry.commit}: its database was set back"
+            )
         failpoints.reach("before-sink-decision")
         try:
             connection.execute("COMMIT")
@@ -175,7 +180,7 @@ class PostgresCommitter(SinkCommitter):
                     f"PostgreSQL did not answer to commit {entry.commit} of sink {self._sink.name}: {error}"
                 ) from error
             raise meaning(error, f"commit {entry.commit}", str(self._table)) from error
-        self._attempt = None
+        self._newest, self._attempt = entry.commit, None
 
     @override
     def abort(self) -> None:

@@ -116,6 +116,16 @@ def entries(connection: psycopg.Connection[Any], key: Key) -> dict[int, SinkEntr
     return {number: SinkEntry.from_json(text) for number, text in rows}
 
 
+def note(connection: psycopg.Connection[Any], key: Key, entry: SinkEntry, *, after: int) -> bool:
+    """Add an entry to the ledger, if the newest one is of the commit that is named, 0 for none; tells whether it is."""
+    inserted = connection.execute(
+        f"INSERT INTO {SCHEMA}.commits (pipeline, sink, number, entry) SELECT %s, %s, %s, %s::jsonb "
+        f"WHERE %s = (SELECT coalesce(max(number), 0) FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s))",
+        [*key, entry.commit, entry.to_json(), after, *key],
+    )
+    return inserted.rowcount == 1
+
+
 def forget(connection: psycopg.Connection[Any], key: Key, before: int) -> None:
     """Remove the ledger's entries of commits before one, but for the newest."""
     connection.execute(

@@ -123,6 +123,7 @@ class UpsertCommitter(SinkCommitter):
         self._opened: Final = opened
         self._key: Final = {"pipeline": pipeline, "sink": sink}
         self._run = 0
+        self._known = 0  # the commit that the sink's ledger has last
         self._is_checked = False  # for what others have left in commit_column; that may read the whole table
         with upsert_table.connect(opened.url) as connection:
             table = upsert_table.find(connection, opened.table)
@@ -159,7 +160,7 @@ class UpsertCommitter(SinkCommitter):
             if not self._is_checked:
                 self._check_left_over(connection, table, newest, is_new=is_new)
             connection.commit()
-            self._is_checked = True
+            self._is_checked, self._known = True, _number(newest)
             return newest
 
     @override
@@ -180,15 +181,16 @@ class UpsertCommitter(SinkCommitter):
         try:
             with self._connected(f"noting commit {entry.commit}") as connection:
                 self._lock(connection)
-                newest = self._newest(connection)
-                if newest is not None and newest.commit >= entry.commit:
+                if (has := _number(self._newest(connection))) != self._known:
+                    cause = "another driver has the same run number" if has > self._known else "it was set back"
                     raise CommitUnknownError(
-                        f"sink {self._key['sink']} has commit {newest.commit} of run {newest.run}, which this driver's "
-                        "claim has not seen: another driver has the same run number"
+                        f"sink {self._key['sink']} has commit {has} where this driver knows of commit {self._known}, "
+                        f"and would write commit {entry.commit}: {cause}"
                     )
                 connection.execute(COMMITS.insert(), {**self._key, "number": entry.commit, "entry": entry.to_json()})
                 is_sent = True
                 connection.commit()
+                self._known = entry.commit
         except Exception as error:
             if not is_sent:
                 raise
@@ -278,3 +280,7 @@ class UpsertCommitter(SinkCommitter):
             return None
         places.check_exact(row, self._key, COMMITS)
         return SinkEntry.from_json(row["entry"])
+
+
+def _number(entry: SinkEntry | None) -> int:
+    return entry.commit if entry else 0

@@ -330,7 +330,7 @@ def test_a_driver_whose_run_number_is_given_to_another_is_superseded_and_does_no
     new = case.open(1) if release == "this" else case.connected(PostgresSink(name="table", table="rows"))
     if release == "0.1.0":
         case.sql("UPDATE exactlyonce.claims SET run = 1, claimed = now() WHERE (pipeline, sink) = ('shop', 'table')")
-        new._run = 1
+        new._run, new._newest = 1, 1
     written = case.stage(old, 1, 2, [(9, "old")])
     with pytest.raises(FencedError, match="run 1 of shop is superseded by another driver with the same run number"):
         old.pre_commit(written)
@@ -401,6 +401,21 @@ def test_a_pre_commit_that_fails_gives_up_the_lock_at_once(case: Case) -> None:
     with pytest.raises(FencedError):
         old.pre_commit(written)
     assert case.sql("SELECT run FROM exactlyonce.claims FOR UPDATE NOWAIT") == [(2,)]
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_database_that_is_set_back_while_its_driver_runs_gets_no_later_commit(case: Case, left: int) -> None:
+    committer = case.open(1)
+    for commit in (1, 2):
+        committer.pre_commit(case.stage(committer, 1, commit, [(commit, "a")]))
+        committer.commit(entry(commit, 1, 1))
+    case.sql("DELETE FROM exactlyonce.commits WHERE number > %s", [left])
+    case.sql("DELETE FROM rows WHERE id > %s", [left])
+    committer.pre_commit(case.stage(committer, 1, 3, [(3, "a")]))
+    with pytest.raises(CommitUnknownError, match=f"has commit {left} where this driver knows of commit 2, and would "):
+        committer.commit(entry(3, 1, 1))
+    assert [number for number, _ in case.rows()] == [*range(1, left + 1)]
+    assert committer.claim(1) == (entry(1, 1, 1) if left else None)
 
 
 def test_only_sessions_of_the_sinks_own_database_are_ended(case: Case) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import LedgerPointer, OtherSink
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
@@ -95,6 +95,19 @@ class TestUpsertSink(SinkConformance):
 
     def staged(self, sink: Any) -> Iterable[str]:
         return []  # it writes straight into the table
+
+    def test_a_database_that_is_set_back_while_its_driver_runs_gets_no_later_commit(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        with closing(sink.open(SinkContext(pipeline="p", home=tmp_path))) as committer:
+            committer.claim(1)
+            self._commit(committer, run=1, commit=1)
+            put_back = self.set_back(sink, tmp_path)
+            self._commit(committer, run=1, commit=2)
+            put_back()
+            told = "has commit 1 where this driver knows of commit 2, and would write commit 3: it was set back"
+            with pytest.raises(CommitUnknownError, match=told):
+                self._commit(committer, run=1, commit=3)
+            assert committer.claim(1) == self._entry(1, 1)
 
 
 class TestFencedUpsertSink(TestUpsertSink):

@@ -41,8 +41,9 @@ def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> 
     :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
     """
     history = TableHistory()  # what was committed before the oldest snapshot that is left, nobody can tell any more
-    row_deletes = RowDeletes(table, history)
-    for snapshot in reversed(list(table.history())):
+    snapshots = list(table.history())
+    row_deletes = RowDeletes(table, history, (snapshots[-1].sequence_number or 0) if snapshots else 0)
+    for snapshot in reversed(snapshots):
         changes = _changes(snapshot, table.io)
         added, removed = changes.added, changes.removed
         committed, name = ledger.committed_by(snapshot), _named(snapshot)

@@ -31,13 +31,15 @@ class RowDeletes:
     """Follows the files of deleted rows, by snapshots from the oldest on.
 
     :param history: what is known of the table's files, and gets what is found of the sink's
+    :param oldest: the sequence number of the oldest snapshot that is kept: nobody knows what was deleted before
     """
 
-    def __init__(self, table: IcebergTable, history: TableHistory) -> None:
+    def __init__(self, table: IcebergTable, history: TableHistory, oldest: int) -> None:
         self._table: Final = table
         self._history: Final = history
         self._places: Final[dict[str, tuple[_Partition, int]]] = {}  # of each file with rows, and how old that is
-        self._by_value: Final[dict[_Partition | None, int]] = {}  # the newest deletes by value there, None for anywhere
+        # The newest deletes by value, or those that may be, in each partition, and for None anywhere.
+        self._by_value: Final[dict[_Partition | None, int]] = {None: oldest}
         self._deleted: Final[dict[str, pa.Array]] = {}  # positions in each
         self._doubted: Final[set[str]] = set()  # files of which nobody knows what is deleted
 

@@ -133,6 +133,24 @@ def test_deletes_by_value_concern_a_rewrite_that_is_as_old_as_what_it_began_with
     assert facts(live.audit(entries), lake) == [*before, *([] if is_as_old else [too_few])]
 
 
+def test_a_rewrite_that_is_older_than_what_is_kept_may_have_rows_that_were_deleted_by_value(
+    lake: IcebergLake, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, entries, (first, *_) = written
+    began = lake.table.current_snapshot()
+    assert began is not None
+    delete_by_id(lake, [3])
+    with monkeypatch.context() as patch:
+        keep_age(patch, began.sequence_number)
+        (second,) = rewrite(lake, first, range(10))
+    lake.expire()
+    (third,) = rewrite(lake, second, [0, 1, 2, *range(4, 10)])
+    assert live.audit(entries) == []
+    rewrite(lake, third, [0])
+    too_few = "snapshot NEWEST (replace) has 1 rows instead of 9, and says that it has changed none"
+    assert facts(live.audit(entries), lake) == [too_few]
+
+
 def keep_age(patch: pytest.MonkeyPatch, sequence: int | None) -> None:
     """Let files be added with the sequence number of the snapshot that a rewrite began with, as Spark does it."""
     real = ManifestWriterV2.add

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,8 @@ from airflow_provider_exactlyonce.streaming.spark.typed_errors import marking
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_LOCK_SECONDS: Final = 60
 
 CLAIMS: Final = sa.Table(
     "exactlyonce_claims",
@@ -150,8 +152,7 @@ class UpsertCommitter(SinkCommitter):
     def claim(self, run: int) -> SinkEntry | None:
         self._run = run
         with self._connected(f"claiming it for run {run}") as connection:
-            METADATA.create_all(connection)
-            connection.commit()
+            places.make_tables(connection)
             claimed = self._lock(connection)
             table = upsert_table.find(connection, self._opened.table)
             is_new = places.take(connection, self._key, table, self._opened.commit_column) or not claimed
@@ -260,9 +261,13 @@ class UpsertCommitter(SinkCommitter):
 
         :return: the run that has it, 0 for none
         """
+        if connection.dialect.name == "postgresql":  # which waits without a limit, also for a driver that is frozen
+            connection.execute(sa.text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
         claim = CLAIMS.update().filter_by(**self._key).values(run=CLAIMS.c.run)
         if connection.execute(claim).rowcount == 0:
-            connection.execute(CLAIMS.insert(), {**self._key, "run": 0})
+            with suppress(sa.exc.IntegrityError), connection.begin_nested():  # another may be the first
+                connection.execute(CLAIMS.insert(), {**self._key, "run": 0})
+            connection.execute(claim)
         row = connection.execute(sa.select(CLAIMS).filter_by(**self._key)).mappings().one()
         places.check_exact(row, self._key, CLAIMS)
         run = int(row["run"])

@@ -36,6 +36,19 @@ PLACES: Final = sa.Table(
 )
 
 
+def make_tables(connection: sa.Connection) -> None:
+    """Make the sink's own tables where they are not there; of several who do, others may be first with each."""
+    for left in reversed(range(len(METADATA.tables) + 1)):
+        try:
+            METADATA.create_all(connection)
+            connection.commit()
+            return
+        except sa.exc.DBAPIError:
+            connection.rollback()
+            if not left:
+                raise
+
+
 def check_exact(row: sa.RowMapping, key: Mapping[str, str], table: sa.Table) -> None:
     """Check that a row that the database takes for a sink's is that sink's.
 

@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     SinkContext,
     SinkEntry,
 )
+from airflow_provider_exactlyonce.streaming.sinks.upsert import committer as upsert_committer
 from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
 from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
 
@@ -415,3 +416,43 @@ def test_two_sinks_of_a_pipeline_cannot_write_to_one_table() -> None:
             declare(sink, replace(sink, name="again"))
     with pytest.raises(RefusedError, match="a sink of pipeline p has no name"):
         declare(replace(upsert_sink, name=""))
+
+
+@pytest.mark.parametrize("at", ["CREATE TABLE exactlyonce_", "INSERT INTO exactlyonce_claims"])
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_two_first_claims_at_once_both_take_place(engine: sa.Engine, at: str) -> None:
+    """Of two pipelines in one database, or of two runs of which the first was frozen within its claim."""
+    url = engine.url.render_as_string(hide_password=False)
+    sink = UpsertSink(name="table", url=url, table="rows", key="k")
+    others: list[str] = []
+
+    def claim_first(_: object, __: object, statement: str, *more: object) -> None:
+        if at in statement and not others:
+            others.append(statement)
+            with closing(sink.open(CONTEXT)) as other:
+                other.claim(1)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", claim_first)
+    try:
+        with closing(sink.open(CONTEXT)) as committer:
+            assert committer.claim(2) is None
+            assert len(others) == 1
+            with closing(sink.open(CONTEXT)) as other, pytest.raises(FencedError):
+                other.claim(1)
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", claim_first)
+
+
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_a_driver_that_is_frozen_within_its_commit_is_waited_for_with_a_limit(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upsert_committer, "_LOCK_SECONDS", 1)
+    sink = UpsertSink(name="table", url=engine.url.render_as_string(hide_password=False), table="rows", key="k")
+    with closing(sink.open(CONTEXT)) as old, closing(sink.open(CONTEXT)) as new:
+        old.claim(1)
+        with engine.begin() as frozen:
+            frozen.execute(sa.text("UPDATE exactlyonce_claims SET run = run"))
+            with pytest.raises(BatchFailedError, match=r"claiming it for run 2: .*lock timeout"):
+                new.claim(2)
+        assert new.claim(2) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,22 @@ class TestPostgresSink(SinkConformance):
         with self.server.connect(self.parameters) as connection:
             connection.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, k text, v double precision)")
         return PostgresSink(name=table, table=table, **self.keys)
+
+    def set_back(self, sink: Any, folder: Path) -> Callable[[], None]:
+        tables = {name: f"exactlyonce.{name} WHERE sink = '{sink.name}'" for name in ("claims", "commits")}
+        tables["rows"] = f"{sink.table} WHERE true"
+        with self.server.connect(self.parameters) as connection:
+            for name, table in tables.items():
+                connection.execute(f"CREATE TABLE backup_{name}_{sink.table} AS SELECT * FROM {table}")
+
+        def put_back() -> None:
+            with self.server.connect(self.parameters) as connection, connection.transaction():
+                for name, table in tables.items():
+                    connection.execute(f"DELETE FROM {table}")
+                    into = table.partition(" ")[0]
+                    connection.execute(f"INSERT INTO {into} SELECT * FROM backup_{name}_{sink.table}")
+
+        return put_back
 
     def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
         with self.server.connect(self.parameters) as connection:

@@ -238,8 +238,8 @@ class SinkCommitter(ABC):
 
         :raises FencedError: when a higher run has claimed the sink
         :raises BatchFailedError: nothing was committed
-        :raises CommitUnknownError: nobody knows; claim next. Or the sink has this commit or a later one, which the
-            claim has not seen: of another driver that was given the same run number
+        :raises CommitUnknownError: nobody knows; claim next. Or the newest commit of the sink is not the one that was
+            claimed or committed last: another driver was given the same run number, or the sink was set back
         """
 
     @abstractmethod

@@ -102,6 +102,7 @@ class StagedCommitter(SinkCommitter):
         self.key: Final = (context.pipeline, sink.name)
         self._folder: Final = context.home / "sinks" / sink.name / "staging"
         self._run = 0
+        self._newest: SinkEntry | None = None
         self._told: Sequence[Mapping[str, Any]] = ()
 
     @abstractmethod
@@ -122,6 +123,23 @@ class StagedCommitter(SinkCommitter):
         :raises FencedError: when one does; nothing is written
         """
 
+    def check_is_as_known(self, entry: SinkEntry) -> None:
+        """See that the target's ledger ends at the commit that this driver has claimed or made last.
+
+        :param entry: of the commit that is to follow
+        :raises FencedError: when a higher run has committed
+        :raises CommitUnknownError: when it ends at another commit
+        """
+        found = self.entry_of(None)
+        self._check_owner(found, entry.run)
+        newest, known = (last.commit if last else 0 for last in (found, self._newest))
+        if newest != known:
+            cause = "another driver has the same run number" if newest > known else "it was set back"
+            raise CommitUnknownError(
+                f"sink {self.key[1]} has commit {newest} where this driver knows of commit {known}, and would write "
+                f"commit {entry.commit}: {cause}"
+            )
+
     def superseded(self, run: int, by: int) -> FencedError:
         """Return the error for a run whose sink is owned by a higher one, or by another driver with the same number."""
         successor = "another driver with the same run number" if by == run else f"run {by}"
@@ -140,9 +158,8 @@ class StagedCommitter(SinkCommitter):
             if folder.name.isdecimal() and int(folder.name) <= run:  # else somebody else made it
                 shutil.rmtree(folder, ignore_errors=True)
         self._run = run
-        newest = self.tail()
-        if newest is not None and newest.run > run:  # a successor has claimed since, and committed
-            raise self.superseded(run, newest.run)
+        newest = self._newest = self.tail()
+        self._check_owner(newest, run)
         return newest
 
     @override
@@ -170,7 +187,9 @@ class StagedCommitter(SinkCommitter):
         rows = sum(task["rows"] for task in self._told)
         invariant(rows == entry.rows, f"{rows} rows are staged, the entry has {entry.rows}: is pre_commit overridden?")
         with answering(f"sink {self.key[1]}", CommitUnknownError):
+            self.check_is_as_known(entry)
             self.publish(entry, self._staged_rows())
+        self._newest = entry
 
     @override
     def abort(self) -> None:
@@ -191,6 +210,10 @@ class StagedCommitter(SinkCommitter):
             if task["rows"]:
                 with pa.OSFile(task["file"]) as file, pa.ipc.open_stream(file) as stream:
                     yield from stream
+
+    def _check_owner(self, newest: SinkEntry | None, run: int) -> None:
+        if newest is not None and newest.run > run:  # a successor has claimed since, and committed
+            raise self.superseded(run, newest.run)
 
     def _forget(self) -> None:
         self._told = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError, RefusedError, required
 from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_parquet, check_place
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     WRITE_AHEAD_LOG,
@@ -156,6 +157,18 @@ class WriteAheadLogCommitter(StagedCommitter):
         self._last, self._has_claimed = mine, True
         self._log.remove_unfinished(mine.position)
         self._delivery.start(mine.position, self._claims)
+
+    @override
+    def check_is_as_known(self, entry: SinkEntry) -> None:
+        known = required(self._last, "a run that commits has claimed")
+        found: LogRecord | None = None
+        with suppress(FileNotFoundError):
+            found = self._log.read(known.position)
+        if found is None or (found.claim, found.attempt) != (known.claim, known.attempt):
+            raise CommitUnknownError(
+                f"{self._log.place(known.position)}, the last record that this driver has written before commit "
+                f"{entry.commit}, is {'missing' if found is None else 'another'}: the log was set back"
+            )
 
     @override
     def publish(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from airflow_provider_exactlyonce.exceptions import FencedError, InvariantError
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError, FencedError, InvariantError
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from dags.jobs.own_sink import SqliteSink
@@ -51,6 +51,18 @@ def test_a_run_that_was_frozen_in_its_claim_while_a_successor_has_committed_is_s
         assert successor.tail() == entry
 
 
+def test_a_run_whose_successor_has_committed_already_is_superseded_in_its_commit(tmp_path: Path) -> None:
+    tests = TestSqliteSink()
+    sink, context = tests.make_sink(tmp_path), SinkContext(pipeline="p", home=tmp_path / "home")
+    with closing(sink.open(context)) as old, closing(sink.open(context)) as successor:
+        old.claim(1)
+        tests._stage(old, run=1, commit=1)
+        successor.claim(2)
+        tests._commit(successor, run=2, commit=1)
+        with pytest.raises(FencedError, match="superseded by run 2"):
+            old.commit(tests._entry(1, 1))
+
+
 def test_rows_that_a_pre_commit_of_ones_own_has_forgotten_are_missed_before_anything_is_published(
     tmp_path: Path,
 ) -> None:
@@ -62,6 +74,20 @@ def test_rows_that_a_pre_commit_of_ones_own_has_forgotten_are_missed_before_anyt
         with pytest.raises(InvariantError, match="0 rows are staged, the entry has 3: is pre_commit overridden"):
             committer.commit(entry)
         assert committer.tail() is None
+
+
+def test_a_target_that_is_set_back_behind_all_commits_while_its_driver_runs_gets_no_later_one(tmp_path: Path) -> None:
+    tests = TestSqliteSink()
+    sink = tests.make_sink(tmp_path)
+    with closing(sink.open(SinkContext(pipeline="p", home=tmp_path / "home"))) as committer:
+        committer.claim(1)
+        put_back = tests.set_back(sink, tmp_path)
+        tests._commit(committer, run=1, commit=1)
+        put_back()
+        told = "has commit 0 where this driver knows of commit 1, and would write commit 2: it was set back"
+        with pytest.raises(CommitUnknownError, match=told):
+            tests._commit(committer, run=1, commit=2)
+        assert list(tests.visible(sink)) == [] and committer.claim(1) is None
 
 
 class TestSqliteSink(SinkConformance):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -20,7 +21,7 @@ import pytest
 from pyspark.sql.types import LongType, StructType, VariantType
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, CommitUnknownError, FencedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import delivery
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import Target
@@ -337,6 +338,30 @@ def test_a_log_that_was_set_back_delivers_no_commit_again(tmp_path: Path) -> Non
         for number in (5, 6, 7):
             commit(committer, number, 3)
     assert sink.target.commits() == [1, 2, 3, 4, 5, 6, 7]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("by", ["nobody", "another driver"])
+def test_a_log_that_is_set_back_behind_a_claim_alone_while_its_driver_runs_gets_no_record_at_another_place(
+    by: str, tmp_path: Path
+) -> None:
+    sink = asked_sink(tmp_path)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        commit(committer, 1)
+        assert committer.claim(1) == entry_of(1, 1)
+        lost = records_of(sink)[-1]
+        told = f"{lost}, the last record that this driver has written before commit 2, is "
+        lost.unlink()
+        if by == "another driver":
+            open_run(sink, tmp_path, 1).close()
+        with pytest.raises(CommitUnknownError, match=re.escape(told + ("missing" if by == "nobody" else "another"))):
+            commit(committer, 2)
+        if by == "another driver":
+            with pytest.raises(FencedError, match="another driver with the same run number"):
+                committer.claim(1)
+            return
+        assert committer.claim(1) == entry_of(1, 1)
+        commit(committer, 2)
+    assert sink.target.commits() == [1, 2]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kept", ["log", "delivered"], ids=["its notes are lost", "its notes are newer than it"])

@@ -279,6 +279,18 @@ class SinkConformance:
         for number, faults in enumerate(self._faults(tmp_path)):
             self.rehearse(tmp_path, f"{number}", faults, set_back=True)
 
+    def test_a_sink_that_is_set_back_while_its_driver_runs_gets_no_later_commit(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        with closing(self._opened(sink, tmp_path)) as committer:
+            committer.claim(1)
+            self._commit(committer, run=1, commit=1)
+            put_back = self.set_back(sink, tmp_path)
+            self._commit(committer, run=1, commit=2)
+            put_back()
+            if not _is_refused(lambda: self._commit(committer, run=1, commit=3)):
+                raise AssertionError("commit 3 is made in a sink that was set back to commit 1: commit 2 is lost")
+            _same(committer.claim(1), self._entry(1, 1), "what the claim of a sink that was set back returns")
+
     def rehearse(self, tmp_path: Path, name: str, faults: Sequence[Fault], *, set_back: bool = False) -> None:
         """Commit a few batches into a new sink through some faults, and compare row by row what is there then.
 
@@ -566,9 +578,14 @@ def _fenced(claim: Callable[[], object]) -> None:
 
 
 def _refused(commit: Callable[[], object]) -> None:
-    """Check that a commit fails; who claims next is told why, if this one can't tell."""
+    if not _is_refused(commit):
+        raise AssertionError("a superseded run commits")
+
+
+def _is_refused(commit: Callable[[], object]) -> bool:
+    """Tell whether a commit fails; who claims next is told why, if this one can't tell."""
     try:
         commit()
     except NOT_COMMITTED:
-        return
-    raise AssertionError("a superseded run commits")
+        return True
+    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ def write_old(sink: IcebergSink, rows: Sequence[Mapping[str, Any]]) -> None:
     table.append(data)
 
 
+def copy_database(path: Path, over: Path) -> None:
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(over)) as target:
+        source.backup(target)
+
+
 class TestIcebergSink(TableConformance):
     kills = 2
     faults = 1
@@ -101,15 +107,13 @@ class TestIcebergSink(TableConformance):
     def set_back(self, sink: Any, folder: Path) -> Callable[[], None]:
         backup = folder / "backup"
         backup.mkdir()
-        with sqlite3.connect(folder / "catalog.db") as source, sqlite3.connect(backup / "catalog.db") as target:
-            source.backup(target)
+        copy_database(folder / "catalog.db", backup / "catalog.db")
         shutil.copytree(folder / "warehouse", backup / "warehouse")
 
         def put_back() -> None:
-            for name in ("catalog.db", "warehouse"):
-                place = folder / name
-                shutil.rmtree(place) if place.is_dir() else place.unlink()
-                shutil.move(backup / name, place)
+            copy_database(backup / "catalog.db", folder / "catalog.db")  # for who has it open, too
+            shutil.rmtree(folder / "warehouse")
+            shutil.move(backup / "warehouse", folder / "warehouse")
 
         return put_back
 

@@ -270,10 +270,11 @@ def read_committed(config: Mapping[str, str], topic: str) -> list[Record]:
 
 
 def check_ledger(world: World, begins: Mapping[tuple[str, int], int] | None = None) -> list[CommitRecord]:
-    """I4: commits are gapless and their source ranges tile the source; runs only rise."""
+    """I4: commits are gapless and their source ranges tile the source; runs only rise, and each is one driver's."""
     commits, runs = world.ledger()
     assert [record.commit for record in commits] == list(range(1, len(commits) + 1))
-    assert [record.run for record in runs] == sorted({record.run for record in runs})
+    assert runs == sorted(runs, key=lambda record: record.run)
+    assert len({(record.run, record.host, record.pid) for record in runs}) == len({record.run for record in runs})
     check_tiles(commits, begins)
     return commits
 

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 Stack = tuple[str, ...]
 WIDTH: Final = 1_200.0
 ROW: Final = 15
-LEAST_SHARE: Final = 0.001  # narrower boxes are left out
+LEAST_SHARE: Final = 0.003  # narrower boxes are left out: nobody can read them
 _CHARACTER_WIDTH: Final = 6.2
 _HEAD: Final = re.compile(r"^(?P<thread>.+?)\s+(?P<pid>\d+)\s+(?P<at>[\d.]+):")
 _FRAME: Final = re.compile(r"^\s+[0-9a-f]+ (?P<name>.*?)(?:\+0x[0-9a-f]+)?$")

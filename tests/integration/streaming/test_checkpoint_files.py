@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j import java_gateway, protocol
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
@@ -54,7 +55,10 @@ def java(lost_answers: dict[str, str]) -> Iterator[JavaGateway]:
             return_proc=True,
         )
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
-    yield gateway
+    with pytest.MonkeyPatch.context() as patched:
+        # Once this process has had a session, PySpark asks that session's JVM what an error of any JVM is.
+        patched.setattr(java_gateway, "get_return_value", protocol.get_return_value)
+        yield gateway
     process.stdin.close()
     process.wait()
     gateway.shutdown()  # before that, py4j would wait for a thread that reads what the JVM may still send

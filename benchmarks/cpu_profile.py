@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,8 @@ from benchmarks.engines.figures import steady_samples
 from benchmarks.engines.flame_graph import shares, stacks, svg
 from benchmarks.engines.flink_jars import flink_jars
 from benchmarks.engines.runs import Runs
-from benchmarks.engines.workloads import WORKLOADS
+from benchmarks.engines.workloads import AVRO, WORKLOADS
+from benchmarks.peers import avro_values
 
 TIMES_A_SECOND: Final = 199
 #: What the table counts, first what is told by a more special function.
@@ -79,8 +81,11 @@ def main() -> int:
         flink_jars()
     with tempfile.TemporaryDirectory(prefix="bench-profile-") as work:
         recorded = Path(work) / "perf.data"
-        with EmbeddedBroker(Path(work) / "broker") as broker:
-            ran = Runs(broker, Path(work)).watched(Profiled(engine, recorded), workload)
+        registry = avro_values(Path(work)) if workload.name == AVRO else nullcontext()
+        with EmbeddedBroker(Path(work) / "broker") as broker, registry as avro:
+            if workload.name == AVRO and avro is None:
+                return 1
+            ran = Runs(broker, Path(work)).watched(Profiled(engine, recorded), replace(workload, avro=avro))
         first, last = (ran.samples[number].at for number in steady_samples(ran.visible))
         script = ["perf", "script", "-i", str(recorded), "-F", "comm,pid,time,ip,sym"]
         printed = subprocess.run(script, check=True, capture_output=True, text=True, errors="replace")

@@ -1,4 +1,4 @@
-"""The entries of a sink's ledger against those of the pipeline's: what every audit of a sink begins with."""
+"""A sink's ledger against the pipeline's, which every audit of a sink begins with, and against what a driver knows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import LedgerPointer
@@ -75,4 +76,18 @@ def compare(
         f"commit {number}: {place} has it, the pipeline's ledger not"
         for number in sorted(entries)
         if judged and number > judged + 1  # the next one may be under way
+    )
+
+
+def not_as_known(sink: str, newest: int, known: int, entry: SinkEntry) -> CommitUnknownError:
+    """Return the error for a sink whose ledger ends at another commit than the one that was claimed or made last.
+
+    :param newest: the commit that it ends at, 0 for none
+    :param known: the commit that this driver knows of, 0 for none
+    :param entry: of the commit that was to follow
+    """
+    cause = "another driver has the same run number" if newest > known else "it was set back"
+    return CommitUnknownError(
+        f"sink {sink} has commit {newest} where this driver knows of commit {known}, and would write commit "
+        f"{entry.commit}: {cause}"
     )

@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.exceptions import (
     invariant,
 )
 from airflow_provider_exactlyonce.storage.opening import is_local
-from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
+from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare, not_as_known
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     Sink,
@@ -134,11 +134,7 @@ class StagedCommitter(SinkCommitter):
         self._check_owner(found, entry.run)
         newest, known = (last.commit if last else 0 for last in (found, self._newest))
         if newest != known:
-            cause = "another driver has the same run number" if newest > known else "it was set back"
-            raise CommitUnknownError(
-                f"sink {self.key[1]} has commit {newest} where this driver knows of commit {known}, and would write "
-                f"commit {entry.commit}: {cause}"
-            )
+            raise not_as_known(self.key[1], newest, known, entry)
 
     def superseded(self, run: int, by: int) -> FencedError:
         """Return the error for a run whose sink is owned by a higher one, or by another driver with the same number."""

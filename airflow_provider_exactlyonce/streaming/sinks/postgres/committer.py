@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.exceptions import (
     required,
 )
 from airflow_provider_exactlyonce.polling import retry_while
-from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
+from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare, not_as_known
 from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
 from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
     AMBIGUOUS_KEY,
@@ -167,10 +167,7 @@ class PostgresCommitter(SinkCommitter):
             raise meaning(error, f"noting commit {entry.commit}", str(self._table)) from error
         if not is_next:
             connection.close()
-            raise CommitUnknownError(
-                f"sink {self._sink.name} has commit {newest.commit if newest else 0} where this driver knows of "
-                f"commit {self._newest}, and would write commit {entry.commit}: its database was set back"
-            )
+            raise not_as_known(self._sink.name, newest.commit if newest else 0, self._newest, entry)
         failpoints.reach("before-sink-decision")
         try:
             connection.execute("COMMIT")

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import CommitUnknownError, FencedError, RecordRefusedError, RefusedError
-from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
+from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare, not_as_known
 from airflow_provider_exactlyonce.streaming.sinks.places import left_over
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
@@ -182,12 +182,8 @@ class UpsertCommitter(SinkCommitter):
         try:
             with self._connected(f"noting commit {entry.commit}") as connection:
                 self._lock(connection)
-                if (has := _number(self._newest(connection))) != self._known:
-                    cause = "another driver has the same run number" if has > self._known else "it was set back"
-                    raise CommitUnknownError(
-                        f"sink {self._key['sink']} has commit {has} where this driver knows of commit {self._known}, "
-                        f"and would write commit {entry.commit}: {cause}"
-                    )
+                if (newest := _number(self._newest(connection))) != self._known:
+                    raise not_as_known(self._key["sink"], newest, self._known, entry)
                 connection.execute(COMMITS.insert(), {**self._key, "number": entry.commit, "entry": entry.to_json()})
                 is_sent = True
                 connection.commit()

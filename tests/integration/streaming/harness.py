@@ -269,12 +269,18 @@ def read_committed(config: Mapping[str, str], topic: str) -> list[Record]:
     return records
 
 
-def check_ledger(world: World, begins: Mapping[tuple[str, int], int] | None = None) -> list[CommitRecord]:
-    """I4: commits are gapless and their source ranges tile the source; runs only rise, and each is one driver's."""
+def check_ledger(
+    world: World, begins: Mapping[tuple[str, int], int] | None = None, *, reclaims: int = 0
+) -> list[CommitRecord]:
+    """I4: commits are gapless and their source ranges tile the source; runs only rise, and each is one driver's.
+
+    :param reclaims: how often drivers have claimed again under their numbers
+    """
     commits, runs = world.ledger()
     assert [record.commit for record in commits] == list(range(1, len(commits) + 1))
     assert runs == sorted(runs, key=lambda record: record.run)
-    assert len({(record.run, record.host, record.pid) for record in runs}) == len({record.run for record in runs})
+    numbers, drivers = {record.run for record in runs}, {(record.run, record.host, record.pid) for record in runs}
+    assert len(runs) - reclaims == len(numbers) == len(drivers)
     check_tiles(commits, begins)
     return commits
 

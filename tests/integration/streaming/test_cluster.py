@@ -11,12 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce.devkit.jars import cache_directory
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests import object_stores
-from tests.integration.streaming.cluster import Cluster, spark_cluster
+from tests.integration.streaming.cluster import CANNOT_BE_APART, Cluster, spark_cluster
 from tests.integration.streaming.harness import JOBS, Driver, World, check_counts, open_transactions
 from tests.ports import free_port
 from tests.waiting import HANG_SECONDS, eventually
@@ -38,14 +40,28 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+def kill_an_executor(cluster: Cluster) -> None:
+    victim = cluster.executors()[0]
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: victim not in cluster.executors(), "the worker has noticed")
+
+
 def run_with_an_accident(
-    world: World, cluster: Cluster, folder: Path, accident: Callable[[], None], conf: dict[str, str] | None = None
+    world: World,
+    cluster: Cluster,
+    folder: Path,
+    accident: Callable[[], None],
+    conf: dict[str, str] | None = None,
+    **how: Any,
 ) -> Driver:
-    """Let an accident happen when the second batch has written its first body; the query must survive it."""
+    """Let an accident happen when the second batch has written its first body; the query must survive it.
+
+    :param how: the driver is started besides
+    """
     world.send(700)
     hold = folder / "hold"
     driver = world.start(
-        master=cluster.url, conf={**CONF, **(conf or {})}, failpoints=f"during-send:run=1:batch=1:hold={hold}"
+        master=cluster.url, conf={**CONF, **(conf or {})}, failpoints=f"during-send:run=1:batch=1:hold={hold}", **how
     )
     eventually(lambda: hold.exists() or driver.process.poll() is not None, "the second batch writes")
     assert driver.process.poll() is None, driver.output()[-3000:]
@@ -76,9 +92,7 @@ def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(
     def accident() -> None:
         with socket.create_connection(("127.0.0.1", port), HANG_SECONDS):
             """The sequencer listens where the settings say."""
-        victim = cluster.executors()[0]
-        os.kill(victim, signal.SIGKILL)
-        eventually(lambda: victim not in cluster.executors(), "the worker has noticed")
+        kill_an_executor(cluster)
 
     driver = run_with_an_accident(world, cluster, tmp_path, accident, endpoint)
     seen = re.search("ended before the task was done|ExecutorLostFailure", driver.output())
@@ -99,25 +113,40 @@ def test_a_python_worker_that_is_killed_costs_one_attempt_of_the_batch(
     assert "ended before the task was done" in driver.output()
 
 
+@pytest.fixture
+def cluster_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Give a cluster whose workers share no folder with each other, nor with the driver."""
+    if CANNOT_BE_APART:
+        pytest.skip(f"no mounts of its own can be given to a worker: {CANNOT_BE_APART}")
+    not_shared = [tmp_path_factory.getbasetemp(), cache_directory()]
+    with spark_cluster(tmp_path_factory.mktemp("cluster"), os.environ, not_shared) as cluster:
+        yield cluster
+
+
 @pytest.mark.slow
-def test_executors_that_have_no_key_to_the_drivers_bucket_write_its_state_there(
-    world: World, cluster: Cluster, tmp_path: Path
+def test_executors_that_share_no_folder_and_have_no_key_to_the_drivers_bucket_keep_its_state_there(
+    world: World, cluster_apart: Cluster, tmp_path: Path
 ) -> None:
+    """An executor is killed, and a second driver has executors that know nothing: state can be read from S3 only."""
     (tmp_path / "events").mkdir()
     logged = {"enabled": "true", "compress": "false", "dir": (tmp_path / "events").as_uri()}
     conf = {**CONF, **{f"spark.eventLog.{name}": value for name, value in logged.items()}}
+
+    def accident() -> None:
+        assert not cluster_apart.shuffle_files(), "what a worker writes can be seen here"
+        kill_an_executor(cluster_apart)
+
     with object_stores.moto() as address:
-        for sent in (700, 300):
-            world.send(sent)
-            driver = world.start(
-                master=cluster.url,
-                home=f"s3://bucket/{world.pipeline}",
-                conf=conf,
-                environment=object_stores.environment(address),
-            )
-            assert driver.wait() == 0, driver.output()[-3000:]
-            check_counts(world)
-            assert object_stores.SECRET not in driver.output()
+        how: dict[str, Any] = {
+            "home": f"s3://bucket/{world.pipeline}",
+            "environment": object_stores.environment(address),
+        }
+        first = run_with_an_accident(world, cluster_apart, tmp_path, accident, conf, **how)
+        world.send(300)
+        second = world.start(master=cluster_apart.url, conf=conf, **how)
+        assert second.wait() == 0, second.output()[-3000:]
+        check_counts(world)
+    assert object_stores.SECRET not in first.output() + second.output()
     events = [file.read_text() for file in (tmp_path / "events").rglob("events*")]
     assert events
     assert not [text for text in events if object_stores.SECRET in text]

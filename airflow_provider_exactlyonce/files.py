@@ -66,11 +66,12 @@ def _create(temporary: str, path: Path) -> None:
 
 
 def _rename(temporary: str, path: Path) -> None:
+    ours = os.stat(temporary)
     try:
         os.replace(temporary, path)
     except FileNotFoundError:
-        # As above: nobody else renames it, and with its directory it would be gone, too.
-        if os.path.lexists(temporary) or not path.parent.is_dir():
+        # As above; but somebody may have removed it. Whether a file that has been replaced since was ours is not known.
+        if not (path.exists() and os.path.samestat(ours, os.stat(path))):
             raise
 
 

@@ -144,6 +144,12 @@ def test_a_rename_that_is_made_though_its_answer_says_that_there_is_nothing_is_o
         shutil.rmtree(tmp_path / "b")
 
 
+def test_a_file_that_somebody_removes_before_it_has_its_name_has_replaced_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(FileNotFoundError), files.replacing(tmp_path / "a"):
+        next(tmp_path.glob(".a.*")).unlink()
+
+
 def test_a_link_that_fails_for_another_reason_is_no_reason_to_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,6 @@ def planned_batch(checkpoint: Checkpoint, clusters: SourceClusters, lineage: str
     :param clusters: of the sources
     :raises ExactlyOnceError: when the checkpoint lacks the batch's offsets, or they aren't whole
     :raises RefusedError: when two sources read one topic
-    :raises BatchFailedError: when Kafka does not answer
     :raises BatchFailedError: when Kafka does not answer, or does not know a topic or partition
     """
     try:

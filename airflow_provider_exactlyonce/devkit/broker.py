@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import operator
 import signal
 import subprocess
 import time
@@ -27,6 +28,7 @@ from airflow_provider_exactlyonce.devkit.launch import launch, log_path, log_tai
 from airflow_provider_exactlyonce.devkit.probe import why_not_ready
 from airflow_provider_exactlyonce.devkit.state import BrokerState
 from airflow_provider_exactlyonce.devkit.storage import fence_killed_broker, format_storage, is_taken_for_alive
+from airflow_provider_exactlyonce.polling import poll_until
 
 START_TIMEOUT_SECONDS: Final = 90.0
 STOP_TIMEOUT_SECONDS: Final = 30.0
@@ -181,20 +183,20 @@ class EmbeddedBroker:
         return BrokerState(process=process, port=ports.client, cluster_id=storage_id)
 
     def _wait_until_ready(self, deadline: float, timeout_seconds: float) -> None:
-        while True:
+        def missing() -> str | None:
             reason = why_not_ready(HOST, self.state.port, self.state.cluster_id)
             if not self.is_running:
                 raise DevkitError(
                     f"the broker ended while it started; the end of {self.log_file}:\n{log_tail(self.log_file)}"
                 )
-            if reason is None:
-                return
-            if time.monotonic() > deadline:
-                raise DevkitError(
-                    f"the broker was not ready within {timeout_seconds:g} s: {reason};"
-                    f" the end of {self.log_file}:\n{log_tail(self.log_file)}"
-                )
-            time.sleep(PROBE_INTERVAL_SECONDS)
+            return reason
+
+        left_seconds = deadline - time.monotonic()
+        if reason := poll_until(missing, seconds=left_seconds, poll_seconds=PROBE_INTERVAL_SECONDS, done=operator.not_):
+            raise DevkitError(
+                f"the broker was not ready within {timeout_seconds:g} s: {reason};"
+                f" the end of {self.log_file}:\n{log_tail(self.log_file)}"
+            )
 
     def _reap(self) -> None:
         if self._guard is not None:

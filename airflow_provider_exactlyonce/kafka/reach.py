@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_confluent, from_environment
+from airflow_provider_exactlyonce.polling import poll_until
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.wire import WireClient
@@ -78,11 +78,13 @@ def trouble(config: Mapping[str, str]) -> ExactlyOnceError | None:
     except KafkaException as error:
         return RefusedError(f"the Kafka configuration can't be used: {error.args[0].str()}")
     answer = admin.describe_cluster(request_timeout=_PATIENCE_SECONDS)
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not answer.done() and time.monotonic() < deadline:
-        if any(error.code() == KafkaError._ALL_BROKERS_DOWN for error in errors):
-            break  # librdkafka says so after its first try, and would go on for half a minute
+
+    def is_over() -> bool:
         admin.poll(_POLL_SECONDS)
+        # librdkafka says after its first try that all brokers are down, and would go on for half a minute.
+        return answer.done() or any(error.code() == KafkaError._ALL_BROKERS_DOWN for error in errors)
+
+    poll_until(is_over, seconds=_PATIENCE_SECONDS, poll_seconds=0.0)
     if answer.done():
         try:
             answer.result()

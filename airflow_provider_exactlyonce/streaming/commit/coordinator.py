@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.batch_sink import TransactionalSink
 
@@ -187,10 +188,8 @@ class CommitCoordinator:
         )
 
     def _pause(self, attempt: int) -> None:
-        until = time.monotonic() + min(self._first_pause_seconds * 2 ** (attempt - 1), _LONGEST_PAUSE_SECONDS)
-        while time.monotonic() < until:
-            self._honour_stop()
-            time.sleep(_STOP_POLL_SECONDS)
+        seconds = min(self._first_pause_seconds * 2 ** (attempt - 1), _LONGEST_PAUSE_SECONDS)
+        poll_until(self._honour_stop, seconds=seconds, poll_seconds=_STOP_POLL_SECONDS)
 
     def _honour_stop(self) -> None:
         reason = self._callbacks.stop_reason()

@@ -299,10 +299,6 @@ def body_of(file: Path) -> dict[str, Any]:
     return body
 
 
-def kinds_of(release: Path) -> list[str]:
-    return [name for name in KINDS if (release / name).exists()]
-
-
 def kept_of(read_back: Any, written: Any) -> Any:
     """Return what is told of what was written: later releases have added fields, at any depth."""
     if isinstance(read_back, dict) and isinstance(written, dict):

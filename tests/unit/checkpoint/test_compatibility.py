@@ -84,7 +84,6 @@ def with_schemas(key: str, value: str) -> Version:
 
 
 KEY, VALUE = SAVE.schemas["default"]
-TWO_SOURCES = (PLAN.sources[0], SourcePlan(topic="more", columns=("k string",)))
 BARE = replace(PLAN, operators=(), watermarks=())
 
 ASPECTS: Mapping[str, tuple[Version, Version, Verdict, str]] = {

@@ -10,7 +10,6 @@ import pytest
 
 from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.restart import RestartDecision, RestartSource
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home, Lineage
@@ -72,11 +71,6 @@ def sentences(facts: Facts) -> dict[str, str]:
     return {
         finding.name: finding.what for finding in examine.judge(facts) if finding.name != "transactional-id-expired"
     }
-
-
-def only_savepoint(facts: Facts) -> Savepoint:
-    assert facts.savepoints is not None
-    return facts.savepoints.whole[0]
 
 
 def test_what_a_reemit_restored_differs_from_no_commit_of_the_ledger(facts: Facts) -> None:

@@ -1,4 +1,4 @@
-"""What Airflow's people expect of every operator and sensor, asked of all of them, and how large a class may be."""
+"""What Airflow's people expect of every operator and sensor, and how large a class or a function may be."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_every_sensor_can_wait_in_the_triggerer() -> None:
     assert [sensor.__name__ for sensor in sensors if "deferrable" not in parameters(sensor)] == []
 
 
-METHODS_MAXIMUM, ARGUMENTS_MAXIMUM = 15, 7
+METHODS_MAXIMUM, ARGUMENTS_MAXIMUM, LINES_MAXIMUM = 15, 7, 70
 #: What Airflow, or pytest, makes of a class; a user's declaration is a frozen dataclass and so needs no exception.
 FREE_ROOMS = {"operators", "sensors", "triggers"}
 FREE_CLASSES = {"SinkConformance"}
@@ -157,3 +157,20 @@ def test_no_class_has_more_than_a_reader_can_hold() -> None:
         and (much := too_much(declared)) is not None
     }
     assert too_large == {}
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return how many lines a function has, its docstring left out."""
+    first = function.body[1] if ast.get_docstring(function) and len(function.body) > 1 else function.body[0]
+    return (function.end_lineno or 0) - first.lineno + 1 + function.body[0].lineno - function.lineno
+
+
+def test_no_function_has_more_than_a_reader_can_hold() -> None:
+    too_long = {
+        function.name: lines
+        for file in ROOT.rglob("*.py")
+        for function in ast.walk(ast.parse(file.read_text()))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := lines_of(function)) > LINES_MAXIMUM
+    }
+    assert too_long == {}

@@ -30,8 +30,16 @@ _DEEPEST: Final = 900
 #: Arrow's parser ends a line at the first, and reads the others as numbers.
 _NOT_ASKED: Final = (b"\n", b"NaN", b"Inf")
 #: Arrow reads memory that is not its own for a decimal whose first digit is too far behind the point, and dies of some
-#: (apache/arrow#50964). Its characters may be escaped.
-_TOO_SMALL: Final = (r':\s*"?[-+]?[0-9.]+[eE]-0*[1-9][0-9]', r"[.][0-9]{30}", r"\\u00(?:2[bBdDeE]|3[0-9]|[46]5)")
+#: (apache/arrow#50964). In quotes it takes two signs before an exponent, and hexadecimal digits. All of these may be
+#: escaped.
+_ODD_DECIMALS: Final = (
+    r':\s*"?[-+]?[0-9.]+[eE](?:-0*[1-9][0-9]+[",}\s]|[-+][-+]|[-+]?0[xX])',
+    r"[.][0-9]{30}",
+    r"\\u00(?:2[bBdDeE]|3[0-9]|[46]5|[57]8)",
+)
+#: Arrow multiplies a decimal by the power of ten of its scale modulo 2**128, and does not notice when it has come round
+#: to one that the type holds.
+_PRECISION_AND_SCALE_MAXIMUM: Final = 38
 #: Once so many blocks were refused, a batch has too much that does not fit: the rest of it is for Spark.
 _REFUSALS: Final = 32
 _LEAST_BLOCK: Final = 16
@@ -41,7 +49,8 @@ def _kind(kind: DataType) -> pa.DataType | None:
     from pyspark.sql import types
 
     if isinstance(kind, types.DecimalType):
-        return pa.decimal128(kind.precision, kind.scale)
+        is_safe = kind.precision + kind.scale <= _PRECISION_AND_SCALE_MAXIMUM
+        return pa.decimal128(kind.precision, kind.scale) if is_safe else None
     same: Mapping[DataType, pa.DataType] = {
         types.StringType(): pa.string(),
         types.BooleanType(): pa.bool_(),
@@ -151,11 +160,14 @@ def _may_be_read(values: pa.Array, *, has_decimals: bool) -> NDArray[np.bool_]:
     """Say which values Arrow's parser may be asked about."""
     asked = pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
     everything = _bytes_of(values)
+    # What should not be asked about is rare, and of all at once it is quick to tell; of a single byte even quicker.
     for text in _NOT_ASKED:
-        if text in everything:  # which is rare, and quick to tell of all at once
+        if text[:1] in everything and text in everything:
             asked = pc.and_not(asked, pc.match_substring(values, text))
-    for pattern in _TOO_SMALL if has_decimals else ():
-        asked = pc.and_not(asked, pc.match_substring_regex(values, pattern))
+    as_one = pa.array([everything], pa.large_binary())
+    for pattern in _ODD_DECIMALS if has_decimals else ():
+        if pc.match_substring_regex(as_one, pattern)[0].as_py():
+            asked = pc.and_not(asked, pc.match_substring_regex(values, pattern))
     lengths = pc.binary_length(values)
     longest = pc.max(lengths).as_py() or 0
     if longest >= _SHORT_BYTES:

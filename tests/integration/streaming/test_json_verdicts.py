@@ -66,6 +66,11 @@ ANY: Final = (
         "0.1234567890123456789",
         "1e-41",
         '"1e-77"',
+        '"1e+-77"',
+        '"1e0x2"',
+        '"1e0xFFFFFFB3"',
+        '"-1E+2"',
+        "5223381128739321470741650370496519104",
         '"10.0.0.1"',
         '"release1.5, [1.2.3]"',
         "0.30000000000000004",
@@ -379,7 +384,7 @@ def check(spark: Any, ddl: str, count: int) -> None:
     )
 
 
-def check_blocks(spark: Any, count: int) -> None:
+def check_blocks(spark: Any, count: int, price: str) -> None:
     """Compare what blocks decode, each record for itself and all together, with what Spark's parser makes of it."""
     from pyspark.sql.types import StructType
 
@@ -388,7 +393,7 @@ def check_blocks(spark: Any, count: int) -> None:
 
     values = list(records_of(count))
     rows = [(None, value, "in", 0, at, None) for at, value in enumerate(values)]
-    schema: Any = StructType.fromDDL(FLAT)
+    schema: Any = StructType.fromDDL(FLAT.replace("DECIMAL(12,2)", price))
     records = spark.createDataFrame(rows, COLUMNS)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(JsonBlocks, "of", lambda _: None)
@@ -469,10 +474,11 @@ def test_many_generated_records_get_the_verdicts_that_they_had(spark: Any) -> No
     check(spark, WITH_FLOATS, count=100_000)
 
 
-def test_what_blocks_decode_is_what_spark_reads(spark: Any) -> None:
-    check_blocks(spark, count=2_000)
+@pytest.mark.parametrize("price", ["DECIMAL(12,2)", "DECIMAL(24,14)"])
+def test_what_blocks_decode_is_what_spark_reads(spark: Any, price: str) -> None:
+    check_blocks(spark, count=2_000, price=price)
 
 
 @pytest.mark.slow
 def test_what_blocks_decode_of_many_records_is_what_spark_reads(spark: Any) -> None:
-    check_blocks(spark, count=100_000)
+    check_blocks(spark, count=100_000, price="DECIMAL(12,2)")

@@ -61,6 +61,12 @@ def test_values_of_the_schema_are_decoded_and_unknown_fields_passed_over() -> No
         b'{"id": 1, "price": 0.0e-99999999}',
         b'{"id": 1, "price": 0.' + b"0" * 40 + b"1}",
         b'{"id": 1, "price": "\\u0031e\\u002d9000000"}',
+        b'{"id": 1, "price": "1e+-77"}',
+        b'{"id": 1, "price": "1E--1"}',
+        b'{"id": 1, "price": "1e0x2"}',
+        b'{"id": 1, "price": "+.5e+0XFFFFFFB3"}',
+        b'{"id": 1, "price": "1e0\\u00782"}',
+        b'{"id": 1, "price": "1e+-999999999"}',
         b'{"id": 1, "more": ' + b"[" * 1_000 + b"]" * 1_000 + b"}",
         b'{"id": 1, "more": ' + b"1" * 1_001 + b"}",
         b'{"id": 1, "' + b"n" * 50_001 + b'": 1}',
@@ -111,6 +117,24 @@ def test_a_batch_of_which_little_fits_is_left_to_spark() -> None:
     assert decoded(*values).count(None) > 2_000
 
 
-@pytest.mark.parametrize("kind", [types.DoubleType(), types.TimestampType(), types.BinaryType(), types.StructType()])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        types.DoubleType(),
+        types.TimestampType(),
+        types.BinaryType(),
+        types.StructType(),
+        types.DecimalType(
+            37, 17
+        ),  # 5223381128739321470741650370496519104 would be 53775233482211158762.16147314240126976
+    ],
+)
 def test_a_schema_with_a_type_that_the_two_parsers_read_differently_is_not_decoded(kind: types.DataType) -> None:
     assert JsonBlocks.of(types.StructType().add("id", types.LongType()).add("other", kind)) is None
+
+
+def test_a_text_of_hexadecimal_digits_is_no_reason_to_leave_a_record_to_spark() -> None:
+    """As those of identifiers, of which many begin like a number with an exponent."""
+    texts = ["1234567e-4abc-41d4", "9e45-11f0", "12e0f1", "5e3"]
+    values = [f'{{"id": 1, "name": "{text}"}}'.encode() for text in texts]
+    assert decoded(*values) == [(1, text, None) for text in texts]

@@ -31,7 +31,8 @@ ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
     "TIMESTAMP": pa.timestamp("us", "UTC"),
     "TIMESTAMP_NTZ": pa.timestamp("us"),
 }
-_UNPLAIN: Final = r"^[-+]?[0-9.]+(?:[eE][-+]?[0-9]+|[.][0-9]{30,})$"
+_PLAIN: Final = r"^[-+]?(?:[0-9]+[.]?[0-9]{0,29}|[.][0-9]{1,29})$"
+_NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:[eE][-+]?[0-9]+)?")
 _SMALLEST: Final = Decimal("1e-38")  # that a decimal holds
 _SHOWN_CHARACTERS: Final = 100  # the reason goes beside the value into one record of the topic for bad ones
 _EXACT: Final = Context(prec=2 * 38, traps=[Inexact, InvalidOperation])
@@ -97,14 +98,17 @@ def _plain(texts: pa.Array) -> pa.Array:
     """Return texts of numbers with no exponent, and without zeros behind the last digit.
 
     Arrow reads memory that is not its own for a number whose first digit is too far behind the point
-    (apache/arrow#50964). So such a text is none of a number any more.
+    (apache/arrow#50964), and takes two signs and hexadecimal digits for an exponent. So such a text is none of a number
+    any more.
     """
-    if not pc.any(pc.match_substring_regex(texts, _UNPLAIN)).as_py():
+    if pc.all(pc.match_substring_regex(texts, _PLAIN)).as_py():
         return texts
 
     def plain(text: str | None) -> str | None:
-        if text is None or not re.search(_UNPLAIN, text):
-            return text
+        if text is None:
+            return None
+        if not _NUMBER.fullmatch(text):
+            return "none"
         try:
             return f"{Decimal(text).quantize(_SMALLEST, context=_EXACT):f}".rstrip("0").rstrip(".")
         except (Inexact, InvalidOperation):
@@ -118,6 +122,9 @@ def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
     :raises pa.ArrowInvalid: when one would become another value
     """
+    if pa.types.is_decimal(kind):
+        # Arrow multiplies modulo 2**128, and does not notice when it has come round to what the type holds.
+        return values.cast(pa.decimal256(76, kind.scale)).cast(kind)
     if not (pa.types.is_integer(values.type) and pa.types.is_floating(kind)):
         return values.cast(kind)
     # Arrow takes an integer beyond the 53 bits of a double for lost, also one that is exact.

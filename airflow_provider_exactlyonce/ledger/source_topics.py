@@ -21,6 +21,15 @@ _NEVER: Final = rf"(?!__|{re.escape(LEDGER_PREFIX)})"
 
 #: In Java a set of characters may have others in it, and be cut with them.
 _OTHER_SETS: Final = re.compile(r"\[[^]]*(\[|&&)")
+#: What is plain text for one of the two: an escaped character, and a set of characters.
+_PLAIN: Final = re.compile(r"\\[^U]|\[\^?\]?[^]]*\]")
+#: What only Python reads, or reads in another way.
+_ONLY_PYTHONS: Final = {
+    "flags are given to a group, as in (?i:orders.*)": re.compile(r"^\(\?[a-zA-Z]+\)"),
+    "Java has no group of this kind": re.compile(r"\(\?[P#(]"),
+    "a brace is part of a quantifier, as in {2}, {2,} and {2,3}, or is escaped": re.compile(r"\{(?!\d+(,\d*)?\})"),
+    "Java has no such escape": re.compile(r"\\U"),
+}
 
 _Of = TypeVar("_Of")
 
@@ -44,6 +53,9 @@ class TopicPattern:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", FutureWarning)
                 re.compile(self.expression)
+            text = _PLAIN.sub("", self.expression)
+            if reason := next((reason for reason, form in _ONLY_PYTHONS.items() if form.search(text)), None):
+                raise re.error(reason)
         except (re.error, TypeError, FutureWarning) as error:
             raise RefusedError(
                 f"TopicPattern({self.expression!r}) is no regular expression that Java and Python read alike: {error}"

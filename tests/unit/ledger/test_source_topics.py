@@ -21,10 +21,21 @@ def test_what_is_no_topic_is_refused(given: str | list[str]) -> None:
         SourceTopics.of(given)
 
 
-@pytest.mark.parametrize("expression", ["", "(", r"\p{Lower}", r"\Qa\E", "[a[b]]", "[a&&b]", "(?<n>a)"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("", "(", r"\p{Lower}", r"\Qa\E", "[a[b]]", "[a&&b]", "(?<n>a)"),
+        *("(?i)orders.*", "(?a)a", "(?P<n>a)", "(?#n)a", "(a)(?(1)b|c)", "orders{x}", "a{,3}", r"\\{", r"\U00000041"),
+    ],
+)
 def test_an_expression_that_java_and_python_read_otherwise_is_refused(expression: str) -> None:
     with pytest.raises(RefusedError, match="TopicPattern"):
         TopicPattern(expression)
+
+
+@pytest.mark.parametrize("expression", ["(?i:Orders).*", "a{2}b{1,}c{1,2}+", r"[{(]?\{?a", r"\(\?P|a", "(?>a)(?=b)b|a"])
+def test_an_expression_that_java_and_python_read_alike_is_taken(expression: str) -> None:
+    TopicPattern(expression).matches("a")
 
 
 def test_a_pattern_is_of_the_whole_name_and_never_finds_ledgers_and_kafkas_own_topics() -> None:

@@ -23,7 +23,8 @@ _ACCEPTED: Final = (
     'its URL, or confluent-kafka\'s configuration as JSON, as in {"url": "https://registry:8081", '
     '"basic.auth.user.info": "user:password"}, or @ and a file with either'
 )
-#: A registry that does not answer is given up after some fifteen seconds, and the batch is attempted again.
+#: A registry that refuses connections is given up after some fifteen seconds, one that is silent after eighty. Then the
+#: batch is attempted again.
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "timeout": 10,
     "max.retries": 6,
@@ -105,7 +106,7 @@ class Registry:
         self.name: Final = name
 
     def schema(self, number: int) -> Schema | None:
-        """Return the schema with an id, None when there certainly is none.
+        """Return the schema with an id, None when the server that was asked has none.
 
         :raises BatchFailedError: when it is not known whether there is one
         """

@@ -67,10 +67,10 @@ class ProtobufReader:
 def _wire_decoder(
     kind: pa.StructType, registry: Registry, name: str, decoder: Callable[[int, str, Mapping[str, str]], Decoder]
 ) -> WireDecoder:
-    def find(number: int) -> Decoder | str:
+    def find(number: int) -> Decoder | str | None:
         schema = registry.schema(number)
         if schema is None:
-            return f"the schema registry has no schema {number}"
+            return None
         if schema.schema_type != name:
             return f"schema {number} of the registry is {schema.schema_type}, not {name}"
         referred = registry.referred(schema)

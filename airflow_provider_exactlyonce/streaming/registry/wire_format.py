@@ -5,7 +5,8 @@ Before a Protobuf value stands, too, which message of the schema it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -17,6 +18,10 @@ from airflow_provider_exactlyonce.streaming.registry.columnar import Gathered, S
 MAGIC_BYTE: Final = 0
 HEAD_BYTES: Final = 5
 _LARGEST_ID: Final = 2**31 - 1
+#: A registry of several servers may tell of a schema that one of them has not got yet; so it is asked twice about one
+#: that it does not have. After that the schema is taken for absent for a while, so that garbage costs no pauses.
+_LAG_SECONDS: Final = 1.0
+_ABSENT_SECONDS: Final = 60.0
 
 
 def head(schema_id: int) -> bytes:
@@ -47,8 +52,8 @@ class Decoder(Protocol):
         """
 
 
-#: Returns what decodes the values of a schema's id, or why none of them fits.
-FindDecoder = Callable[[int], Decoder | str]
+#: Returns what decodes the values of a schema's id, or why none of them fits; None when there is no such schema.
+FindDecoder = Callable[[int], Decoder | str | None]
 
 
 class WireDecoder:
@@ -62,6 +67,7 @@ class WireDecoder:
         self._kind: Final = kind
         self._find: Final = find
         self._known: Final[dict[bytes, Decoder]] = {}
+        self._absent_until: dict[bytes, float] = {}
 
     def decode(self, values: pa.Array) -> tuple[pa.StructArray, dict[int, str]]:
         """Return the values' fields, null for one that does not fit, and {position: why it does not}.
@@ -72,9 +78,8 @@ class WireDecoder:
         heads = pc.binary_slice(values, 0, HEAD_BYTES).dictionary_encode(null_encoding="encode")
         index = heads.indices.to_numpy(zero_copy_only=False)
         gathered = Gathered(len(values))
-        for number, start in enumerate(heads.dictionary.to_pylist()):
+        for number, decoder in enumerate(self._decoders(heads.dictionary.to_pylist())):
             chosen = np.equal(index, number)
-            decoder = self._decoder(start)
             positions = np.flatnonzero(chosen)
             if isinstance(decoder, str):
                 reasons.update(dict.fromkeys(positions.tolist(), decoder))
@@ -85,7 +90,23 @@ class WireDecoder:
             gathered.add(chosen, records)
         return gathered.array(self._kind), reasons
 
-    def _decoder(self, start: bytes | None) -> Decoder | str:
+    def _decoders(self, starts: Iterable[bytes | None]) -> list[Decoder | str]:
+        """Return what decodes the values with each of these heads, or why they do not fit."""
+        found = {start: self._decoder(start) for start in starts}
+        now = time.monotonic()
+        self._absent_until = {start: until for start, until in self._absent_until.items() if until > now}
+        absent = [start for start, decoder in found.items() if decoder is None]
+        if asked_again := [start for start in absent if start not in self._absent_until]:
+            time.sleep(_LAG_SECONDS)
+            found |= {start: self._decoder(start) for start in asked_again}
+            until = time.monotonic() + _ABSENT_SECONDS
+            self._absent_until |= {start: until for start in asked_again if start and found[start] is None}
+        return [
+            f"the schema registry has no schema {_id_in(start or b'')}" if decoder is None else decoder
+            for start, decoder in found.items()
+        ]
+
+    def _decoder(self, start: bytes | None) -> Decoder | str | None:
         if start is None:
             return "it has no value (a tombstone)"
         known = self._known.get(start)
@@ -95,13 +116,17 @@ class WireDecoder:
             return f"it is not in a schema registry's wire format: {len(start)} bytes"
         if start[0] != MAGIC_BYTE:
             return f"it is not in a schema registry's wire format: its first byte is 0x{start[0]:02x}, not 0x00"
-        number = int.from_bytes(start[1:], "big")
+        number = _id_in(start)
         if number > _LARGEST_ID:  # a registry need not have an answer about it
             return f"it is not in a schema registry's wire format: {number} is no schema's id"
         try:
             decoder = self._find(number)
         except SchemaMismatchError as error:
             return f"schema {number} of the registry does not fit: {error}"
-        if not isinstance(decoder, str):
+        if decoder is not None and not isinstance(decoder, str):
             self._known[start] = decoder
         return decoder
+
+
+def _id_in(start: bytes) -> int:
+    return int.from_bytes(start[1:], "big")

@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.streaming.analysis import feedback
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
 from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
-from airflow_provider_exactlyonce.streaming.spark import typed_errors
+from airflow_provider_exactlyonce.streaming.spark import errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -143,5 +143,5 @@ def _errors_known() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        known = typed_errors.find(str(error))
+        known = errors.meaning_of_batch(str(error))
         raise known or BatchFailedError(f"the batch's Spark job failed: {error}") from error

@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.streaming.sequencer.client import Address
 from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, GrantedRange, TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
-from airflow_provider_exactlyonce.streaming.spark import errors, typed_errors
+from airflow_provider_exactlyonce.streaming.spark import errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -194,7 +194,7 @@ class TransactionalWriter(BatchWriter):
             reports = [json.loads(row["written"]) for row in stage.collect()]
         except Exception as error:
             self._arrow_rows.reset()
-            known = typed_errors.find(f"{reason()}\n{error}")
+            known = errors.meaning_of_batch(f"{reason()}\n{error}")
             if known is not None:
                 raise known from error
             why, raised = reason(), errors.raised_in_worker(str(error))

@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.exceptions import (
     DataLostError,
     ExactlyOnceError,
     IncompatibleVersionError,
+    RecordRefusedError,
     RefusedError,
 )
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
@@ -36,11 +37,28 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], type[ExactlyOnceError], str], ...]] =
     ),
 )
 
+#: What Spark's Avro functions say of a row for which their schema has no value.
+_UNWRITABLE: Final = re.compile(
+    r"\[AVRO_CANNOT_WRITE_NULL_FIELD\].*|\S+ cannot be written since it's not defined in enum.*"
+)
+
 _PLAN: Final = "=== Streaming Query ==="
 _STACK_TRACE: Final = "\n\tat "
 _TRACEBACK: Final = "Traceback (most recent call last):"
 #: What ends a traceback of Python, whose other lines are indented.
 _RAISED: Final = re.compile(r"^\S.*$", re.MULTILINE)
+
+
+def meaning_of_batch(text: str) -> ExactlyOnceError | None:
+    """Return what the error of a batch's Spark job means, None for one that another attempt may not meet.
+
+    :param text: Spark's
+    """
+    if (marked := typed_errors.find(text)) is not None:
+        return marked
+    if unwritable := _UNWRITABLE.search(text):
+        return RecordRefusedError(f"a row of the result can't be written with the sink's Avro schema: {unwritable[0]}")
+    return None
 
 
 def meaning_of(error: Exception) -> ExactlyOnceError | None:

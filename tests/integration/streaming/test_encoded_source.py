@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.streaming.registry.registry_format import Regi
 from airflow_provider_exactlyonce.streaming.registry.wire_format import head, message_indexes
 from airflow_provider_exactlyonce.streaming.settings import REGISTRY_VARIABLE
 from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import encode
-from airflow_provider_exactlyonce.streaming.spark import typed_errors
+from airflow_provider_exactlyonce.streaming.spark import errors, typed_errors
 from tests.apicurio import Apicurio
 
 COLUMNS = "id BIGINT NOT NULL, tags ARRAY<STRING>"
@@ -94,6 +94,28 @@ def test_a_row_that_protobuf_can_not_have_stops_the_batch_by_its_column(spark: A
     with pytest.raises(Exception, match="column price is null") as caught:
         encode(sink, spark.sql("SELECT cast(null AS STRING) AS price")).collect()
     assert isinstance(typed_errors.find(str(caught.value)), RecordRefusedError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "said"),
+    [
+        ("string", "cast(null AS STRING)", "null"),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "'C'", "not defined in enum"),
+        (
+            {"type": "record", "name": "I", "fields": [{"name": "n", "type": "int"}]},
+            "struct(cast(null AS INT) AS n)",
+            "null",
+        ),
+    ],
+)
+def test_a_row_that_avro_can_not_have_stops_the_batch(spark: Any, kind: object, column: str, said: str) -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "it", "type": kind}]}
+    sink = KafkaSink("out", value_format=AvroFormat(json.dumps(schema), 7))
+    with pytest.raises(Exception, match=said) as caught:
+        encode(sink, spark.sql(f"SELECT {column} AS it")).collect()
+    meaning = errors.meaning_of_batch(str(caught.value))
+    assert isinstance(meaning, RecordRefusedError)
+    assert said in str(meaning)
 
 
 @pytest.mark.slow

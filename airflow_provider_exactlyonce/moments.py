@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from calendar import timegm
 from datetime import UTC, datetime
 
 
 def milliseconds(moment: datetime | str) -> int:
-    """Return a moment in milliseconds since the epoch.
+    """Return a moment in milliseconds since the epoch, the next one if it lies between two: no record is before it.
 
     :param moment: as ISO 8601 if it is text; without a zone it is UTC
     :raises ValueError: when the text is no time
     """
     time = moment if isinstance(moment, datetime) else datetime.fromisoformat(moment.strip())
-    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    seconds = timegm((time if time.tzinfo else time.replace(tzinfo=UTC)).utctimetuple())
+    return seconds * 1000 - (-time.microsecond // 1000)
 
 
 def text(milliseconds: float, timespec: str = "auto") -> str:

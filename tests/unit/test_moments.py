@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pendulum
@@ -25,6 +26,14 @@ NOON = 1_795_262_400_000
 )
 def test_a_moment_without_a_zone_is_utc(moment: datetime | str) -> None:
     assert moments.milliseconds(moment) == NOON
+
+
+@pytest.mark.parametrize("kind", [datetime, pendulum.datetime])
+def test_a_moment_between_two_milliseconds_is_the_next_one(kind: Callable[..., datetime]) -> None:
+    for microseconds, milliseconds in ((0, 0), (1, 1), (999, 1), (1000, 1), (1001, 2)):
+        assert moments.milliseconds(kind(2026, 11, 21, 12, 0, 0, microseconds)) == NOON + milliseconds
+        before = kind(1969, 12, 31, 23, 59, 59, 999_000 + microseconds) if microseconds < 1000 else None
+        assert before is None or moments.milliseconds(before) == -1 + milliseconds
 
 
 def test_a_text_that_is_no_time_is_a_value_error() -> None:

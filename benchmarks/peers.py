@@ -3,7 +3,7 @@
 Each engine is started afresh for each run, with its own processes, and reads the same topic from its beginning. Rows a
 second and CPU are those of the steady state, between two moments at which that much of the output can be read; start
 and end are left out. What was written is read by an independent consumer and compared, record by record, with what has
-to be there. At the end each engine is killed once in mid-run.
+to be there. In a run of its own each engine is killed once in mid-run.
 
 Run: ``make bench-peers``, or ``python benchmarks/peers.py --help``.
 """
@@ -82,7 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     names = [workload.name for workload in WORKLOADS] + [SMALL_BATCHES, KILLED]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="kinds of runs (default: all)")
-    parser.add_argument("--rounds", type=int, default=5, help="of each engine; one for kills (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="of each engine (default: 5)")
     parser.add_argument(
         "--rows", type=int, help="of each input, a multiple of 100,000; few end before the kill (default: its own)"
     )
@@ -105,8 +105,6 @@ def main() -> int:
         before = max((len(rounds) for engines in found.values() for rounds in engines.values()), default=0)
         for number in range(before, before + given.rounds):
             for kind, (engines, run) in chosen.items():
-                if kind == KILLED and number > before:
-                    continue
                 turn = number % len(engines)
                 for engine in engines[turn:] + engines[:turn]:
                     try:

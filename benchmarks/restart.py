@@ -2,7 +2,8 @@
 
 The supervisor starts the next driver, or lets a standby go on that waits for it with Spark up (``standby="warm"``).
 
-All run the same aggregation on one broker, fed all the time, in turns. A driver is killed with all its processes
+All run the same aggregation on one broker, fed all the time, in turns. The first start is measured to its first commit,
+too. A driver is killed with all its processes
 (SIGKILL) once it has committed; what counts is the time to the next driver's start and to its first commit, and the CPU
 seconds of its processes from the death until then. The loop is ``until spark-submit job.py; do :; done`` with Spark's
 own source and sink. Ours starts from the archive of Spark's classes if ``exactlyonce prepare`` has made it.
@@ -155,7 +156,10 @@ def supervised(folder: Path, servers: str, *, standby: bool = False) -> dict[str
         return told.commits_of_run if told else 0
 
     thread = threading.Thread(target=supervise, daemon=True)
+    began = time.time()
     thread.start()
+    eventually(lambda: committed() >= 1, "a commit")
+    first_commit = time.time() - began
     eventually(lambda: committed() >= 3, "three commits")
     told = status.read(home.status)
     assert told is not None
@@ -183,7 +187,13 @@ def supervised(folder: Path, servers: str, *, standby: bool = False) -> dict[str
     assert restart.relaunched is not None
     supervisor.stop("measured")
     thread.join()
-    found = {"to_start": restart.relaunched - killed, "to_claim": claimed, "to_commit": commit - killed, "cpu": cpu}
+    found = {
+        "first_commit": first_commit,
+        "to_start": restart.relaunched - killed,
+        "to_claim": claimed,
+        "to_commit": commit - killed,
+        "cpu": cpu,
+    }
     return {**found, "standby_megabytes": memory} if standby else found
 
 
@@ -198,6 +208,7 @@ def looped(folder: Path, servers: str) -> dict[str, float]:
     checkpoint = folder / "checkpoint"
     command = submit_command(str(JOB), ["--plain", str(checkpoint)], master="local[2]", conf=CONF)
     starts = folder / "starts"
+    began = time.time()
     script = f'until date +%s.%N >> {starts}; "$@"; do :; done'
     process = subprocess.Popen(
         ["bash", "-c", script, "loop", *command],
@@ -221,6 +232,8 @@ def looped(folder: Path, servers: str) -> dict[str, float]:
                 found += [int(entry.name)] if mine else []
         return found
 
+    eventually(lambda: newest() >= 0, "a batch")
+    first_commit = time.time() - began
     eventually(lambda: newest() >= 2, "three batches")
     killed = time.time()
     kill(drivers())
@@ -233,7 +246,7 @@ def looped(folder: Path, servers: str) -> dict[str, float]:
     kill(drivers())
     process.wait()
     to_start = float(starts.read_text().splitlines()[1]) - killed
-    return {"to_start": to_start, "to_commit": commit - killed, "cpu": cpu}
+    return {"first_commit": first_commit, "to_start": to_start, "to_commit": commit - killed, "cpu": cpu}
 
 
 def deferred(folder: Path, rounds: int) -> list[float]:
@@ -314,6 +327,7 @@ def report(kept: dict[str, object]) -> None:
     lanes = kept.get("lanes", {})
     assert isinstance(lanes, dict)
     heads = {
+        "first_commit": "first start to commit",
         "to_start": "to the next start",
         "to_claim": "to its claim",
         "to_commit": "to its first commit",

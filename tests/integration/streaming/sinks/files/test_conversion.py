@@ -31,7 +31,7 @@ from airflow_provider_exactlyonce.streaming.sinks.files import conversion
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
 from tests import commands
 from tests.delta_reader import read_delta
-from tests.integration.streaming.sinks.delta import test_object_store
+from tests.integration.streaming.sinks.delta import test_storage
 from tests.old_files import OldLog
 
 PIPELINE = "shop-archive"
@@ -302,7 +302,7 @@ def test_what_is_no_file_sinks_is_refused_and_a_delta_sink_may_be_beside_it(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the clients have deprecations of their own
 def test_files_in_an_object_store_are_converted_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with test_object_store.s3() as emulated:
+    with test_storage.s3() as emulated:
         for name, value in emulated.options.items():
             monkeypatch.setenv(name.upper(), value)
         _convert_in_a_bucket(home)

@@ -1,7 +1,7 @@
 """Gates against a reference: an independent reader, after each of many random steps on a real broker.
 
 A gate that is open while the reader lacks a row is wrong, and so is one that stays shut while it lacks none. Replay a
-seed with ``GATE_SEEDS=17 pytest -m "" tests/integration/ledger/test_gate_reference.py``.
+seed with ``GATE_SEEDS=17 pytest -m "" tests/integration/ledger/test_gate.py``.
 """
 
 from __future__ import annotations

@@ -3,16 +3,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.spark_session import spark_session
 from tests.integration.streaming.harness import World
 from tests.shared_jvm import SharedJvm
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
@@ -33,11 +28,3 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-@pytest.fixture(scope="package")
-def spark(jvm: None) -> Iterator[SparkSession]:
-    """Give a session in this process, for what needs no driver of its own; with code generation, as users have it."""
-    as_users = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-    with spark_session(as_users, log_level="ERROR") as session:
-        yield session

@@ -18,8 +18,8 @@ ROUNDS ?= 5
 
 VENV_PYTHON := .venv/bin/python
 PYTEST := $(VENV_PYTHON) -m pytest -n $(WORKERS) --no-loadscope-reorder
-CONTRACTS := $(addprefix tests/integration/, kafka/test_wire_contract.py compatibility/test_plan_description.py \
-	restore/test_spark_steering.py streaming/spark streaming/analysis/test_executed_batch.py)
+CONTRACTS := $(addprefix tests/integration/, kafka/test_wire.py streaming/analysis/test_plan_description.py \
+	streaming/replay/test_spark_steering.py streaming/spark streaming/analysis/test_executed_batch.py)
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 # Hundreds of processes import the package and the tests: they are compiled once.

@@ -1,6 +1,6 @@
 """The adapter over kafka-python's private connection manager: the protocol requests that no client offers publicly.
 
-Nothing else in the project touches ``_manager``. The contract test (``tests/integration/kafka/test_wire_contract.py``)
+Nothing else in the project touches ``_manager``. The contract test (``tests/integration/kafka/test_wire.py``)
 says what to do when a release of kafka-python breaks it. Request versions are fixed on purpose: with EndTxn 4,
 AddPartitionsToTxn 3 and Produce 11 the partitions are added by the client and the epoch changes only by InitProducerId.
 """

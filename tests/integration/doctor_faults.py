@@ -35,7 +35,7 @@ from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import Code, Producer, WireClient
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
-from tests.integration.restore.harness import Case
+from tests.integration.streaming.replay.harness import Case
 from tests.waiting import eventually
 
 OTHER_ID = "00000000-0000-4000-8000-00000000beef"

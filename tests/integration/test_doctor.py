@@ -33,10 +33,10 @@ from tests import commands
 from tests.integration import doctor_faults as faults
 from tests.integration.doctor_faults import Patient
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
-from tests.integration.restore.harness import Bench, Case, StoppingDriver, check_content
-from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Shape
 from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import World, check_counts
+from tests.integration.streaming.replay.harness import Bench, Case, StoppingDriver, check_content
+from tests.integration.streaming.replay.shapes import ROWS_A_BATCH, SHAPES, Shape
 
 __all__ = ["world"]  # a fixture
 

@@ -4,8 +4,8 @@ Spark compares the types of a state's keys and values with those of a new plan, 
 writes down tells a sum from a maximum. It walks the plan as the user's function has built it, down to the marks that
 sources leave, and names every column by the topic's column that it is made of.
 
-It touches classes that are private to Spark 4.2; ``tests/integration/compatibility/test_plan_description.py`` is the
-contract: if that fails with another Spark, repair this module.
+It touches classes that are private to Spark 4.2; ``tests/integration/streaming/analysis/test_plan_description.py`` is
+the contract: if that fails with another Spark, repair this module.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ into a directory of ours. :mod:`~airflow_provider_exactlyonce.checkpoint.state` 
 savepoint's. No source is opened and no task runs; only transformWithState has its processor's ``init`` called, in a
 Python worker, as Spark does to learn its variables.
 
-Everything here is private to Spark 4.2. ``tests/integration/compatibility/test_plan_description.py`` is its contract:
-if that fails with another Spark, repair this module.
+Everything here is private to Spark 4.2. ``tests/integration/streaming/analysis/test_plan_description.py`` is its
+contract: if that fails with another Spark, repair this module.
 """
 
 from __future__ import annotations

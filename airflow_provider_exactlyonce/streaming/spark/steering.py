@@ -1,8 +1,8 @@
 """The one adapter for what steering touches inside Spark: a running query's next micro-batch is told, not planned.
 
-Everything here is private to Spark 4.2. ``tests/integration/restore/test_spark_steering.py`` is its contract: if that
-fails with another Spark, repair this module, or let :func:`missing_part` name what is gone: replays then go on with one
-start of the query per recorded batch, which needs nothing private.
+Everything here is private to Spark 4.2. ``tests/integration/streaming/replay/test_spark_steering.py`` is its contract:
+if that fails with another Spark, repair this module, or let :func:`missing_part` name what is gone: replays then go on
+with one start of the query per recorded batch, which needs nothing private.
 
 :class:`SteeredQuery` is used in the callback of ``foreachBatch`` only. That runs on the thread that plans the next
 batch, so nothing races.

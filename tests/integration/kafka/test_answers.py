@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from tests.integration.restore.harness import client_threads
+from tests.integration.streaming.replay.harness import client_threads
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.kafka.compression import ATTRIBUTES, Compressi
 from airflow_provider_exactlyonce.kafka.record_batch import Body, with_header
 from airflow_provider_exactlyonce.kafka.transaction import add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
-from tests.integration.kafka.test_wire_contract import initialised
+from tests.integration.kafka.test_wire import initialised
 from tests.unit.kafka.record_rows import LATEST, NOW, PROPERTY, TIMESTAMPS, Row, encode, expected, rows
 from tests.waiting import HANG_SECONDS
 

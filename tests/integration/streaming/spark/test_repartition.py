@@ -2,8 +2,9 @@
 
 When this fails with another Spark: see what ``StreamingCheckpointManager`` of pyspark/sql/streaming/query.py offers,
 and what the reader of the format ``statestore`` shows to Spark's own repartitioning. Mend
-``streaming/spark/repartition.py`` after it, run this again, and then ``tests/integration/restore/test_rescale.py``
-with ``-m ""``. Until then a rescale is refused, or fails before anything is changed; everything else goes on.
+``streaming/spark/repartition.py`` after it, run this again, and then
+``tests/integration/streaming/replay/test_rescale.py`` with ``-m ""``. Until then a rescale is refused, or fails before
+anything is changed; everything else goes on.
 """
 
 from __future__ import annotations

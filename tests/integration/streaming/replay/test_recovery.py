@@ -14,9 +14,9 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests import commands
-from tests.integration.restore.harness import Bench, Case, check_content
-from tests.integration.restore.shapes import KEYS, ROWS_A_BATCH
 from tests.integration.streaming.harness import open_transactions, read_committed
+from tests.integration.streaming.replay.harness import Bench, Case, check_content
+from tests.integration.streaming.replay.shapes import KEYS, ROWS_A_BATCH
 
 pytestmark = pytest.mark.timeout(3600)
 

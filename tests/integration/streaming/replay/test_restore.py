@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from airflow_provider_exactlyonce.control.status import Status
-from tests.integration.restore.harness import Bench
-from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES
 from tests.integration.streaming.harness import clean_audit
+from tests.integration.streaming.replay.harness import Bench
+from tests.integration.streaming.replay.shapes import ROWS_A_BATCH, SHAPES
 
 
 def replayed(last_status: Status, first: int, last: int) -> Status:

@@ -22,8 +22,8 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.declaration import Pipeline
 from airflow_provider_exactlyonce.streaming.driver.driver import Driver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
-from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Input, Shape, declare
 from tests.integration.streaming.harness import check_tiles, clean_audit, read_committed, rows_by_commit
+from tests.integration.streaming.replay.shapes import ROWS_A_BATCH, SHAPES, Input, Shape, declare
 
 
 def client_threads() -> int:

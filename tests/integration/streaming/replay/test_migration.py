@@ -16,11 +16,11 @@ from airflow_provider_exactlyonce.exceptions import IncompatibleVersionError, Re
 from airflow_provider_exactlyonce.streaming import StateBackend
 from airflow_provider_exactlyonce.streaming.job.compatibility_check import check_compatibility
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
-from tests.integration.restore.harness import Bench, Case
-from tests.integration.restore.migrations import narrower, totals, wider
-from tests.integration.restore.shapes import Shape
-from tests.integration.restore.test_variants import configure
 from tests.integration.streaming.harness import clean_audit, read_committed
+from tests.integration.streaming.replay.harness import Bench, Case
+from tests.integration.streaming.replay.migrations import narrower, totals, wider
+from tests.integration.streaming.replay.shapes import Shape
+from tests.integration.streaming.replay.test_variants import configure
 
 __all__ = ["configure"]  # a fixture
 Configure = Callable[[Mapping[str, str]], None]

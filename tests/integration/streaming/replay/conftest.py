@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.restore.harness import Bench
+from tests.integration.streaming.replay.harness import Bench
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from airflow_provider_exactlyonce.exceptions import DivergedError
 from airflow_provider_exactlyonce.streaming.declaration import Pipeline
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share
 from dags.jobs.own_sink import SqliteSink
-from tests.integration.restore.harness import Bench, Case
-from tests.integration.restore.shapes import Shape
+from tests.integration.streaming.replay.harness import Bench, Case
+from tests.integration.streaming.replay.shapes import Shape
 
 SALT = {"salt": 0}
 

@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.streaming.job.compatibility_check import check
 from tests.integration.compatibility.harness import Bench
 from tests.integration.compatibility.versions import JOINED, SUM, BrokenCounter, processor, session, timed, window
 from tests.integration.compatibility.versions import Counter as CountingProcessor
-from tests.integration.restore.shapes import SHAPES, declare
+from tests.integration.streaming.replay.shapes import SHAPES, declare
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 SOURCE = KafkaSource("in", schema="id BIGINT, k STRING, j STRING, t BIGINT, u BIGINT, a BIGINT, b BIGINT")

@@ -20,8 +20,8 @@ from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
 from airflow_provider_exactlyonce.streaming.spark import steering
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from airflow_provider_exactlyonce.streaming.spark.steering import SteeredQuery, SteeringError, missing_part
-from tests.integration.restore.harness import Bench
-from tests.integration.restore.shapes import SCHEMA, with_time
+from tests.integration.streaming.replay.harness import Bench
+from tests.integration.streaming.replay.shapes import SCHEMA, with_time
 from tests.waiting import HANG_SECONDS
 
 

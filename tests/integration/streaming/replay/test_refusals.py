@@ -14,8 +14,8 @@ from airflow_provider_exactlyonce.checkpoint.restore import RestoreMode, Restore
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
-from tests.integration.restore.harness import Bench, Case
-from tests.integration.restore.shapes import ROWS_A_BATCH
+from tests.integration.streaming.replay.harness import Bench, Case
+from tests.integration.streaming.replay.shapes import ROWS_A_BATCH
 
 
 @pytest.mark.timeout(3600)

@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.analysis import determinism
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_sources
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
-from tests.integration.restore.shapes import deduplicated, joined, stateless, timed, update, windowed
+from tests.integration.streaming.replay.shapes import deduplicated, joined, stateless, timed, update, windowed
 
 
 @pytest.fixture(scope="module")

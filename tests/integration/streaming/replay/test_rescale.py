@@ -21,11 +21,11 @@ from airflow_provider_exactlyonce.streaming.replay.rescale import Rescaled, resc
 from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests import commands
-from tests.integration.restore.harness import Bench, Case
-from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Input, Shape
-from tests.integration.restore.test_restore import replayed
-from tests.integration.restore.test_variants import CHANGELOG, FORMAT_1, HASHMAP, configure
 from tests.integration.streaming.harness import clean_audit
+from tests.integration.streaming.replay.harness import Bench, Case
+from tests.integration.streaming.replay.shapes import ROWS_A_BATCH, SHAPES, Input, Shape
+from tests.integration.streaming.replay.test_restore import replayed
+from tests.integration.streaming.replay.test_variants import CHANGELOG, FORMAT_1, HASHMAP, configure
 
 __all__ = ["configure"]  # a fixture
 Configure = Callable[[Mapping[str, str]], None]

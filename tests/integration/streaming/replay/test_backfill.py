@@ -34,9 +34,9 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline, ledger_topic
 from airflow_provider_exactlyonce.streaming.driver.backfill_driver import BackfillDriver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
-from tests.integration.restore.harness import Bench, Case
-from tests.integration.restore.shapes import SHAPES
 from tests.integration.streaming.harness import read_committed
+from tests.integration.streaming.replay.harness import Bench, Case
+from tests.integration.streaming.replay.shapes import SHAPES
 from tests.waiting import eventually
 
 ROUNDS = 8

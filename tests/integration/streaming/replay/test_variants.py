@@ -14,10 +14,10 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.spark import steering
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
-from tests.integration.restore.harness import Bench
-from tests.integration.restore.shapes import RANDOM, ROWS_A_BATCH, TICKING
-from tests.integration.restore.test_restore import replayed
 from tests.integration.streaming.harness import clean_audit
+from tests.integration.streaming.replay.harness import Bench
+from tests.integration.streaming.replay.shapes import RANDOM, ROWS_A_BATCH, TICKING
+from tests.integration.streaming.replay.test_restore import replayed
 
 STORE = "spark.sql.streaming.stateStore"
 HASHMAP = {

@@ -108,7 +108,7 @@ def _state(world: World) -> DriverState | None:
     return driver_status.state if driver_status else None
 
 
-@pytest.mark.slow  # test_kafka_source.py and test_job_kit.py have it without a driver
+@pytest.mark.slow  # test_kafka_source.py and testing/test_job.py have it without a driver
 def test_a_record_that_does_not_fit_stops_the_pipeline_before_its_batch_commits(world: World) -> None:
     world.send(1000)
     send(world.config, world.source, [(b"k1", b'{"id": 1, "k": "k1", "v": "dear"}')])

@@ -10,10 +10,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.failpoints import RESTORE_NAMES
 from tests import commands
-from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import World, check_counts
-
-__all__ = ["world"]  # a fixture
 
 *MAKING, REPLAYED = RESTORE_NAMES
 

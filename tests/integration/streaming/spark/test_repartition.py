@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.checkpoint.state import PARTITIONS, StateDirec
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition
-from tests.integration.streaming.test_state_layout import HASHMAP, KEYS, ROCKSDB, Case, feed, joined, run, transformed
+from tests.integration.checkpoint.test_state import HASHMAP, KEYS, ROCKSDB, Case, feed, joined, run, transformed
 
 
 def open_state(

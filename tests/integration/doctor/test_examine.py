@@ -30,8 +30,8 @@ from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
 from tests import commands
-from tests.integration import doctor_faults as faults
-from tests.integration.doctor_faults import Patient
+from tests.integration.doctor import faults
+from tests.integration.doctor.faults import Patient
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import World, check_counts

@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "links": {"control"},
     "audit": {"kafka", "ledger", "tables"},
     "transactions": {"kafka", "control", "ledger"},
-    "checkpoint": {"storage", "control", "ledger", "tables", "streaming.file_systems"},
+    "checkpoint": {"kafka", "storage", "control", "ledger", "tables", "streaming.file_systems"},
     "backfill": {"kafka", "storage", "control", "ledger", "tables", "checkpoint"},
     "streaming.settings": {"kafka"},
     "streaming.file_systems": {"devkit", "storage", "streaming.settings"},
@@ -59,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
         "streaming.registry",
     },
     "streaming.commit": {
-        *("kafka", "control", "ledger", "tables", "checkpoint", "backfill", "streaming.settings"),
+        *("kafka", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),
         "streaming.sequencer",
         *("streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
     },
@@ -101,7 +101,7 @@ ROOMS: dict[str, set[str]] = {
             "streaming.commit",
         ),
     },
-    "doctor": {"kafka", "storage", "control", "ledger", "audit", "transactions", "checkpoint", "streaming.commit"},
+    "doctor": {"kafka", "storage", "control", "ledger", "audit", "transactions", "checkpoint"},
     "upgrade": {
         *("storage", "kafka", "control", "ledger", "tables", "checkpoint", "streaming.file_systems"),
         *("streaming.sinks.kafka", "streaming.spark", "streaming.job", "streaming.commit", "streaming.replay"),

@@ -8,12 +8,12 @@ from typing import Final
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, parse_offsets, whole
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource
+from airflow_provider_exactlyonce.checkpoint.start_checks import check_not_ahead, replay_is_needed
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 from airflow_provider_exactlyonce.exceptions import BatchTimedOutError, RefusedError
 from airflow_provider_exactlyonce.storage.opening import is_there, store_of
-from airflow_provider_exactlyonce.streaming.commit.start_checks import check_not_ahead, replay_is_needed
 
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 

@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import recover
+from airflow_provider_exactlyonce.checkpoint.start_checks import (
+    check_first_offsets,
+    check_sources_go_on,
+    check_topic_ids,
+    first_repeated,
+    reconcile,
+    settle_first_positions,
+)
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import releases, requests, standbys
 from airflow_provider_exactlyonce.control.lease import Lease
@@ -43,14 +51,6 @@ from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks,
 from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup, written_tables
-from airflow_provider_exactlyonce.streaming.commit.start_checks import (
-    check_first_offsets,
-    check_sources_go_on,
-    check_topic_ids,
-    first_repeated,
-    reconcile,
-    settle_first_positions,
-)
 from airflow_provider_exactlyonce.streaming.driver import rehearsal
 from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle, listen
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted
+from airflow_provider_exactlyonce.checkpoint.start_checks import replay_is_needed
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.control.status import ReplayReport
@@ -29,7 +30,6 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.run import Run
-from airflow_provider_exactlyonce.streaming.commit.start_checks import replay_is_needed
 from airflow_provider_exactlyonce.streaming.spark.steering import QuerySteering
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.start_checks import reconcile
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError
 from airflow_provider_exactlyonce.kafka import preflight, retry, transaction
@@ -30,7 +31,6 @@ from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAtt
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.commit.start_checks import reconcile
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.testing.fault_injection import (

@@ -32,8 +32,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from airflow_provider_exactlyonce.checkpoint.start_checks import check_first_offsets
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
-from airflow_provider_exactlyonce.streaming.commit.start_checks import check_first_offsets
 from airflow_provider_exactlyonce.streaming.job.table_stream import TableReading, TableStreamReader
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files

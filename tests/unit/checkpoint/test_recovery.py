@@ -12,12 +12,12 @@ from airflow_provider_exactlyonce.checkpoint.home_match import check_start
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import begin_empty, recover
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource
+from airflow_provider_exactlyonce.checkpoint.start_checks import reconcile
 from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.streaming.commit.start_checks import reconcile
 from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
 

@@ -12,10 +12,10 @@ from airflow_provider_exactlyonce.checkpoint.integrity import newest_whole
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide, repair_query_id, run_newest_again
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.checkpoint.start_checks import replay_is_needed
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.streaming.commit.start_checks import replay_is_needed
 from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
 

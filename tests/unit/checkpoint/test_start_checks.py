@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.control.home import Lineage
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
-from airflow_provider_exactlyonce.streaming.commit.start_checks import (
+from airflow_provider_exactlyonce.checkpoint.start_checks import (
     check_first_offsets,
     check_sources_go_on,
     reconcile,
     settle_first_positions,
 )
+from airflow_provider_exactlyonce.control.home import Lineage
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
 from tests.ledger_records import claim_record, commit_record

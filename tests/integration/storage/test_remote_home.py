@@ -22,11 +22,12 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.storage.opening import place_of, store_of
 from airflow_provider_exactlyonce.storage.s3 import S3Store
 from airflow_provider_exactlyonce.storage.store import HeldError
-from tests import azurite, commands, object_stores
+from tests import azurite, class_archives, commands, object_stores
 from tests.hadoop_cluster import HadoopCluster
 from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import CONF, JOBS, Driver, World, check_counts
 from tests.object_stores import Faults
+from tests.shared_jvm import SharedJvm
 from tests.waiting import eventually
 
 __all__ = ["world"]  # a fixture
@@ -75,7 +76,12 @@ class Pipeline:
         return Home(self.url)
 
     def start(
-        self, *, until: str = "available", failpoints: str | None = None, conf: Mapping[str, str] | None = None
+        self,
+        *,
+        until: str = "available",
+        failpoints: str | None = None,
+        conf: Mapping[str, str] | None = None,
+        own_jvm: bool = True,
     ) -> Driver:
         """Start a driver; that no secret is where others could read it is checked at the end."""
         conf = {
@@ -84,7 +90,7 @@ class Pipeline:
             "spark.eventLog.compress": "false",
             "spark.eventLog.dir": f"file:{self.folder}",
         }
-        driver = self.world.start(home=self.url, until=until, failpoints=failpoints, conf=conf, own_jvm=True)
+        driver = self.world.start(home=self.url, until=until, failpoints=failpoints, conf=conf, own_jvm=own_jvm)
         command = Path(f"/proc/{driver.process.pid}/cmdline").read_bytes()
         assert not any(secret in command for secret in SECRETS)
         return driver
@@ -208,6 +214,28 @@ def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(moto: str, monke
     assert list(store.files(folder)) == ["1/2.zip"]
     store.remove(folder)
     assert list(store.names(folder)) == list(store.names(folder.parent)) == list(store.files(folder)) == []
+
+
+@pytest.fixture
+def world_in_a_bucket(world: World, tmp_path: Path) -> Iterator[World]:
+    """Give the pipeline a JVM for its drivers that has what Spark needs for a bucket."""
+    world.jvm = SharedJvm(tmp_path / "jvm.log", class_archives.SHORT_LIVED)
+    yield world
+    world.end()
+    world.jvm.end()
+
+
+@pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)
+def test_a_pipeline_goes_on_in_a_bucket_where_its_driver_was_killed(
+    pipeline: Pipeline, world_in_a_bucket: World
+) -> None:
+    world_in_a_bucket.send(900)
+    killed = pipeline.start(failpoints="after-end-transaction:run=1:batch=1", own_jvm=False)
+    assert killed.wait() == -signal.SIGKILL, killed.output()[-6000:]
+    again = pipeline.start(own_jvm=False)
+    pipeline.finish(again)
+    pipeline.check()
+    assert not killed.owns_jvm and not again.owns_jvm
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ supervisor writes the intent, as before every start, and the standby goes on whe
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
@@ -32,6 +34,8 @@ from airflow_provider_exactlyonce.storage.store import is_no_answer
 WARM: Final = "warm"
 #: Environment variable with pid and start time of the supervisor that a standby belongs to.
 SUPERVISOR_VARIABLE: Final = "EXACTLYONCE_SUPERVISOR"
+#: How often a standby looks whether it is its turn, where a look costs nothing.
+_LOOK_SECONDS: Final = 0.2
 
 _log = logging.getLogger(__name__)
 
@@ -188,3 +192,14 @@ def keeps_waiting(turn: StandbyTurn) -> bool:
             raise
         _log.warning("whether the driver lives can't be read: %s", error)
         return True
+
+
+def await_turn(home: Home, turn: StandbyTurn, check_wanted: Callable[[], None]) -> None:
+    """Wait for a standby's turn.
+
+    :param check_wanted: called between two looks; raises when the standby is not wanted any more
+    :raises ExactlyOnceError: as :meth:`StandbyTurn.has_come` does
+    """
+    while keeps_waiting(turn):
+        check_wanted()
+        time.sleep(home.look_every(_LOOK_SECONDS, reads=2))

@@ -72,9 +72,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("exactlyonce")
 
-#: How often a standby looks whether it is its turn, where a look costs nothing.
-_LOOK_SECONDS: Final = 0.2
-
 #: How a pipeline's batches are committed, by what it guarantees.
 SINKS: Final[Mapping[CheckpointingMode, Callable[[BatchAttempt, Callable[[], bool]], TransactionalSink]]] = {
     CheckpointingMode.EXACTLY_ONCE: lambda attempt, stop: BatchTransaction(attempt, TransactionalWriter(attempt), stop),
@@ -184,12 +181,14 @@ class Driver:
         rehearsal.rehearse(spark)
         self._standing_by.enter_context(leases.holding(home.standby, self._pipeline.name, token, gone))
         log.info("standby: ready, waits for the end of the driver")
-        while standbys.keeps_waiting(turn):
+
+        def check_wanted() -> None:
             if reason := self._lifecycle.stop.reason():
                 raise StopRequestedError(reason)
             if jvm.is_stopped(spark):
                 raise ExactlyOnceError("Spark has ended while the standby was waiting")
-            time.sleep(home.look_every(_LOOK_SECONDS, reads=2))
+
+        standbys.await_turn(home, turn, check_wanted)
         log.info("standby: takes over")
         if (left := turn.left) is not None:
             self._lifecycle.stop.ask(lambda: requests.stop_requested(home, left.token))

@@ -131,7 +131,7 @@ bench-restart: setup ## measure a killed driver's restart beside a shell's loop;
 bench-savepoint: setup ## measure savepoints of 10 MB, 100 MB and 1 GB of state against cp -r, and the query beside them
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/savepoint.py $(ARGS)
 
-bench-scale: setup ## measure what grows with partitions and tasks: the commit's record, the turns of tasks, a transaction
+bench-scale: setup ## measure what grows: the commit's record, the turns of tasks, a transaction, supervisors in a triggerer
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/scale.py $(ARGS)
 
 bench-sequencer: setup ## measure what share of a batch of 200 tasks x 200 partitions is their taking turns

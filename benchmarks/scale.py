@@ -1,7 +1,7 @@
-"""Measure where parts end that grow with partitions and tasks: the commit record, the turns of tasks, a transaction.
+"""Measure where parts end that grow: the commit record, the turns of tasks, a transaction, supervisors in a triggerer.
 
-The record and the turns need no broker. The transaction writes one record to each partition of a topic on a broker of
-its own, commits, and waits until readers may read the last partition.
+Only the transaction needs a broker. It writes one record to each partition of a topic on a broker of its own, commits,
+and waits until readers may read the last partition.
 
     python benchmarks/scale.py --partitions 100 1000 5000
 """
@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPoin
 from airflow_provider_exactlyonce.streaming.commit.write_stage import CANDIDATES
 from airflow_provider_exactlyonce.streaming.sequencer.client import first_place
 from airflow_provider_exactlyonce.streaming.sequencer.core import Sequencer
+from benchmarks import supervisors
 
 TOPIC = "rows"
 #: As large as offsets, ids and counts are after years.
@@ -170,6 +171,8 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, nargs="+", default=[100, 1000, 5000], help="of a transaction")
     parser.add_argument("--rounds", type=int, default=3, help="of each transaction; the best is printed")
     given = parser.parse_args()
+    for measured in supervisors.measure(1_000, 60.0, [300.0]):
+        print(json.dumps(measured), flush=True)
     for partitions in (100, 1_000, 10_000, 40_000):
         print(json.dumps({"record_of_partitions": partitions, **measure_record(partitions)}), flush=True)
     for tasks, partitions in ((200, 200), (200, 1_000), (1_000, 1_000)):

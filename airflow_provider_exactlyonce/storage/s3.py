@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 #: Seconds for a connection, and for an answer to a document: watchers wait for them.
 _PATIENCE: Final = {"connect_timeout": 5, "read_timeout": 15}
+#: All threads of a triggerer that look at homes share a client.
+_CONNECTIONS: Final = {"max_pool_connections": 100}
 #: How often a question is asked; it changes nothing.
 _ATTEMPTS: Final = 3
 #: The condition was not met.
@@ -45,7 +47,7 @@ def open_store(system: S3FileSystem) -> S3Store:
     def client(attempts: int, **more: Any) -> S3FileSystem:
         options = {**system.storage_options, "use_listings_cache": False, "skip_instance_cache": True}
         retries = {"total_max_attempts": attempts, "mode": "standard"}
-        config = {**_PATIENCE, **options.get("config_kwargs", {}), "retries": retries, **more}
+        config = {**_PATIENCE, **_CONNECTIONS, **options.get("config_kwargs", {}), "retries": retries, **more}
         made = type(system)(**{**options, "config_kwargs": config})
         made.retries = 1  # of s3fs, around those
         return made

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from upath import UPath
@@ -23,9 +25,11 @@ from airflow_provider_exactlyonce.storage.store import Store
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
 from airflow_provider_exactlyonce.streaming.driver.stop_reasons import StopReasons
+from airflow_provider_exactlyonce.triggers.shared_poller import HOME_THREADS
 from tests import object_stores
 from tests.clocks import AheadClock
 from tests.object_stores import Faults, Kind
+from tests.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -169,3 +173,43 @@ def test_one_look_reads_each_document_once(place: Path, faults: Faults) -> None:
         assert json_store.read(place / "b.json") is json_store.read(place / "b.json") is None
     assert faults.seen.count("GET") == 2
     assert json_store.read(document) == {"number": 2}
+
+
+class _AllAtOnce(BaseHTTPRequestHandler):
+    """Answers once as many ask as a triggerer has threads for homes."""
+
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[threading.Barrier]
+
+    def do_GET(self) -> None:
+        self.asked.wait(HANG_SECONDS)
+        text = b"<Error><Code>NoSuchKey</Code></Error>"
+        self.send_response(404)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Listening(ThreadingHTTPServer):
+    request_queue_size = 200
+
+
+def test_each_thread_of_a_triggerer_has_a_request_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's own limit is ten; a home that answers late would hold up the others."""
+    threads = HOME_THREADS._max_workers
+    monkeypatch.setattr(_AllAtOnce, "asked", threading.Barrier(threads), raising=False)
+    monkeypatch.setattr(s3, "_PATIENCE", {"connect_timeout": HANG_SECONDS, "read_timeout": HANG_SECONDS})
+    with _Listening(("127.0.0.1", 0), _AllAtOnce) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            place = object_stores.S3.place(f"http://127.0.0.1:{server.server_port}")
+            store = store_of(place)
+            assert set(HOME_THREADS.map(lambda each: store.read(place / str(each)), range(threads))) == {None}
+        finally:
+            server.shutdown()
+            serving.join()

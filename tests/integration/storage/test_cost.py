@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import FoundDriver
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
-from airflow_provider_exactlyonce.exceptions import StopRequestedError
+from airflow_provider_exactlyonce.exceptions import StopRequestedError, required
 from airflow_provider_exactlyonce.hooks import metrics
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
@@ -156,7 +156,7 @@ def intent(run: Run) -> Intent:
         host="here",
         machine=process_identity.this_machine(),
         pid=os.getpid(),
-        process_started=process_identity.process_start(os.getpid()),
+        process_started=required(process_identity.process_start(os.getpid()), "this process runs"),
     )
     intents.write(run.home.intent, intent)
     return intent
@@ -186,10 +186,12 @@ def test_the_tables_sums_and_prices_are_right() -> None:
     rows = table()
     python, spark, partition = [row for row in rows.values() if row.dollars is None]
     idle, each_second = rows["a driver that idles"], "a driver that commits each second, with two state partitions"
-    for requests in (0, 1):
-        of_a_commit = python[requests] + spark[requests] + 2 * partition[requests]
-        assert rows[each_second][requests] == 60 * of_a_commit
-        assert rows["the same, each ten seconds"][requests] == 6 * of_a_commit
+    of_a_commit = (
+        python.writes + spark.writes + 2 * partition.writes,
+        python.reads + spark.reads + 2 * partition.reads,
+    )
+    assert rows[each_second][:2] == tuple(60 * requests for requests in of_a_commit)
+    assert rows["the same, each ten seconds"][:2] == tuple(6 * requests for requests in of_a_commit)
     for who, row in rows.items():
         if row.dollars is not None:
             idles = idle if who in (each_second, "the same, each ten seconds") else Row(0, 0, None)
@@ -313,18 +315,18 @@ def test_gates_ask_no_home(
             committed.commit(rows_of(batch))
         committed.settle()
     counted.is_down = True
-    gate = {"pipeline": sink, "kafka_conn_id": "kafka_default"}
+    gate: dict[str, Any] = {"pipeline": sink, "kafka_conn_id": "kafka_default"}
     opened = CommitGateSensor(task_id="gate", commit=2, **gate).execute(context(Store()))
     assert opened["commit"] == 2
 
     async def wait() -> list[Any]:
         async def fired(commit: int) -> Any:
-            targets = dict.fromkeys(TARGETS) | {"commit": commit}
-            trigger = CommitGateTrigger(**gate, **targets, poll_interval=0.1, deadline=time.time() + HANG_SECONDS)
+            targets: dict[str, Any] = {**gate, **dict.fromkeys(TARGETS), "commit": commit}
+            trigger = CommitGateTrigger(**targets, poll_interval=0.1, deadline=time.time() + HANG_SECONDS)
             return [event.payload async for event in trigger.run()]
 
         waiting = asyncio.create_task(fired(3))
-        seen = await asyncio.gather(fired(1), fired(2))
+        seen = [*await asyncio.gather(fired(1), fired(2))]
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         return seen

@@ -1,4 +1,4 @@
-"""A pipeline on a broker with TLS, SCRAM and ACLs, from one connection; and a look for its password everywhere."""
+"""A pipeline with TLS, SCRAM and ACLs, or with its home in a bucket; and a look for the secrets everywhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.hooks.home import home_at
+from airflow_provider_exactlyonce.storage.opening import store_of
+from tests import object_stores
 from tests.integration.airflow.conftest import Airflow, names_of
 from tests.integration.airflow.test_dag import RUN
 from tests.integration.kafka.secured import Right, SecuredBroker, documented_rights, secured_broker
@@ -49,6 +53,14 @@ def files_with_the_secret(folder: Path) -> list[Path]:
     return paths
 
 
+def documents_with_the_secret(home: Home) -> list[str]:
+    """Return what a home, wherever it is, holds the secret in."""
+    store = store_of(home.path)
+    read = {name: store.read(home.path / name) for name in store.files(home.path)}
+    assert read, "there is a home"
+    return [name for name, stored in read.items() if stored is not None and SECRET.encode() in stored.content]
+
+
 def is_for_its_owner_only(path: Path, root: Path) -> bool:
     """Tell whether others are kept out by the file or by a folder between it and the root."""
     try:
@@ -70,7 +82,7 @@ class Watcher:
     """Looks again and again while the pipeline runs."""
 
     local: Path
-    home: Path
+    home: Home
     leaks: list[str] = field(default_factory=list)
     pages: dict[str, str] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -92,7 +104,7 @@ class Watcher:
                 for path in files_with_the_secret(self.local)
                 if not is_for_its_owner_only(path, self.local)
             ]
-            driver_status = status.read(Home(self.home).status)
+            driver_status = status.read(self.home.status)
             if driver_status is not None and driver_status.ui_url:
                 self._read_pages(driver_status.ui_url, driver_status.application_id or "")
 
@@ -109,7 +121,11 @@ def spark_settings(folder: Path) -> dict[str, str]:
     """Return the environment in which Spark keeps an event log, and its files where they can be looked at."""
     for name in ("conf", "events", "local"):
         (folder / name).mkdir()
-    settings = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": (folder / "events").as_uri()}
+    settings = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",  # or nothing would be found in it
+        "spark.eventLog.dir": (folder / "events").as_uri(),
+    }
     (folder / "conf" / "spark-defaults.conf").write_text("".join(f"{name} {to}\n" for name, to in settings.items()))
     return {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_DIRS": str(folder / "local")}
 
@@ -147,6 +163,27 @@ def test_the_password_to_a_sources_own_cluster_is_nowhere_to_be_seen(
     run_and_look(airflow, world, tmp_path, {f"AIRFLOW_CONN_{CONN_ID.upper()}": connection, "TEST_CONN_ID": CONN_ID})
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # boto's clients have deprecations of their own
+def test_the_key_to_a_homes_bucket_is_nowhere_to_be_seen(
+    airflow: Airflow, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with object_stores.moto() as address:
+        connection = json.dumps({**object_stores.connection(address), "password": SECRET})
+        monkeypatch.setenv("AIRFLOW_CONN_LAKE", connection)  # for what looks at the home
+        place: Any = f"s3://lake@bucket/{uuid.uuid4()}"
+        world.home = place
+        run_and_look(
+            airflow,
+            world,
+            tmp_path,
+            {"AIRFLOW_CONN_LAKE": connection, "XDG_STATE_HOME": str(tmp_path / "state")},
+        )
+    events = b"".join(file.read_bytes() for file in (tmp_path / "events").rglob("*") if file.is_file())
+    assert b'"fs.s3a.secret.key":"*********(redacted)"' in events, "Spark was given the key, and hides it"
+
+
 def run_and_look(airflow: Airflow, world: World, tmp_path: Path, connections: Mapping[str, str]) -> None:
     """Run a pipeline and its gate in a DAG, compare what it wrote, and look for the secret everywhere."""
     world.send(1000)
@@ -159,16 +196,19 @@ def run_and_look(airflow: Airflow, world: World, tmp_path: Path, connections: Ma
         "stream_then_gate",
         "success",
     ]
-    with Watcher(tmp_path / "local", world.home) as watcher:
+    home = home_at(str(world.home))
+    with Watcher(tmp_path / "local", home) as watcher:
         airflow.run(command, environment)
     check_counts(world)
 
     assert watcher.leaks == []
     assert {"/environment/", "/SQL/"} <= watcher.pages.keys()
+    assert any(page.startswith("/api/") for page in watcher.pages)
     assert [page for page, text in watcher.pages.items() if SECRET in text] == []
     assert list((tmp_path / "events").iterdir())
-    assert sum(1 for _ in (world.home / "control" / "logs").iterdir()) == 1
-    for folder in (airflow.home, world.home, tmp_path / "events", tmp_path / "local"):
+    assert sum(1 for _ in home.logs.iterdir()) == 1
+    assert documents_with_the_secret(home) == []
+    for folder in (airflow.home, home.logs, tmp_path / "events", tmp_path / "local"):
         assert files_with_the_secret(folder) == []
     assert_nothing_in(airflow.home / "airflow.db", world)
 

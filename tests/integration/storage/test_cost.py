@@ -204,7 +204,7 @@ def test_the_tables_sums_and_prices_are_right() -> None:
 def test_an_idle_driver_asks_what_the_table_says(
     run: Run, counted: Faults, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of Python; what Spark asks of its state while it has nothing to do is not in it."""
+    """Of Python: in two minutes in which it had nothing to do Spark asked nothing."""
     topic = make_topic(partitions=1)
 
     def idle(seconds: float) -> None:

@@ -289,7 +289,7 @@ def kind_of(request: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["moto", *on_clusters("seaweedfs", "hadoop")], indirect=True)
+@pytest.mark.parametrize("server", ["moto", *on_clusters("seaweedfs", "gcs", "azure", "hadoop")], indirect=True)
 def test_a_savepoint_is_restored_exactly_and_every_command_works(pipeline: Pipeline) -> None:
     world = pipeline.world
     world.send(1500)
@@ -322,6 +322,7 @@ def test_a_savepoint_is_restored_exactly_and_every_command_works(pipeline: Pipel
     world.send(300)
     pipeline.finish(pipeline.start())
     pipeline.check()
+    assert commands.run_apart("audit", world.pipeline, *world.servers, "--json").body["rows"] > 0
     assert lineages.unfinished(pipeline.home.lineages) == []
 
 

@@ -16,12 +16,12 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
 from airflow_provider_exactlyonce.storage.opening import LOCAL, is_local, store_of
+from airflow_provider_exactlyonce.storage.store import ChangedError, Stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,21 @@ def read(home: Home) -> Release | None:
     return json_store.load(home.path / "release.json", Release)
 
 
-def write(home: Home, release: Release) -> None:
-    """Replace the version in use."""
-    json_store.write(home.path / "release.json", codec.dump(release))
+def stored(home: Home) -> Stored | None:
+    """Return the version in use as it is stored, to be replaced by :func:`write`."""
+    return store_of(home.path).read(home.path / "release.json")
+
+
+def write(home: Home, release: Release, before: Stored | None) -> None:
+    """Replace the version in use, unless it was changed.
+
+    :param before: what is replaced, None for none
+    :raises AlreadyRunningError: when another upgrade or rollback has changed it
+    """
+    try:
+        json_store.swap(home.path / "release.json", before, release)
+    except ChangedError as error:
+        raise AlreadyRunningError(f"another upgrade or rollback has gone on meanwhile: {error}") from error
 
 
 def keep(home: Home, version: str, file: Path, content: bytes) -> None:

@@ -297,8 +297,7 @@ class Upgrade:
             savepoint=plan.savepoint,
             pinned=plan.pinned,
         )
-        with self._sure():
-            releases.write(self._home, release)
+        self._use(plan, release)
         try:
             if not self._is_started(str(plan.token)):  # what it has to catch up with, on disk before it commits
                 lag = stability.lag_of(plan.pipeline, self._tools.config(), self._tools.find)
@@ -358,8 +357,7 @@ class Upgrade:
 
     def _start_old(self, plan: Plan) -> Plan:
         """Start the version that is gone back to; from here on it is the version in use."""
-        with self._sure():
-            releases.write(self._home, Release(version=str(plan.old), since=int(plan.entered * 1000)))
+        self._use(plan, Release(version=str(plan.old), since=int(plan.entered * 1000)))
         try:
             log = self._start_driver(plan, self._kept(str(plan.old)))
         except RefusedError as error:
@@ -422,6 +420,16 @@ class Upgrade:
             detector=self._detector,
         )
         return asked.advance()
+
+    def _use(self, plan: Plan, release: Release) -> None:
+        """Make a version the one in use, if nobody has gone on with the plan while we were frozen.
+
+        :raises AlreadyRunningError: when somebody has
+        """
+        before = releases.stored(self._home)  # before the look at the plan: whoever goes on with it changes this later
+        self._write(plan)
+        with self._sure():
+            releases.write(self._home, release, before)
 
     def _start_driver(self, plan: Plan, application: str) -> str:
         """Start the driver that the plan names, unless an earlier try has; returns where its output is."""

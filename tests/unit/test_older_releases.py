@@ -263,7 +263,7 @@ WHOLE = ("triggers/", "file-sink/", "write-ahead-log/")
 REWRITTEN: dict[str, Callable[[Path], object]] = {
     f"home/lineages/{LINEAGE}/lineage.json": lambda of: home(of).remember(lineage(of)),
     "home/control/upgrade.json": lambda of: upgrade_plan.write(home(of), plan(of), before=plan(of)),
-    "home/release.json": lambda of: releases.write(home(of), release_of(of)),
+    "home/release.json": lambda of: releases.write(home(of), release_of(of), releases.stored(home(of))),
     "home/savepoints/12-0f1e2d3c/manifest.json": lambda of: pin(of, "12-0f1e2d3c"),
 }
 
@@ -418,11 +418,13 @@ WRITTEN: Mapping[str, str | None] = {
     "backfill.workspace.begin": "resolved.json",
     "backfill.workspace.write_result": "result.json",
     "control.home.use": "current",
+    "control.home.switch": "current",
     "control.home.create": "home.json",
     "control.home.remember": "lineage.json",
     "control.home.note_commit": "progress.json",
     "control.moving.begin": "moved/home.json",
     "control.moving.finish": "moved/home.json",
+    "control.moving.seal": "moved/current",
     "control.requests.request_stop": "stop.json",
     "control.requests.note_killed": "killed-",
     "control.requests.request_savepoint": "savepoint-0f1e2d3c.json",
@@ -502,7 +504,7 @@ def has_fixture(part: str | None) -> bool:
 
 
 def test_every_place_that_writes_a_document_has_a_fixture_of_it() -> None:
-    places = {place for name in ("write", "change", "overwrite") for place, _ in calls(f"json_store.{name}")}
+    places = {place for name in ("write", "change", "overwrite", "swap") for place, _ in calls(f"json_store.{name}")}
     assert places == set(WRITTEN), "add what it writes to tests/releases, and to KINDS and WRITTEN"
     assert all(map(has_fixture, WRITTEN.values()))
 

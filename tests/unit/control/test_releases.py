@@ -42,7 +42,7 @@ def test_before_the_first_upgrade_every_version_may_start(home: Home) -> None:
 
 
 def test_an_older_version_never_undoes_an_upgrade(home: Home) -> None:
-    releases.write(home, Release(version="new", since=1, previous="old", savepoint="1-a"))
+    releases.write(home, Release(version="new", since=1, previous="old", savepoint="1-a"), releases.stored(home))
     releases.check_start(home, "new", "token")
     with pytest.raises(VersionRefusedError, match=r"this is version old.*was brought to version new"):
         releases.check_start(home, "old", "token")
@@ -51,7 +51,7 @@ def test_an_older_version_never_undoes_an_upgrade(home: Home) -> None:
 @pytest.mark.parametrize("step", list(UpgradeStep))
 def test_while_an_upgrade_is_under_way_only_its_own_driver_may_start(home: Home, step: UpgradeStep) -> None:
     upgrade_plan.write(home, plan_at(step), before=upgrade_plan.read(home))
-    releases.write(home, Release(version="new", since=1, previous="old", savepoint="1-a"))
+    releases.write(home, Release(version="new", since=1, previous="old", savepoint="1-a"), releases.stored(home))
     releases.check_start(home, "new", "mine")
     with pytest.raises(VersionRefusedError):
         releases.check_start(home, "old", "mine")
@@ -83,7 +83,7 @@ def test_what_runs_is_the_version_in_use_whatever_file_is_asked_for(home: Home, 
     old, new = job(tmp_path, "old", "old.py"), job(tmp_path, "new", "new.py")
     assert releases.application_to_run(home, str(old)) == str(old), "it was never upgraded"
     releases.keep(home, "v2", new, new.read_bytes())
-    releases.write(home, Release(version="v2", since=1, previous="v1", savepoint="1-a"))
+    releases.write(home, Release(version="v2", since=1, previous="v1", savepoint="1-a"), releases.stored(home))
     assert releases.application_to_run(home, str(old)) == str(new)
     copied = job(tmp_path, "new", "copied.py")
     assert releases.application_to_run(home, str(copied)) == str(copied), "the same file elsewhere"

@@ -322,7 +322,7 @@ def test_a_stream_runs_the_version_in_use_whatever_its_own_file_is(
     stream = StreamingPipelineOperator(task_id="stream", application=str(old), checkpoint=str(home.path))
     stream.launch(home, "forever", None)
     releases.keep(home, "v2", Path(job), Path(job).read_bytes())
-    releases.write(home, Release(version="v2", since=1, previous="v1", savepoint="3-ab"))
+    releases.write(home, Release(version="v2", since=1, previous="v1", savepoint="3-ab"), releases.stored(home))
     stream.launch(home, "forever", None)
     assert started == [str(old), job]
 

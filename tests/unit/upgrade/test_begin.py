@@ -94,7 +94,9 @@ def roll_back(home: Home, request: str = "c3") -> Plan:
 def test_a_rollback_goes_to_what_the_last_upgrade_has_replaced(home: Home, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="no upgrade to roll back"):
         roll_back(home)
-    releases.write(home, Release(version="new", since=1, previous="old", savepoint="7-ab", pinned=True))
+    releases.write(
+        home, Release(version="new", since=1, previous="old", savepoint="7-ab", pinned=True), releases.stored(home)
+    )
     with pytest.raises(RefusedError, match="no copy of the job's file of version old"):
         roll_back(home)
     keep(home, tmp_path, "old")
@@ -123,7 +125,9 @@ def test_a_rollback_unpins_what_an_upgrade_that_ended_badly_could_not(
     home: Home, tmp_path: Path, job: str, end: UpgradeStep
 ) -> None:
     keep(home, tmp_path, "old")
-    releases.write(home, Release(version="new", since=1, previous="old", savepoint="9-cd", pinned=True))
+    releases.write(
+        home, Release(version="new", since=1, previous="old", savepoint="9-cd", pinned=True), releases.stored(home)
+    )
     plan = begin(home, job)
     ended = replace(plan, step=end, old="old", savepoint="9-cd", pinned=True, unpin=("7-ab",))
     upgrade_plan.write(home, ended, before=plan)
@@ -132,7 +136,9 @@ def test_a_rollback_unpins_what_an_upgrade_that_ended_badly_could_not(
 
 def test_a_rollback_that_has_no_way_back_touches_nothing(home: Home, tmp_path: Path) -> None:
     keep(home, tmp_path, "old")
-    releases.write(home, Release(version="new", since=1, previous="old", savepoint="7-ab", pinned=True))
+    releases.write(
+        home, Release(version="new", since=1, previous="old", savepoint="7-ab", pinned=True), releases.stored(home)
+    )
     asked = []
 
     def check(request: RestoreRequest) -> None:

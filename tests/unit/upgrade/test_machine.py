@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade, _settled
 from airflow_provider_exactlyonce.upgrade.transitions import moved
 from tests.clocks import StandingClock
+from tests.frozen import WRITES, at_each
 from tests.unit.checkpoint import crafted
 
 RANDOM = ("Rand is not deterministic",)
@@ -57,13 +59,17 @@ def launch(application: str, arguments: Sequence[str]) -> Launch:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """Give the home of a pipeline whose version in use may give other rows each time."""
-    home = Home(tmp_path / "home")
+    return made(tmp_path)
+
+
+def made(folder: Path) -> Home:
+    """Make the home of a pipeline whose version in use may give other rows each time."""
+    home = Home(folder / "home")
     home.create("p")
-    old = tmp_path / "old.py"
+    old = folder / "old.py"
     old.write_text("old")
     releases.keep(home, "old", old, old.read_bytes())
-    releases.write(home, Release(version="old", since=1))
+    releases.write(home, Release(version="old", since=1), releases.stored(home))
     described = JobDescription(
         version="old",
         job_hash=None,
@@ -142,6 +148,58 @@ def test_a_process_that_has_lost_its_hold_neither_changes_the_version_in_use_nor
         frozen.advance()
     assert releases.read(home) == Release(version="old", since=1)
     assert intents.read(home.intent) is None
+
+
+@pytest.mark.parametrize("step", [UpgradeStep.START, UpgradeStep.START_OLD])
+def test_an_upgrade_that_was_frozen_does_not_undo_the_rollback_of_who_went_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: UpgradeStep
+) -> None:
+    monkeypatch.setattr(LocalStore, "has_locks", False)
+    monkeypatch.setattr(leases, "time", StandingClock())
+    refused: list[AlreadyRunningError] = []
+
+    def scene() -> tuple[Callable[[], object], Callable[[], None]]:
+        home = made(tmp_path / str(uuid.uuid4()))
+        frozen = upgrade(home)
+        begun = upgrade_plan.read(home)
+        assert begun is not None
+        upgrade_plan.write(home, replace(begun, step=step, old="older", new="new", token="t"), before=begun)
+        rolled_back: list[Release] = []
+
+        def roll_back() -> None:
+            leases.acquire(home.control / "upgrade.json.lease.json", "p", "another")
+            there = upgrade_plan.read(home)
+            assert there is not None
+            upgrade_plan.write(home, replace(there, step=UpgradeStep.ROLLED_BACK), before=there)
+            rolled_back.append(Release(version="oldest", since=2))
+            releases.write(home, rolled_back[0], releases.stored(home))
+
+        def go_on() -> None:
+            try:
+                frozen.advance()
+            except TouchedError:
+                pass
+            except AlreadyRunningError as error:
+                refused.append(error)
+            if rolled_back:
+                assert releases.read(home) == rolled_back[0]
+
+        return go_on, roll_back
+
+    assert at_each(("read", *WRITES), LocalStore, scene) > 10
+    assert len(refused) > 5
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_version_in_use_that_was_changed_since_is_not_replaced(
+    home: Home, monkeypatch: pytest.MonkeyPatch, *, has_locks: bool
+) -> None:
+    monkeypatch.setattr(LocalStore, "has_locks", has_locks)
+    before = releases.stored(home)
+    releases.write(home, Release(version="new", since=2), before)
+    with pytest.raises(AlreadyRunningError, match=r"another upgrade or rollback has gone on.*release\.json"):
+        releases.write(home, Release(version="other", since=3), before)
+    assert releases.read(home) == Release(version="new", since=2)
 
 
 def under_way(home: Home, step: UpgradeStep, **fields: object) -> Plan:
@@ -429,7 +487,9 @@ def test_an_upgrade_to_the_version_in_use_unpins_all_but_the_way_back(
     home: Home, new_version: NewVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pinned_savepoint(home, 10), pinned_savepoint(home, 20)
-    releases.write(home, Release(version="new", since=1, previous="old", savepoint=second, pinned=True))
+    releases.write(
+        home, Release(version="new", since=1, previous="old", savepoint=second, pinned=True), releases.stored(home)
+    )
     plan = begun_after(home, UpgradeStep.UNSTABLE, savepoint=second, unpin=(first,))
     going = going_on(home)
     monkeypatch.setattr(going, "_savepoint_to_check", lambda *_: Savepoints(home.savepoints).get(second))

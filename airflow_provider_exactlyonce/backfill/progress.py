@@ -77,6 +77,7 @@ def settle(checkpoint: Checkpoint) -> Done | None:
     :returns: None when the checkpoint can't be gone on with
     """
     done = read(checkpoint)
+    commits = {batch: checkpoint.removal("commits", batch) for batch in checkpoint.batches("commits")}
     whole_batch, defects = integrity.newest_whole(checkpoint)
     newest = -1 if whole_batch is None else whole_batch
     if done is None or not done.base <= newest <= done.batch:
@@ -89,7 +90,7 @@ def settle(checkpoint: Checkpoint) -> Done | None:
     for defect in defects:
         log.warning("%s/%s %s", checkpoint.path, defect.path, defect.reason)
     log.warning("what was run after batch %d of %s was lost with the host: it is run again", newest, checkpoint.path)
-    for batch in checkpoint.batches("commits"):
+    for batch, remove in commits.items():
         if batch > newest:
-            checkpoint.remove("commits", batch)
+            remove()
     return done.cut(newest)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import ChangedError
 from airflow_provider_exactlyonce.storage.trees import bytes_of
 
 P = ParamSpec("P")
@@ -245,13 +246,6 @@ class Checkpoint:
             starts.setdefault(topic, {}).update(ends)
         return starts
 
-    def plan(self, batch: int, text: str) -> None:
-        """Make a batch, with this ``offsets/<batch>``, the one that Spark runs next."""
-        for later in self.batches("offsets"):
-            if later > batch:
-                self.remove("offsets", later)
-        self.write_offsets(batch, text)
-
     def write_offsets(self, batch: int, text: str) -> None:
         """Put ``offsets/<batch>`` back."""
         _replace(self.path / "offsets" / str(batch), text)
@@ -260,9 +254,33 @@ class Checkpoint:
         """Put ``metadata`` back."""
         _replace(self.path / "metadata", json.dumps({"id": query_id}, separators=(",", ":")))
 
-    def remove(self, log: str, batch: int) -> None:
-        """Remove an entry that isn't whole, with its checksum."""
-        remove_file(self.path / log / str(batch))
+    def removal(self, log: str, batch: int) -> Callable[[], None]:
+        """Return what removes an entry, see :func:`removal_of`."""
+        return removal_of(self.path / log / str(batch))
+
+
+class ClaimedCheckpoint(Checkpoint):
+    """The checkpoint of a run's lineage; another driver may claim it while this process is frozen.
+
+    :param path: the directory
+    :param check: raises when one has
+    """
+
+    def __init__(self, path: Path, check: Callable[[], None]) -> None:
+        super().__init__(path)
+        self._check: Final = check
+
+    def plan(self, batch: int, text: str) -> None:
+        """Make a batch, with this ``offsets/<batch>``, the one that Spark runs next.
+
+        :raises ChangedError: when a later one that was to be removed was changed meanwhile
+        """
+        later = [self.removal("offsets", planned) for planned in self.batches("offsets") if planned > batch]
+        if later:
+            self._check()  # after the look: nothing that a successor has planned is among them
+        for remove in later:
+            remove()
+        self.write_offsets(batch, text)
 
 
 def begun_sources(checkpoint: Path) -> list[str]:
@@ -272,11 +290,27 @@ def begun_sources(checkpoint: Path) -> list[str]:
     return [f"sources/{name}/0" for name in names if store.facts(directory / name / "0") is not None]
 
 
-def remove_file(file: Path) -> None:
-    """Remove a file with Hadoop's checksum of it."""
+def removal_of(file: Path) -> Callable[[], None]:
+    """Return what removes a file as it is now, with Hadoop's checksum of it; nothing where there is none now.
+
+    It is asked for before the file is judged, and raises :class:`ChangedError` when the file was changed since: whoever
+    is frozen meanwhile removes nothing that a successor has put there.
+    """
     store = store_of(file)
-    store.delete(_note_of(file))
-    store.delete(file)
+    stored = store.read(file)
+
+    def remove() -> None:
+        if stored is None:
+            return
+        if not store.has_locks:
+            store.delete_if(file, stored.version)
+            return
+        if store.read(file) not in (None, stored):
+            raise ChangedError(f"{file} was changed since it was read")
+        store.delete(_note_of(file))
+        store.delete(file)  # on a condition it would leave a lock among Spark's files
+
+    return remove
 
 
 def _replace(file: Path, text: str) -> None:

@@ -17,15 +17,15 @@ from airflow_provider_exactlyonce.checkpoint.restart import (
     RestartDecision,
     RestartSource,
     decide,
+    removals_for,
     repair_query_id,
-    run_newest_again,
 )
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.home import Home, Lineage, is_deleted
 from airflow_provider_exactlyonce.control.lease import Hold
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.storage.opening import store_of
 
@@ -53,13 +53,14 @@ def recover(
     if lineage is None or tail is None or tail.claim is None:
         return RestartSource.CHECKPOINT
     checkpoint, savepoints = Checkpoint(home.checkpoint(lineage.id)), Savepoints(home.savepoints)
-    if repair_query_id(checkpoint, lineage.id):
+    deleted = is_deleted(home, lineage.id)
+    if not deleted and repair_query_id(checkpoint, lineage.id):
         log.warning("metadata of %s was missing or torn, and is written again", checkpoint.path)
-    decision = decide(checkpoint, savepoints, lineage, tail.place.commit)
+    decision = decide(checkpoint, savepoints, lineage, tail.place.commit, deleted=deleted)
     if decision.source is RestartSource.CHECKPOINT:
         return decision.source
-    log.warning("%s is damaged: %s", checkpoint.path, decision.damage)
-    if decision.source is RestartSource.NOTHING and not allow_empty_state:
+    log.warning("%s can't be gone on from: %s", checkpoint.path, decision.damage)
+    if decision.source is RestartSource.NOTHING and tail.place.commit and not allow_empty_state:
         raise RefusedError(
             f"the state of pipeline {pipeline} is lost: {decision.damage}. Its ledger is at commit "
             f"{tail.place.commit}, and there is no whole savepoint in {home.savepoints}. Put lineage {lineage.id} back "
@@ -67,8 +68,13 @@ def recover(
             "offsets as if nothing had been seen before"
         )
     if decision.source is RestartSource.NEWEST_AGAIN:
-        with leases.holding_stopped(home.lease, pipeline, "recovery") as hold, hold.sure():
-            run_newest_again(checkpoint, decision)
+        with leases.holding_stopped(home.lease, pipeline, "recovery") as hold:
+            removals = removals_for(checkpoint, decision)
+            if decide(checkpoint, savepoints, lineage, tail.place.commit) != decision:  # after the look at the files
+                raise AlreadyRunningError(f"another process has changed {checkpoint.path} meanwhile. Start again")
+            with hold.sure():
+                for remove in removals:
+                    remove()
         log.warning("batch %s of %s is run again", f"{(decision.batch or 0) + 1:,}", checkpoint.path)
     elif decision.source is RestartSource.NOTHING:
         with leases.holding_stopped(home.lease, pipeline, "recovery") as hold, hold.sure():

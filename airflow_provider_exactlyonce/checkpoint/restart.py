@@ -6,17 +6,17 @@ a way out, or begin with empty state where it finds none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from airflow_provider_exactlyonce.checkpoint.integrity import newest_whole
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, remove_file, whole
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, removal_of, whole
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.control.home import Lineage
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, required
 
 
 class RestartSource(Enum):
@@ -53,13 +53,19 @@ class RestartDecision:
         return "; ".join(damaged[:5]) + (f"; and {len(damaged) - 5} more" if len(damaged) > 5 else "")
 
 
-def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, commit: int) -> RestartDecision:
+def decide(
+    checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, commit: int, *, deleted: bool = False
+) -> RestartDecision:
     """Choose what a restart goes on from, once the query id is repaired. Changes nothing.
 
     :param lineage: the lineage whose checkpoint it should be
     :param commit: the ledger's newest commit, 0 for none
+    :param deleted: it was deleted, or is being deleted: what is left of it does not count
     :raises RefusedError: when the checkpoint is of another query
     """
+    if deleted:
+        defect = Defect(path="checkpoint", reason="was deleted when the pipeline was cancelled")
+        return _further_back(savepoints, lineage, None, [defect])
     if (query := whole(checkpoint.query_id)) not in (None, lineage.id):
         raise RefusedError(
             f"{checkpoint.path} is the checkpoint of query {query}, not of lineage {lineage.id}: it was put there from "
@@ -71,7 +77,7 @@ def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, com
             return RestartDecision(source=RestartSource.CHECKPOINT)
         return _further_back(savepoints, lineage, None, [Defect(path="commits", reason="is missing or empty")])
     batch, defects = newest_whole(checkpoint, known_query=True)
-    if batch == newest:
+    if batch is not None and batch >= newest:  # a newer one: another driver has gone on meanwhile
         return RestartDecision(source=RestartSource.CHECKPOINT, batch=batch)
     if batch is not None and batch == newest - 1 and _may_run_again(checkpoint, lineage, batch, commit):
         return RestartDecision(source=RestartSource.NEWEST_AGAIN, batch=batch, defects=defects)
@@ -105,10 +111,10 @@ def repair_query_id(checkpoint: Checkpoint, lineage: str) -> bool:
     return True
 
 
-def run_newest_again(checkpoint: Checkpoint, restart: RestartDecision) -> None:
-    """Remove the newest batch's commit and its damaged files, so that Spark runs it again: as after a crash in it."""
-    newest = checkpoint.newest_commit()
-    if newest is not None and newest != restart.batch:
-        checkpoint.remove("commits", newest)
-    for defect in restart.defects:
-        remove_file(checkpoint.path / defect.path)
+def removals_for(checkpoint: Checkpoint, restart: RestartDecision) -> Sequence[Callable[[], None]]:
+    """Return what removes the newest batch's commit and its damaged files, so that Spark runs it again.
+
+    It is as after a crash in that batch. Each removes a file only as it is now, see :func:`removal_of`.
+    """
+    newest = f"commits/{required(restart.batch, 'the batch before the newest is whole') + 1}"
+    return [removal_of(checkpoint.path / path) for path in dict.fromkeys((newest, *(d.path for d in restart.defects)))]

@@ -121,24 +121,30 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
     just restored: the replay brings it up.
 
     :raises RefusedError: when the checkpoint is ahead of the ledger, or so far behind that no replay is possible
+    :raises ChangedError: when another driver has changed what was to be removed
     """
     committed = lineage.batch_of(tail.place.commit)
     newest = checkpoint.newest_commit()
-    if newest is not None and whole(checkpoint.commit, newest) is None and newest <= committed:
-        log.warning("commits/%d of %s is torn and is removed; its batch is in the ledger", newest, checkpoint.path)
-        checkpoint.remove("commits", newest)
+    if newest is not None and newest <= committed:
+        remove = checkpoint.removal("commits", newest)
+        if whole(checkpoint.commit, newest) is None:
+            log.warning("commits/%d of %s is torn and is removed; its batch is in the ledger", newest, checkpoint.path)
+            remove()
     check_not_ahead(checkpoint, lineage, tail)
     if replay_is_needed(checkpoint, lineage, tail):
         return True
     if tail.commit is not None and committed >= 0 and tail.commit.lineage == lineage.id:
         _settle_offsets(checkpoint, tail.commit, committed)
     planned = checkpoint.newest_offsets()
-    if planned is not None and planned > committed and whole(checkpoint.offsets, planned) is None:
+    if planned is None or planned <= committed:
+        return False
+    remove = checkpoint.removal("offsets", planned)
+    if whole(checkpoint.offsets, planned) is None:
         log.warning("offsets/%d of %s is torn and is removed; its batch was not begun", planned, checkpoint.path)
-        checkpoint.remove("offsets", planned)
-    elif planned is not None and planned > committed and (lacking := _lacking(checkpoint, planned)):
+        remove()
+    elif lacking := _lacking(checkpoint, planned):
         log.warning("offsets/%d of %s lacks %s, and is planned again", planned, checkpoint.path, ", ".join(lacking))
-        checkpoint.remove("offsets", planned)
+        remove()
     return False
 
 

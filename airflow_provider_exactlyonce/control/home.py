@@ -90,10 +90,12 @@ class _Pointer:
     """The body of ``current``.
 
     :param change: tells two that name one lineage apart
+    :param deleted: nothing goes on in the lineage: its checkpoint is deleted, or is about to be
     """
 
     schema: int = SCHEMA
     lineage: str
+    deleted: bool = False
     change: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -204,24 +206,27 @@ class Home:
         return read_lineage(self.lineages / lineage_id)
 
     def uses(self, lineage_id: str) -> bool | None:
-        """Whether ``current`` points to a lineage; in a home that was moved it points to none.
+        """Whether a start may go on in a lineage: ``current`` points to it, and does not say that it is deleted.
 
-        None when it is missing or torn, which tells nothing.
+        In a home that was moved it points to none. None when it is missing or torn, which tells nothing.
         """
         pointer = json_store.read(self.path / "current", moving.READABLE)
-        return None if pointer is None else "move" not in pointer and pointer["lineage"] == lineage_id
+        if pointer is None:
+            return None
+        return "move" not in pointer and pointer["lineage"] == lineage_id and not pointer.get("deleted", False)
 
     def use(self, lineage_id: str) -> None:
         """Point ``current`` to a lineage that is whole; whoever has read it before can't :meth:`switch` any more."""
         json_store.overwrite(self.path / "current", _Pointer(lineage=lineage_id))
 
-    def switch(self, lineage_id: str, pointer: Stored | None) -> None:
+    def switch(self, lineage_id: str, pointer: Stored | None, *, deleted: bool = False) -> None:
         """Point ``current`` to a lineage that is whole, unless it was written since.
 
         :param pointer: as of when it was decided, None when there was none
+        :param deleted: its checkpoint is about to be deleted, and no start goes on from it any more
         :raises ChangedError: when it was
         """
-        json_store.swap(self.path / "current", pointer, _Pointer(lineage=lineage_id))
+        json_store.swap(self.path / "current", pointer, _Pointer(lineage=lineage_id, deleted=deleted))
 
     def checkpoint(self, lineage_id: str) -> Path:
         """Return Spark's checkpoint directory of a lineage."""
@@ -264,6 +269,12 @@ class Home:
         """Note the number of the newest commit. Not flushed: after a power failure it may be older, never newer."""
         path = self.lineages / lineage_id / "progress.json"
         json_store.write(path, {"last_commit": commit}, durable=False)
+
+
+def is_deleted(home: Home, lineage_id: str) -> bool:
+    """Whether ``current`` points to a lineage and says that its checkpoint is deleted, or is about to be."""
+    pointer = json_store.read(home.path / "current", moving.READABLE) or {}
+    return pointer.get("lineage") == lineage_id and bool(pointer.get("deleted"))
 
 
 def read_lineage(directory: Path) -> Lineage | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_exactlyonce.checkpoint import integrity, lineages
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, ClaimedCheckpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
@@ -114,7 +114,7 @@ def repeat(
     sink_topic = pipeline.kafka_sink("a shadow run").topic
     lineage = Lineage(id=str(uuid.uuid4()), base_batch=base.batch, base_commit=base.commit)
     lineages.make(directory, base.source.path, base.files, lineage)
-    checkpoint = Checkpoint(directory / "checkpoint")
+    checkpoint = ClaimedCheckpoint(directory / "checkpoint", lambda: None)  # nobody else has this copy
     commits = RecordedCommits(LedgerReader(config, pipeline.name), base.commit + 1, last)
     stretch = commits.check()
     clusters = SourceClusters(config, pipeline.source_connections)

@@ -46,6 +46,7 @@ from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecor
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Expired, History, LedgerRetention
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.polling import poll_until
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 log = logging.getLogger(__name__)
 
@@ -210,18 +211,25 @@ class Run:
                 "has taken the lease"
             )
 
-    @contextmanager
-    def sure(self) -> Iterator[None]:
-        """Do what must not be done once another driver has taken over, see :meth:`Hold.sure`; a claimed run's.
+    def delete_checkpoint(self) -> None:
+        """Delete the checkpoint of a claimed run; the next start goes on from a savepoint.
 
-        :raises FencedError: when one has
-        :raises AlreadyRunningError: when one has the lease, or had it and is done
+        ``current`` says so before the first file goes. Who takes over reads it once he has the lease, and we look at
+        the lease once it is written: if we were frozen for so long that he has read it before, we see his lease.
+
+        :raises FencedError: when another driver has taken over; nothing is deleted then
+        :raises AlreadyRunningError: when one has the lease, or had it and is done; nothing is deleted then either
         :raises UnansweredError: when the ledger can't be read
         """
         self.check_superseded()  # a cluster that does not answer must not keep the lease held for so long
-        with leases.Hold(self.home.lease, required(self._lease, "the run has taken the lease")).sure():
+        lease = required(self._lease, "the run has taken the lease")
+        hold = leases.Hold(self.home.lease, lease)
+        with hold.sure():
             self.check_superseded()  # who has taken over and is done has left no lease
-            yield
+            self.home.switch(self.lineage.id, hold.pointer, deleted=True)
+        leases.check_held(self.home.lease, lease)
+        path = self.home.checkpoint(self.lineage.id)
+        store_of(path).remove(path)
 
     def renew_lease(self) -> bool:
         """Renew the lease; false when another driver has taken it, or a restore had it, which leaves none.
@@ -305,8 +313,8 @@ class Run:
         leases.check_held(self.home.lease, required(self._lease, "the run has taken the lease"))
         if not self.home.uses(self.lineage.id):
             raise AlreadyRunningError(
-                f"{self.home}/current names another lineage than {self.lineage.id}, with which this start began: "
-                "the pipeline was restored meanwhile. Start it again"
+                f"{self.home}/current names another lineage than {self.lineage.id}, with which this start began, or "
+                "says that it is deleted: the pipeline was restored or cancelled meanwhile. Start it again"
             )
 
     def _hold(self) -> None:

@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Outpu
 from airflow_provider_exactlyonce.backfill.resolve import positions_to_json
 from airflow_provider_exactlyonce.backfill.workspace import Begun
 from airflow_provider_exactlyonce.checkpoint import lineages
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, ClaimedCheckpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import write_start
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.start_checks import check_topic_ids
@@ -208,7 +208,7 @@ class BackfillDriver:
         last = max((step.commit or 0 for step in steps), default=0)
         backfill_steps = BackfillSteps(
             spark,
-            Checkpoint(run.home.checkpoint(lineage.id)),
+            ClaimedCheckpoint(run.home.checkpoint(lineage.id), run.check_superseded),
             steps,
             commits=RecordedCommits(LedgerReader(config, self._asked.pipeline), begun.resolved.base_commit + 1, last)
             if last

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, ClaimedCheckpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import recover
 from airflow_provider_exactlyonce.checkpoint.start_checks import (
     check_first_offsets,
@@ -36,7 +36,7 @@ from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.topic_identity import check_sources_are_there, known_sources
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import ChangedError
 from airflow_provider_exactlyonce.streaming.analysis import determinism, feedback
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_read_once
@@ -231,12 +231,12 @@ class Driver:
         self._lifecycle.start_run(run, spark, others)
         with suppress(AlreadyRunningError):  # after a freeze another one may stand by already
             self._standing_by.close()
-        checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
+        checkpoint = ClaimedCheckpoint(run.home.checkpoint(run.lineage.id), run.check_superseded)
         begins = table_begins(self._pipeline.sources.values(), self._lifecycle.begins)
         settle_first_positions(checkpoint, sources, begins)
         try:
             needs_replay = reconcile(checkpoint, run.lineage, run.tail)
-        except RefusedError:
+        except (RefusedError, ChangedError):
             run.check_superseded()  # frozen since its claim, it may see what its successor has done since
             raise
         first = first_repeated(run.home, run.lineage)
@@ -283,7 +283,7 @@ class Driver:
         attempt = BatchAttempt(run, options, targets, listener, others)
         return SINKS[self._pipeline.mode](attempt, self._stop_requested)
 
-    def _open_replay(self, spark: SparkSession, run: Run, checkpoint: Checkpoint, *, goes_live: bool) -> None:
+    def _open_replay(self, spark: SparkSession, run: Run, checkpoint: ClaimedCheckpoint, *, goes_live: bool) -> None:
         self._replay = open_replay(spark, run, checkpoint, self._comparison(run), goes_live=goes_live)
         self._lifecycle.closing.callback(self._replay.close)
         # Whoever waits for it to be live must see that it isn't yet.
@@ -323,7 +323,7 @@ class Driver:
         if replay is not None and not runner.run_recorded(replay):
             return
         if owed is not None:
-            checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
+            checkpoint = ClaimedCheckpoint(run.home.checkpoint(run.lineage.id), run.check_superseded)
             owed_batch.plan(checkpoint, run.lineage, owed, run.sources, spark, sources_of(stream))
         runner.run_live()
 
@@ -413,14 +413,11 @@ class Driver:
             log.info("no checkpoint is deleted, though the pipeline says on_cancellation=delete: it is not claimed yet")
             return
         path = run.home.checkpoint(run.lineage.id)
-        store = store_of(path)
         try:
             if (reason := self._why_retained()) is not None:
                 log.info("%s stays, though the pipeline says on_cancellation=delete: %s", path, reason)
                 return
-            with run.sure():  # without commits no start goes on in it: we may be frozen before the rest is gone
-                store.remove(path / "commits")
-            store.remove(path)
+            run.delete_checkpoint()
         except (ExactlyOnceError, UnansweredError, OSError) as error:
             log.warning("%s is not deleted, though the pipeline says on_cancellation=delete: %s", path, error)
         else:

@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.backfill import progress
 from airflow_provider_exactlyonce.backfill.plan import BackfillStep
 from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.backfill.resolve import Positions, positions_to_json
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, ClaimedCheckpoint, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted, composed
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
@@ -49,7 +49,7 @@ class BackfillSteps:
     def __init__(
         self,
         spark: SparkSession,
-        checkpoint: Checkpoint,
+        checkpoint: ClaimedCheckpoint,
         steps: Sequence[BackfillStep],
         *,
         commits: RecordedCommits | None,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, whole
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, ClaimedCheckpoint, whole
 from airflow_provider_exactlyonce.checkpoint.offsets_text import composed
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def plan(
-    checkpoint: Checkpoint,
+    checkpoint: ClaimedCheckpoint,
     lineage: Lineage,
     owed: SinkEntry,
     clusters: SourceClusters,

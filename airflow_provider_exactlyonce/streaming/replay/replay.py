@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, ClaimedCheckpoint, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted
 from airflow_provider_exactlyonce.checkpoint.start_checks import replay_is_needed
 from airflow_provider_exactlyonce.control import json_store
@@ -109,7 +109,7 @@ class Replay:
         self,
         spark: SparkSession,
         run: RunView,
-        checkpoint: Checkpoint,
+        checkpoint: ClaimedCheckpoint,
         commits: RecordedCommits,
         *,
         stretch: CommitSpan,
@@ -347,7 +347,7 @@ def check_replay(run: Run, tail: LedgerTail | None, unsure: Sequence[str], *, ac
 
 
 def open_replay(
-    spark: SparkSession, run: Run, checkpoint: Checkpoint, comparison: Comparison, *, goes_live: bool
+    spark: SparkSession, run: Run, checkpoint: ClaimedCheckpoint, comparison: Comparison, *, goes_live: bool
 ) -> Replay:
     """Open the replay of what the ledger is ahead, after the claim; see :class:`Replay`.
 

@@ -159,12 +159,12 @@ def foreign_checkpoint(patient: Patient) -> None:
 def older_backup(patient: Patient) -> None:
     """Put the checkpoint back to where it was three batches ago, and leave newer state behind."""
     for batch in range(patient.newest - 2, patient.newest + 1):
-        patient.checkpoint.remove("commits", batch)
-        patient.checkpoint.remove("offsets", batch)
+        patient.checkpoint.removal("commits", batch)()
+        patient.checkpoint.removal("offsets", batch)()
 
 
 def batch_not_noted(patient: Patient) -> None:
-    patient.checkpoint.remove("commits", patient.newest)
+    patient.checkpoint.removal("commits", patient.newest)()
 
 
 def other_offsets(patient: Patient) -> None:

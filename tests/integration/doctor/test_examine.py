@@ -493,9 +493,9 @@ def test_input_topics_and_ledger_that_are_lost_one_after_the_other_are_told(clin
     rounds.send(case.topics)
     newest = case.home.current()
     assert newest is not None
-    Checkpoint(case.home.checkpoint(newest.id)).remove("commits", 5)
-    Checkpoint(case.home.checkpoint(newest.id)).remove("offsets", 5)
-    Checkpoint(case.home.checkpoint(newest.id)).remove("commits", 4)
+    Checkpoint(case.home.checkpoint(newest.id)).removal("commits", 5)()
+    Checkpoint(case.home.checkpoint(newest.id)).removal("offsets", 5)()
+    Checkpoint(case.home.checkpoint(newest.id)).removal("commits", 4)()
     keep_from(125)
     assert {"replay-impossible", "unread-input-gone"} <= names(ask(case)[1])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.layout import ClaimedCheckpoint
 from airflow_provider_exactlyonce.checkpoint.start_checks import check_topic_ids, first_repeated, reconcile
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.kafka import preflight
@@ -165,7 +165,7 @@ class Life:
 
     def __init__(self, alone: Alone, run: Run, sink: BatchTransaction, others: SinkGroup, diverged: Any) -> None:
         self.alone, self.run, self.sink, self.others = alone, run, sink, others
-        self.checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
+        self.checkpoint = ClaimedCheckpoint(run.home.checkpoint(run.lineage.id), run.check_superseded)
         self.recorded: CommitRecord | None = None
         self.told: list[tuple[int, bool]] = []
         refuse = {} if diverged is None else {"diverged": diverged}

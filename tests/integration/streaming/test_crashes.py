@@ -51,4 +51,4 @@ def _lose_the_offsets_of_the_last_commit(world: World) -> None:
     assert lineage is not None
     checkpoint = Checkpoint(home.checkpoint(lineage.id))
     assert (checkpoint.newest_offsets(), checkpoint.newest_commit()) == (4, 3)
-    checkpoint.remove("offsets", 4)
+    checkpoint.removal("offsets", 4)()

@@ -143,7 +143,7 @@ def test_a_batch_that_another_sink_has_alone_is_read_again_from_the_sources_clus
     assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
     lineage = Home(world.home).current()
     assert lineage is not None
-    Checkpoint(Home(world.home).checkpoint(lineage.id)).remove("offsets", 1)  # as a host's crash leaves it
+    Checkpoint(Home(world.home).checkpoint(lineage.id)).removal("offsets", 1)()  # as a host's crash leaves it
     stage.topics.send(30, "a")
     last = world.start(environment=table)
     assert last.wait() == 0, last.output()[-3000:]

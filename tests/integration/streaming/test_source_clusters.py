@@ -232,7 +232,7 @@ def test_a_rescale_looks_for_what_is_replayed_on_the_sources_cluster(
 
     current, newest = case.home.current(), case.commits()[-1].commit
     assert current is not None
-    Checkpoint(case.home.checkpoint(current.id)).remove("commits", current.batch_of(newest))
+    Checkpoint(case.home.checkpoint(current.id)).removal("commits", current.batch_of(newest))()
     for connections, said in (
         ({}, f"has no connection {CONN_ID}"),
         ({CONN_ID: AWAY}, f"the cluster of connection {CONN_ID}, .* can't be reached"),

@@ -188,7 +188,7 @@ def test_a_batch_that_another_sink_has_alone_is_planned_again_with_the_topics_th
     assert second.wait() == -signal.SIGKILL, second.output()[-3000:]
     lineage = Home(world.home).current()
     assert lineage is not None
-    Checkpoint(Home(world.home).checkpoint(lineage.id)).remove("offsets", 1)  # as a host's crash leaves it
+    Checkpoint(Home(world.home).checkpoint(lineage.id)).removal("offsets", 1)()  # as a host's crash leaves it
     topics.make("c")
     topics.send(10, "b", "c")
     third = world.start(environment=table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import uuid
 import zipfile
@@ -43,31 +44,34 @@ def checkpoint(path: Path, batches: int = 3, table_bytes: int = 1000) -> Checkpo
     stores = [{"storeName": "default", "numColsPrefixKey": 0, "numPartitions": PARTITIONS}]
     operator = {"operatorInfo": {"operatorId": 0, "operatorName": "stateStoreSave"}, "stateStoreInfo": stores}
     (path / "state/0/_metadata/metadata").write_text("v1\n" + json.dumps(operator))
-    tables: dict[int, list[tuple[str, int]]] = {partition: [] for partition in range(PARTITIONS)}
     for batch in range(batches):
-        ids = []
-        for partition in range(PARTITIONS):
-            store = path / f"state/0/{partition}"
-            (store / "SSTs").mkdir(parents=True, exist_ok=True)
-            name = f"{batch:06d}-{uuid.uuid4()}.sst"
-            (store / "SSTs" / name).write_bytes(bytes([batch + 1]) * table_bytes)
-            tables[partition].append((name, table_bytes))
-            ids.append([str(uuid.uuid4())])
-            _write_zip(store / f"{batch + 1}_{ids[-1][0]}.zip", tables[partition])
-        (path / f"offsets/{batch}").write_text(offsets_text(batch))
-        commit = {"nextBatchWatermarkMs": 1000 * (batch + 1), "stateUniqueIds": {"0": ids}}
-        (path / f"commits/{batch}").write_text("v2\n" + json.dumps(commit))
+        run(path, batch, table_bytes=table_bytes)
     return Checkpoint(path)
 
 
-def _write_zip(file: Path, tables: list[tuple[str, int]]) -> None:
-    listed = [{"localFileName": name[:6], "dfsSstFileName": name, "sizeBytes": size} for name, size in tables]
-    plain = file.with_suffix(".tmp")
-    with zipfile.ZipFile(plain, "w", zipfile.ZIP_DEFLATED) as archive:
+def run(path: Path, batch: int, *, table_bytes: int = 1000) -> None:
+    """Run one more batch, as Spark does: what is there of it is not used."""
+    ids = []
+    for partition in range(PARTITIONS):
+        store = path / f"state/0/{partition}"
+        (store / "SSTs").mkdir(parents=True, exist_ok=True)
+        name = f"{batch:06d}-{uuid.uuid4()}.sst"
+        older = sorted(table.name for table in (store / "SSTs").iterdir() if int(table.name[:6]) < batch)
+        (store / "SSTs" / name).write_bytes(bytes([batch + 1]) * table_bytes)
+        ids.append([str(uuid.uuid4())])
+        _write_zip(store / f"{batch + 1}_{ids[-1][0]}.zip", [*older, name], table_bytes)
+    (path / f"offsets/{batch}").write_text(offsets_text(batch))
+    commit = {"nextBatchWatermarkMs": 1000 * (batch + 1), "stateUniqueIds": {"0": ids}}
+    (path / f"commits/{batch}").write_text("v2\n" + json.dumps(commit))
+
+
+def _write_zip(file: Path, tables: list[str], table_bytes: int) -> None:
+    listed = [{"localFileName": name[:6], "dfsSstFileName": name, "sizeBytes": table_bytes} for name in tables]
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("MANIFEST-000005", "manifest")
         archive.writestr("metadata", "v1\n" + json.dumps({"sstFiles": listed, "numKeys": 1}))
-    _with_crc(file, plain.read_bytes())
-    plain.unlink()
+    _with_crc(file, content.getvalue())
 
 
 def record(batch: int, commit: int | None = None) -> CommitRecord:

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint.integrity import newest_whole
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide, repair_query_id, run_newest_again
+from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide, removals_for, repair_query_id
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.start_checks import replay_is_needed
 from airflow_provider_exactlyonce.control.home import Lineage
@@ -55,7 +55,8 @@ def test_damage_to_the_newest_batch_lets_spark_run_it_again(made: Checkpoint, st
     decision = decide(made, store, LINEAGE, 5)
     assert (decision.source, decision.batch) == (RestartSource.NEWEST_AGAIN, 3)
     assert str(file.relative_to(made.path)) in decision.damage
-    run_newest_again(made, decision)
+    for remove in removals_for(made, decision):
+        remove()
     assert (made.newest_commit(), file.exists()) == (3, False)
     assert newest_whole(made) == (3, [])
 
@@ -96,7 +97,8 @@ def test_the_newest_batch_runs_again_only_if_a_start_accepts_it(
         return
     assert (decision.source, decision.batch) == (source, 2)
     if source is RestartSource.NEWEST_AGAIN:
-        run_newest_again(made, decision)
+        for remove in removals_for(made, decision):
+            remove()
         record = crafted.record(commit - 1)
         tail = LedgerTail(cluster_id="c", topic_id="t", end_offset=9, claim=claim_record(1), commit=record)
         assert replay_is_needed(made, LINEAGE, tail) is (commit == 5)

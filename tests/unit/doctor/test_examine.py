@@ -78,7 +78,7 @@ def test_what_a_reemit_restored_differs_from_no_commit_of_the_ledger(facts: Fact
     assert checkpoint is not None
     assert history is not None
     restart = RestartDecision(source=RestartSource.CHECKPOINT, batch=1)
-    checkpoint.checkpoint.remove("commits", 2)
+    checkpoint.checkpoint.removal("commits", 2)()
     lineage = replace(checkpoint.lineage, base_batch=1, base_commit=NEWEST)
     facts.checkpoint = replace(checkpoint, lineage=lineage, restart=restart)
     assert "offsets-differ-from-ledger" in sentences(facts)

@@ -95,8 +95,8 @@ def test_plain_records_pass_unchanged_to_the_partition_that_other_clients_would_
 
     checkpoint = checkpoint_of(raw)
     for batch in checkpoint.batches("commits")[-2:]:
-        checkpoint.remove("commits", batch)
-        checkpoint.remove("offsets", batch)
+        checkpoint.removal("commits", batch)()
+        checkpoint.removal("offsets", batch)()
     refused = raw.start()
     assert refused.wait() == RefusedError.exit_code
     assert "is lost: commits is missing or empty" in refused.output()

@@ -353,8 +353,8 @@ def test_a_backfill_whose_files_a_host_has_lost_goes_on_and_has_each_row_once(
     last = checkpoint.batches("commits")[-1]
     if lost == "commits":
         for batch in (last, last - 1):
-            checkpoint.remove("commits", batch)
-        checkpoint.remove("offsets", last + 1)
+            checkpoint.removal("commits", batch)()
+        checkpoint.removal("offsets", last + 1)()
     elif lost == "torn":
         (checkpoint.path / "commits" / str(last)).write_text("")
         (checkpoint.path / "offsets" / str(last)).write_text("")

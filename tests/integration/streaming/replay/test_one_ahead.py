@@ -36,7 +36,7 @@ def forget_newest(case: Case) -> None:
     current = case.home.current()
     assert current is not None
     checkpoint = Checkpoint(case.home.checkpoint(current.id))
-    checkpoint.remove("commits", int(checkpoint.newest_commit() or 0))
+    checkpoint.removal("commits", int(checkpoint.newest_commit() or 0))()
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ def test_what_the_sink_has_and_the_state_has_not_is_replayed_after_the_rescale(b
     # The driver died after the sink's commit and before Spark's own.
     current = case.home.current()
     assert current is not None
-    Checkpoint(case.home.checkpoint(current.id)).remove("commits", current.batch_of(newest))
+    Checkpoint(case.home.checkpoint(current.id)).removal("commits", current.batch_of(newest))()
     done = rescaled(case, 4)
     assert done.stretch is not None
     assert (done.commit, done.stretch.first, done.stretch.last) == (newest - 1, newest, newest)

@@ -116,8 +116,8 @@ def test_everything_that_happens_to_one_pipeline_leaves_what_its_twin_writes(ben
     assert current is not None
     checkpoint = Checkpoint(case.home.checkpoint(current.id))
     for lost in (current.batch_of(newest) - 1, current.batch_of(newest)):
-        checkpoint.remove("offsets", lost)
-        checkpoint.remove("commits", lost)
+        checkpoint.removal("offsets", lost)()
+        checkpoint.removal("commits", lost)()
     rounds.send(topics)
     replay = case.run().replay
     assert replay is not None

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.backfill.results import BackfillWritten
 from airflow_provider_exactlyonce.backfill.workspace import Begun
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.layout import ClaimedCheckpoint
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.kafka.wire import Producer
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
@@ -60,7 +60,7 @@ def completed(tmp_path: Path, written: Sequence[CommitRecord], wrote: Sequence[C
     )
     steps = BackfillSteps(
         cast(Any, None),
-        Checkpoint(tmp_path / "checkpoint"),
+        ClaimedCheckpoint(tmp_path / "checkpoint", lambda: None),
         [],
         commits=None,
         sources=[],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -16,15 +16,14 @@ from typing import Any, NoReturn
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
+from airflow_provider_exactlyonce.checkpoint.recovery import recover
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import requests, status
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.requests import SavepointAnswer, SavepointRequest
 from airflow_provider_exactlyonce.control.status import DriverState
-from airflow_provider_exactlyonce.exceptions import StopRequestedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
@@ -40,6 +39,7 @@ from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import Iceberg
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.sink import IcebergSink
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse import versions
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkContext
+from tests.frozen import WRITES, at_each
 from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
 
@@ -241,18 +241,49 @@ def test_a_checkpoint_is_deleted_once_each_savepoint_that_was_asked_for_is_taken
 def test_a_checkpoint_that_is_half_deleted_is_none_to_go_on_from(
     stopped: Stopped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[RestartSource] = []
-    savepoints = Savepoints(stopped.home.savepoints)
+    found: list[bool | None] = []
 
     def freeze(_: object, path: Path) -> None:
-        if path == stopped.checkpoint:
-            found.append(decide(Checkpoint(path), savepoints, stopped.lineage, 3).source)
-        else:
-            shutil.rmtree(path)
+        found.append(stopped.home.uses(stopped.lineage.id))
 
     monkeypatch.setattr(LocalStore, "remove", freeze)
     stopped.end()
-    assert found == [RestartSource.NOTHING]
+    assert found == [False]
+    with pytest.raises(RefusedError, match="state of pipeline p is lost: checkpoint was deleted"):
+        recover(stopped.home, "p", {}, stopped.ledger.tail())
+    assert stopped.checkpoint.exists()
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_driver_that_was_frozen_while_it_deleted_its_checkpoint_deletes_nothing_of_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store without locks keeps nobody out; each request of the frozen driver may be the one that is late."""
+    monkeypatch.setattr(LocalStore, "has_locks", False)
+    went_on: set[bool | None] = set()
+
+    def scene() -> tuple[Callable[[], object], Callable[[], None]]:
+        stopped = Stopped(Home(tmp_path / str(uuid.uuid4())), monkeypatch)
+        left: dict[Path, bytes] = {}
+
+        def succeed() -> None:
+            leases.acquire(stopped.home.lease, "p", "b")
+            went_on.add(goes_on := stopped.home.uses(crafted.LINEAGE))
+            if not goes_on:
+                return  # it goes on from a savepoint, in another lineage
+            supersede(stopped)
+            stopped.home.use(crafted.LINEAGE)
+            crafted.run(stopped.checkpoint, 3)
+            left.update({file: file.read_bytes() for file in stopped.checkpoint.rglob("*") if file.is_file()})
+
+        def end() -> None:
+            stopped.end()
+            assert {file: file.read_bytes() for file in left} == left
+
+        return end, succeed
+
+    assert at_each(("read", *WRITES), LocalStore, scene) > 15
+    assert went_on == {True, False}
 
 
 def test_what_a_reemit_restored_is_saved_with_its_first_commit(stopped: Stopped) -> None:

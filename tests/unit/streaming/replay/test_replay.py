@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.layout import ClaimedCheckpoint
 from airflow_provider_exactlyonce.control.home import Lineage
-from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError
+from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, FencedError
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.storage.store import ChangedError
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.replay import replay as replay_module
 from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay
@@ -77,13 +78,18 @@ class Query:
     """One lineage, restored at a commit whose batch is 0, and what replays it."""
 
     def __init__(self, path: Path, kinds: Sequence[str], *, at: int = 1) -> None:
-        self.checkpoint = Checkpoint(path / "checkpoint")
+        self.checkpoint = ClaimedCheckpoint(path / "checkpoint", self.check_superseded)
         (self.checkpoint.path / "commits").mkdir(parents=True)
+        self.meanwhile: Callable[[], None] = lambda: None
         self.records = ledger(kinds)
         self.hold = Hold(Lineage(id="new", base_batch=0, base_commit=at))
         self.checkpoint.write_offsets(0, text(self.records[at - 1].source["in"][0][1], 100, partitions=2))
         self.spark_commits(0, 777)
         self.ran: list[int] = []
+
+    def check_superseded(self) -> None:
+        """Be frozen here, and find out."""
+        self.meanwhile()
 
     def spark_commits(self, batch: int, watermark: int) -> None:
         entry = f'v1\n{{"nextBatchWatermarkMs":{watermark}}}'
@@ -179,6 +185,37 @@ def test_plans_that_a_rolled_back_checkpoint_has_left_are_removed(tmp_path: Path
     assert replay.prepare(one_start_per_batch=None)
     assert query.checkpoint.batches("offsets") == [0, 1]
     assert query.planned(1).offsets.kafka_ends() == {"in": {0: 20}}
+
+
+def test_a_replay_that_is_frozen_removes_no_plan_of_its_successor(tmp_path: Path) -> None:
+    query = Query(tmp_path, ["o", "o", "o"])
+    for batch in (1, 2, 3):
+        query.checkpoint.write_offsets(batch, text(999, 0))
+    successors = {1: text(20, 200), 2: text(30, 300), 3: text(40, 0)}
+
+    def go_on() -> None:
+        for batch, planned in successors.items():
+            query.checkpoint.write_offsets(batch, planned)
+
+    query.meanwhile = go_on
+    with pytest.raises(ChangedError, match="offsets/2 was changed since it was read"):
+        query.open().prepare(one_start_per_batch=None)
+    found = {batch: query.checkpoint.offsets(batch) for batch in (1, 2, 3)}
+    assert {batch: offsets and offsets.text for batch, offsets in found.items()} == successors
+
+
+def test_a_replay_that_is_superseded_removes_no_plans(tmp_path: Path) -> None:
+    query = Query(tmp_path, ["o", "o", "o"])
+    for batch in (1, 2, 3):
+        query.checkpoint.write_offsets(batch, text(40, 0))
+
+    def superseded() -> None:
+        raise FencedError("run 2")
+
+    query.meanwhile = superseded
+    with pytest.raises(FencedError):
+        query.open().prepare(one_start_per_batch=None)
+    assert query.checkpoint.batches("offsets") == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("end", "watermark", "named"), [(21, 200, "end offsets"), (20, 201, "watermark 201, and 200")])

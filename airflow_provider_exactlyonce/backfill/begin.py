@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import moving
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.lease import Sure
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, tail_of
 from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
@@ -30,7 +31,12 @@ log = logging.getLogger("exactlyonce")
 
 
 def begin(
-    home: Home, config: Mapping[str, Any], version: str, clusters: SourceClusters, sources: Sequence[SourceTopics]
+    home: Home,
+    config: Mapping[str, Any],
+    version: str,
+    clusters: SourceClusters,
+    sources: Sequence[SourceTopics],
+    sure: Sure,
 ) -> tuple[Begun, Done | None] | Mapping[str, Any]:
     """Fix what the request means; or return the result, when nothing is left to run.
 
@@ -41,6 +47,7 @@ def begin(
     :param version: of the job
     :param clusters: those that the pipeline's sources are read from
     :param sources: the topics of each source
+    :param sure: of the turn, see :func:`~airflow_provider_exactlyonce.backfill.workspace.turn`
     :returns: what the request means, and how far its lineage is, None when it has to be made; or the result
     :raises RefusedError: when it can't be run, or it can't be told what is written
     :raises HomeMovedError: when the pipeline's home was moved
@@ -77,7 +84,7 @@ def begin(
     if begun is None or done is None or not same:
         with resolving() as resolver:
             begun = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
-        workspace.begin(home, begun)
+        workspace.begin(home, begun, sure)
         done = None
     return begun, done
 

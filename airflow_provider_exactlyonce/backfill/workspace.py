@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.lease import Sure
 from airflow_provider_exactlyonce.control.moving import SCHEMA
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
@@ -177,17 +178,30 @@ def begun(home: Home) -> Begun | None:
     return codec.load(Begun, {**body, "resolved": resolved}, f"{home}/resolved.json")
 
 
-def begin(home: Home, what: Begun) -> None:
-    """Fix what a request means; forgets what an earlier version has left."""
-    forget(home)
+def begin(home: Home, what: Begun, sure: Sure) -> None:
+    """Fix what a request means; forgets what an earlier version has left.
+
+    :param sure: of the turn, see :func:`turn`
+    :raises AlreadyRunningError: when the turn is another process's by now
+    """
+    forget(home, sure)
     json_store.write(home.path / "resolved.json", {**asdict(what), "resolved": what.resolved.to_json()})
 
 
-def forget(home: Home) -> None:
-    """Remove checkpoints that are not needed any more."""
-    store = store_of(home.path)
-    store.delete(home.path / "current")
-    store.remove(home.lineages)
+def forget(home: Home, sure: Sure) -> None:
+    """Remove checkpoints that are not needed any more.
+
+    :param sure: of the turn, see :func:`turn`
+    :raises AlreadyRunningError: when the turn is another process's by now
+    """
+    store, current = store_of(home.path), home.path / "current"
+    pointer, made = store.read(current), store.names(home.lineages)
+    with sure():  # after the look: nothing that who has the next turn makes is among them
+        if pointer is not None:
+            store.delete_if(current, pointer.version)
+    for name in made:
+        store.remove(home.lineages / name)
+        store.delete(home.lineages / name)  # of what was not finished there is a mark, too
 
 
 def write_result(home: Home, result: Mapping[str, Any]) -> None:
@@ -215,8 +229,10 @@ def oldest_needed(home: Home) -> int | None:
 
 
 @contextlib.contextmanager
-def turn(home: Home, give_up: Callable[[], None]) -> Iterator[None]:
+def turn(home: Home, give_up: Callable[[], None]) -> Iterator[Sure]:
     """Wait until no other backfill of the pipeline runs, and keep others waiting. Ends with the process at the latest.
+
+    Gives what :func:`leases.alone` does.
 
     :param home: the request's
     :param give_up: asked from time to time; raises to end the wait
@@ -226,7 +242,7 @@ def turn(home: Home, give_up: Callable[[], None]) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         while True:
             try:
-                held.enter_context(leases.alone(place, home.path.name, note=f"pid {os.getpid()}, {home}"))
+                sure = held.enter_context(leases.alone(place, home.path.name, note=f"pid {os.getpid()}, {home}"))
                 break
             except HeldError as error:
                 give_up()
@@ -234,7 +250,7 @@ def turn(home: Home, give_up: Callable[[], None]) -> Iterator[None]:
                     reminded = time.monotonic()
                     log.info("another backfill of this pipeline runs, waiting for its end: %s", error.note or "unknown")
             time.sleep(_POLL_SECONDS)
-        yield
+        yield sure
 
 
 def driver_arguments(*, accept_nondeterminism: bool = False) -> list[str]:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store
@@ -31,6 +31,9 @@ from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
 _OBSERVE_SECONDS: Final = 0.2
+
+#: See :meth:`Hold.sure`.
+Sure: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 
 _log = logging.getLogger(__name__)
 
@@ -235,9 +238,7 @@ def holding_stopped(path: Path, pipeline: str, who: str) -> contextlib.AbstractC
 
 
 @contextmanager
-def alone(
-    place: Path, pipeline: str, *, note: str = ""
-) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
+def alone(place: Path, pipeline: str, *, note: str = "") -> Iterator[Sure]:
     """Keep everybody else out who works alone on a place: by a lock, or by a lease where the file system has none.
 
     A lock lasts as long as its process, a lease does not. So it gives what :meth:`Hold.sure` does, for either.
@@ -249,7 +250,7 @@ def alone(
     with contextlib.ExitStack() as held:
         if store_of(place).has_locks:
             held.enter_context(store_of(place).holding(place, seconds=0, note=note))
-            sure: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+            sure: Sure = contextlib.nullcontext
         else:
             lock = place.with_name(f"{place.name}.lease.json")
             try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -237,9 +237,7 @@ def left_behind(plan: Plan) -> str:
 
 
 @contextmanager
-def working_on(
-    home: Home, pipeline: str, *, dry_run: bool = False
-) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+def working_on(home: Home, pipeline: str, *, dry_run: bool = False) -> Iterator[leases.Sure]:
     """Keep everybody else from advancing the plan; a process that dies lets go. Gives what :func:`leases.alone` does.
 
     :raises AlreadyRunningError: when somebody does, see :func:`is_held`

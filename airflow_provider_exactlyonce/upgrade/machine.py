@@ -11,7 +11,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +34,7 @@ from airflow_provider_exactlyonce.control import (
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.lease import Sure
 from airflow_provider_exactlyonce.control.processes import ChildDriver
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.requests import WaitCondition
@@ -79,7 +80,7 @@ class Upgrade:
         self._tools: Final = tools
         self._dry_run: Final = dry_run
         self._written: Plan | None = None
-        self._sure: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._sure: Sure = nullcontext
         self._detector: Final = drivers.FailureDetector(home)
         self._child: ChildDriver | None = None  # it is reaped when this object is asked again, or our process ends
         self._steps: Final[Mapping[UpgradeStep, Callable[[Plan], Plan | WaitCondition]]] = {

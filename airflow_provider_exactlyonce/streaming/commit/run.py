@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce import failpoints, process_identity
 from airflow_provider_exactlyonce.backfill import workspace as backfills
 from airflow_provider_exactlyonce.checkpoint.home_match import check_start
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Life
@@ -47,6 +48,7 @@ from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Exp
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import ChangedError
 
 log = logging.getLogger(__name__)
 
@@ -265,9 +267,20 @@ class Run:
         self.home.note_commit(record.lineage, record.commit)
 
     def rebase(self, batch: int, commit: int) -> None:
-        """Note durably that a batch of the lineage is this commit, and those after it follow."""
-        self._lineage = replace(self.lineage, base_batch=batch, base_commit=commit, reemits=None)
-        self.home.remember(self._lineage)
+        """Note durably that a batch of the lineage is this commit, and those after it follow.
+
+        :raises FencedError: when another driver has taken over: its replay may have run other batches
+        """
+        rebased = replace(self.lineage, base_batch=batch, base_commit=commit, reemits=None)
+        document = self.home.lineages / rebased.id / "lineage.json"
+        before = store_of(document).read(document)
+        self.check_superseded()  # after the look: nothing that a successor has noted is replaced
+        try:
+            json_store.swap(document, before, rebased.document())
+        except ChangedError:
+            self.check_superseded()
+            raise
+        self._lineage = rebased
 
     def close(self) -> None:
         """Release the lease and the connections; an open transaction stays for the next run to abort."""

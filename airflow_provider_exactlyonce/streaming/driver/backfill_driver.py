@@ -101,16 +101,16 @@ class BackfillDriver:
                 f"the job declares pipeline {self._pipeline.name}, and the backfill is of {self._asked.pipeline}"
             )
         home = self._options.home
-        with workspace.turn(home, self._give_up):
+        with workspace.turn(home, self._give_up) as sure:
             self._lifecycle.report.own(alone=True)  # who has the turn
             self._lifecycle.report.tell()
             config = self._options.config
             clusters = SourceClusters(config, self._pipeline.source_connections)
             self._pipeline.topics_read(clusters)
-            start = begin(home, config, self._pipeline.version, clusters, self._source_topics)
+            start = begin(home, config, self._pipeline.version, clusters, self._source_topics, sure)
             done = self._run_again(*start) if isinstance(start, tuple) else start
             workspace.write_result(home, done)
-            workspace.forget(home)
+            workspace.forget(home, sure)
 
     def _run_again(self, begun: Begun, done: Done | None) -> Mapping[str, Any]:
         run = self._lifecycle.open_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def test_what_has_written_a_part_goes_on_with_its_version_though_the_pipeline_wa
         return Path(application_of(made, kafka_config)).stem
 
     assert runs() == "v", "what the pipeline runs"
-    workspace.begin(made, Begun(version="old", name="one", resolved=RANGE))
+    workspace.begin(made, Begun(version="old", name="one", resolved=RANGE), nullcontext)
     assert runs() == "v", "nothing is written"
     ledger = Ledger(kafka_config, pipeline.name)
     ledger.claim(1)

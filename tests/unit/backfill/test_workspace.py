@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from airflow_provider_exactlyonce.backfill.begin import begin
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.backfill.results import BackfillWritten
-from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.exceptions import RefusedError, StopRequestedError
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.storage.local import LocalStore
 from tests.clocks import StandingClock
 from tests.unit.backfill.test_plan import at, commit
 
@@ -81,12 +83,33 @@ def test_the_ledger_keeps_what_an_unfinished_backfill_reads(home: Home) -> None:
         workspace.begin(
             backfill_home,
             workspace.Begun(version="v", name="n", resolved=Resolved(starts={}, ends={}, begins={}, base_commit=base)),
+            nullcontext,
         )
         assert workspace.oldest_needed(home) == {7: None, 3: 8}[base], "it has not made its lineage yet"
         backfill_home.create("p.backfill")
     assert workspace.oldest_needed(home) == 4
-    workspace.forget(made(home, "5..9"))
+    workspace.forget(made(home, "5..9"), nullcontext)
     assert workspace.oldest_needed(home) == 8
+
+
+def test_who_was_frozen_in_his_turn_forgets_nothing_of_the_next(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStore, "has_locks", False)
+    backfill_home, clock = made(home, "1..2"), StandingClock()
+    monkeypatch.setattr(leases, "time", clock)
+    backfill_home.create("p.backfill")
+    following: list[Lineage] = []
+
+    def freeze() -> AbstractContextManager[None]:
+        clock.now += 10 * leases.STALE_SECONDS
+        with workspace.turn(made(home, "1..2"), never) as sure:
+            workspace.forget(backfill_home, sure)
+            following.append(backfill_home.create("p.backfill"))
+        return frozen()
+
+    with pytest.raises(AlreadyRunningError), workspace.turn(backfill_home, never) as frozen:
+        workspace.forget(backfill_home, freeze)
+    assert [backfill_home.current()] == following
+    assert backfill_home.lineages.joinpath(following[0].id, "checkpoint").exists()
 
 
 def ledger(commit: int, topic: str = "t") -> LedgerTail:
@@ -109,7 +132,7 @@ def test_a_ledger_that_has_lost_what_was_written_is_refused_for_every_request(
 def test_a_backfill_of_a_table_is_refused_before_anything_is_asked(home: Home) -> None:
     sources = [SourceTopics.of("in"), SourceTopics(names=("delta:/t",))]
     with pytest.raises(RefusedError, match=r"pipeline p reads table delta:/t, .*starting_version"):
-        begin(made(home, "1..2"), {}, "v", SourceClusters({}, {"delta:/t": ""}), sources)
+        begin(made(home, "1..2"), {}, "v", SourceClusters({}, {"delta:/t": ""}), sources, nullcontext)
 
 
 def test_a_directory_that_was_lost_gets_the_identity_that_the_ledger_knows(home: Home) -> None:

@@ -25,12 +25,43 @@ from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
 
 
-def test_a_batch_that_is_another_commit_now_is_none_that_a_reemit_has_restored(tmp_path: Path) -> None:
-    home, run = Home(tmp_path / "home"), Run.__new__(Run)
-    vars(run).update(home=home, _lineage=crafted.reemitting(home))
+def reemitting(home: Home) -> Run:
+    """Make run 1 of a pipeline that was restored in mode reemit."""
+    run = Run.__new__(Run)
+    options = RunOptions(config={}, token="a", version="v", transaction_timeout_milliseconds=1)
+    vars(run).update(home=home, pipeline="p", options=options, number=1, _lineage=crafted.reemitting(home))
+    return run
+
+
+def test_a_batch_that_is_another_commit_now_is_none_that_a_reemit_has_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "LedgerReader", lambda config, pipeline: crafted.Ledger(claim=claim_record(1)))
+    home = Home(tmp_path / "home")
+    run = reemitting(home)
     run.rebase(2, 21)
     assert run.lineage.state_of(2) == 21
     assert home.current() == run.lineage
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_which_commit_a_batch_is_by_a_run_that_was_frozen_replaces_nothing_that_its_successor_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_seen: bool
+) -> None:
+    home = Home(tmp_path / "home")
+    frozen, successors = reemitting(home), crafted.Ledger(claim=claim_record(2))
+    known = replace(frozen.lineage, base_batch=7, base_commit=25, reemits=None)
+    ledgers = [crafted.Ledger(claim=claim_record(1)), successors]
+
+    def looked(config: object, pipeline: str) -> crafted.Ledger:
+        answer = successors if is_seen else ledgers.pop(0)
+        home.remember(known)  # after the look at the document, and before or after the look at the ledger
+        return answer
+
+    monkeypatch.setattr(runs, "LedgerReader", looked)
+    with pytest.raises(FencedError, match="run 1 of p is superseded by run 2"):
+        frozen.rebase(2, 21)
+    assert home.current() == known
 
 
 class Claims(crafted.Ledger):

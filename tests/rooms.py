@@ -59,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
         "streaming.registry",
     },
     "streaming.commit": {
-        *("kafka", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),
+        *("storage", "kafka", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),
         "streaming.sequencer",
         *("streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
     },

@@ -410,6 +410,7 @@ def test_every_file_of_a_release_has_a_reader(release: Path) -> None:
 WRITTEN: Mapping[str, str | None] = {
     "doctor.repairs._identity": "home/home.json",
     "streaming.replay.replay.write_report": "replay.json",
+    "streaming.commit.run.rebase": "lineage.json",
     "streaming.driver.stop_condition.begin": "goal-",
     "backfill.progress.write": "steps.json",
     "backfill.workspace.adopt": "backfills/identity.json",

@@ -60,7 +60,8 @@ def recover(
     if decision.source is RestartSource.CHECKPOINT:
         return decision.source
     log.warning("%s can't be gone on from: %s", checkpoint.path, decision.damage)
-    if decision.source is RestartSource.NOTHING and tail.place.commit and not allow_empty_state:
+    had_none = deleted and tail.place.commit == 0
+    if decision.source is RestartSource.NOTHING and not (allow_empty_state or had_none):
         raise RefusedError(
             f"the state of pipeline {pipeline} is lost: {decision.damage}. Its ledger is at commit "
             f"{tail.place.commit}, and there is no whole savepoint in {home.savepoints}. Put lineage {lineage.id} back "
@@ -70,15 +71,16 @@ def recover(
     if decision.source is RestartSource.NEWEST_AGAIN:
         with leases.holding_stopped(home.lease, pipeline, "recovery") as hold:
             removals = removals_for(checkpoint, decision)
-            if decide(checkpoint, savepoints, lineage, tail.place.commit) != decision:  # after the look at the files
-                raise AlreadyRunningError(f"another process has changed {checkpoint.path} meanwhile. Start again")
+            _check_still(decision, home, lineage, tail)  # after the look at the files
             with hold.sure():
                 for remove in removals:
                     remove()
         log.warning("batch %s of %s is run again", f"{(decision.batch or 0) + 1:,}", checkpoint.path)
     elif decision.source is RestartSource.NOTHING:
-        with leases.holding_stopped(home.lease, pipeline, "recovery") as hold, hold.sure():
-            empty = begin_empty(home, lineage, tail, hold)
+        with leases.holding_stopped(home.lease, pipeline, "recovery") as hold:
+            _check_still(decision, home, lineage, tail)
+            with hold.sure():
+                empty = begin_empty(home, lineage, tail, hold)
         log.warning("lineage %s begins with empty state after commit %d", empty.id, tail.place.commit)
     else:
         savepoint = decision.savepoint if decision.source is RestartSource.SAVEPOINT else None
@@ -87,6 +89,17 @@ def recover(
         restored = restore(home, pipeline, config, request)
         log.warning("restored savepoint %s of commit %d: lineage %s", chosen.id, chosen.commit, restored.lineage.id)
     return decision.source
+
+
+def _check_still(decision: RestartDecision, home: Home, lineage: Lineage, tail: LedgerTail) -> None:
+    """Check a decision again, once nobody else can change what it was made of: another driver may have been here.
+
+    :raises AlreadyRunningError: when one was
+    """
+    checkpoint, deleted = Checkpoint(home.checkpoint(lineage.id)), is_deleted(home, lineage.id)
+    again = decide(checkpoint, Savepoints(home.savepoints), lineage, tail.place.commit, deleted=deleted)
+    if again != decision:
+        raise AlreadyRunningError(f"another process has changed {checkpoint.path} meanwhile. Start again")
 
 
 def _save(

@@ -7,13 +7,14 @@ import signal
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.checkpoint import lineages
+from airflow_provider_exactlyonce.checkpoint import integrity, lineages
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
@@ -254,6 +255,52 @@ def test_a_driver_that_is_killed_and_started_again_writes_each_row_once(pipeline
     pipeline.finish(again)
     assert stopped["commit"] > taken["commit"]
     pipeline.check()
+
+
+def torn_commit(checkpoint: Checkpoint, newest: int) -> Path:
+    return checkpoint.path / "commits" / str(newest)
+
+
+def torn_state(checkpoint: Checkpoint, newest: int) -> Path:
+    names = store_of(checkpoint.path).files(checkpoint.path / "state")
+    state = re.compile(rf"0/\d+/{newest + 1}(_[^/.]+)?\.(zip|delta|changelog)")
+    return checkpoint.path / "state" / next(name for name in names if state.fullmatch(name))
+
+
+def torn_query_id(checkpoint: Checkpoint, _: int) -> Path:
+    return checkpoint.path / "metadata"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["moto", *on_clusters("hadoop")], indirect=True)
+def test_files_that_are_torn_between_runs_are_made_again_and_each_row_is_written_once(pipeline: Pipeline) -> None:
+    world = pipeline.world
+    world.send(900)
+    pipeline.finish(pipeline.start())
+    for torn, done in (
+        (torn_commit, "is run again"),
+        (torn_state, "is run again"),
+        (torn_query_id, "is written again"),
+    ):
+        lineage = pipeline.home.current()
+        assert lineage is not None
+        checkpoint = Checkpoint(pipeline.home.checkpoint(lineage.id))
+        newest = checkpoint.newest_commit()
+        assert newest is not None
+        file, commits = torn(checkpoint, newest), world.commits()
+        store = store_of(file)
+        whole = store.read(file)
+        assert whole is not None
+        store.replace(file, whole.content[: len(whole.content) // 2])
+        assert integrity.newest_whole(checkpoint)[0] != newest
+        world.send(300)
+        driver = pipeline.start()
+        pipeline.finish(driver)
+        assert done in driver.output(), driver.output()[-6000:]
+        assert pipeline.home.current() == replace(lineage, last_commit=world.commits())
+        assert world.commits() > commits
+        assert integrity.newest_whole(checkpoint) == (checkpoint.newest_commit(), [])
+        pipeline.check()
 
 
 @pytest.mark.slow

@@ -183,6 +183,23 @@ def test_what_was_torn_when_it_was_decided_and_is_whole_now_is_not_removed(
     assert newest_whole(checkpoint) == (3, [])
 
 
+def test_what_was_lost_when_it_was_decided_and_is_there_now_is_not_begun_anew(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has put it back before this start had the lease."""
+    path, wait = home.checkpoint(crafted.LINEAGE), leases.holding_stopped
+    remove(path)
+
+    def late(*arguments: Any) -> Any:
+        crafted.checkpoint(path)
+        return wait(*arguments)
+
+    monkeypatch.setattr(leases, "holding_stopped", late)
+    with pytest.raises(AlreadyRunningError, match=r"another process has changed .* meanwhile. Start again"):
+        recover(home, "p", {}, tail_of(home), allow_empty_state=True)
+    assert home.uses(crafted.LINEAGE)
+
+
 @pytest.mark.parametrize("is_saved", [True, False])
 def test_a_checkpoint_whose_deletion_was_begun_is_none_to_go_on_from(
     home: Home, monkeypatch: pytest.MonkeyPatch, *, is_saved: bool

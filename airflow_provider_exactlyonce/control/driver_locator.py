@@ -15,6 +15,7 @@ from typing import Final
 from airflow_provider_exactlyonce.control import (
     drivers,
     exit_classification,
+    json_store,
     processes,
     requests,
     stopping,
@@ -30,6 +31,7 @@ from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended,
 from airflow_provider_exactlyonce.control.supervision import IfRunning, StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ class DriverLocator:
     def find(self) -> DriverAttachment | None:
         """Return a living driver, None when there is certainly none.
 
+        :raises OutcomeUnknownError: when a driver is silent, and the home takes no writes
+
         :raises AlreadyRunningError: when a driver lives that this supervisor can't take over
         :raises StopRequestedError: when we were asked to stop while it was unknown
         :raises RefusedError: when an upgrade keeps everybody out that nobody goes on with
@@ -64,7 +68,7 @@ class DriverLocator:
             self._supervision.on_poll()
             intent = intents.read(self._home.intent)
             self.judged = None if intent is None else intent.token
-            held, life = leases.observe(self._home.lease)
+            held, life = self._observed()
             if held is not None and life is Life.ALIVE:
                 if intent is None or intent.token != held.token:
                     self._replace_stranger(held)
@@ -92,7 +96,7 @@ class DriverLocator:
 
     def has_ended(self, intent: Intent) -> bool:
         """Whether the driver that we have left has certainly ended; kills one of this host that hangs."""
-        held, life = leases.observe(self._home.lease)
+        held, life = self._observed()
         if held is not None and held.token == intent.token:
             if life is Life.ALIVE:
                 return False
@@ -116,6 +120,20 @@ class DriverLocator:
                 self._pass_stop_on(starts)
             raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
         time.sleep(self._home.look_every(self._supervision.poll_seconds))
+
+    def _observed(self) -> tuple[Lease | None, Life]:
+        """Observe the lease; a silence tells nothing while the home takes no writes: a sign of life is one."""
+
+        def check_takes_writes() -> None:
+            try:
+                json_store.rewrite(self._home.intent)
+            except (OSError, OutcomeUnknownError) as error:
+                raise OutcomeUnknownError(
+                    "it takes no writes, so nobody can give a sign of life there, and the driver that gives none is "
+                    f"left as it is: {error}"
+                ) from error
+
+        return leases.observe(self._home.lease, while_silent=check_takes_writes)
 
     def _has_waited_for_upgrade(self) -> bool:
         plan = upgrade_plan.read(self._home)

@@ -164,6 +164,18 @@ def _swapped(path: Path, stored: Stored | None, made: Any, *, durable: bool) -> 
     return False
 
 
+def rewrite(path: Path) -> None:
+    """Write a document as it is, if there is one: to know whether the file system takes writes.
+
+    :raises OSError: when it does not
+    :raises OutcomeUnknownError: when nobody knows
+    """
+    store = store_of(path)
+    if (stored := store.read(path)) is not None:
+        with suppress(ChangedError):
+            store.replace_if(path, stored.content, stored.version)
+
+
 def remove(path: Path, kind: type[T], doomed: Callable[[T | None], bool]) -> None:
     """Remove a document if it is to be removed, judged again whenever somebody has changed it meanwhile.
 

@@ -341,16 +341,21 @@ class HeartbeatMonitor:
         self._heard += seconds
 
 
-def observe(path: Path) -> tuple[Lease | None, Life]:
+def observe(path: Path, *, while_silent: Callable[[], None] = lambda: None) -> tuple[Lease | None, Life]:
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
     Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
     :func:`heartbeat_seconds` for a healthy holder, :func:`stale_seconds` for a silent one, and the time of the reads.
+
+    :param while_silent: called as often as a heartbeat was due that did not come; raises when there can be none
     """
     first, pause = read(path), max(_OBSERVE_SECONDS, store_of(path).seconds_per_read / 5)
-    heard = time.monotonic()
+    heard, due = time.monotonic(), heartbeat_seconds(path)
     while True:
         asked = time.monotonic()
+        if asked - heard >= min(due, stale_seconds(path)):
+            while_silent()
+            due += heartbeat_seconds(path)
         lease = read(path)
         heard += time.monotonic() - asked  # as in HeartbeatMonitor
         if lease is None:

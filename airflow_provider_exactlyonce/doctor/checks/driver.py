@@ -54,8 +54,9 @@ def holds_no_stale_lease(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "silent-driver",
             f"{who}, holds the lease, its process is there, and has given no sign of life for "
-            f"{time.time() - held.heartbeat:.0f} s: it is stopped, or its machine is overloaded",
-            f"let it go on (kill -CONT {held.pid}) or end it (kill -KILL {held.pid})",
+            f"{time.time() - held.heartbeat:.0f} s: it is stopped, its machine is overloaded, or the home takes "
+            "no writes, as its log then says",
+            f"let it go on (kill -CONT {held.pid}), see that the home takes writes, or end it (kill -KILL {held.pid})",
         )
     else:
         ended = "has ended" if driver.life is Life.DEAD else "gives no sign of life"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
@@ -60,9 +61,16 @@ def supervisor(
     )
 
 
-def first_supervisor_killed(home: Home, plan: str, *, until_note: str, owner: str = "shop/stream/run1/-1") -> None:
-    """Let another process supervise, and SIGKILL it once its driver has written a note."""
+def supervising_process(
+    home: Home, plan: str, *, owner: str = "shop/stream/run1/-1", before: str = "", **how: Any
+) -> subprocess.Popen[bytes]:
+    """Let another process supervise.
+
+    :param before: Python code, done first
+    :param how: of the process
+    """
     code = f"""
+{before}
 from datetime import timedelta
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -75,7 +83,12 @@ for _ in Supervisor(Home({str(home.path)!r}), launch, Supervision(owner={owner!r
                     strategy=RestartStrategy.none())).run():
     pass
 """
-    process = subprocess.Popen([sys.executable, "-c", code])
+    return subprocess.Popen([sys.executable, "-c", code], **how)
+
+
+def first_supervisor_killed(home: Home, plan: str, *, until_note: str, owner: str = "shop/stream/run1/-1") -> None:
+    """Let another process supervise, and SIGKILL it once its driver has written a note."""
+    process = supervising_process(home, plan, owner=owner)
     wait_for(lambda: notes(home, until_note))
     process.kill()
     process.wait()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +22,15 @@ from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from tests.integration.control.alarms import after, alarm
 from tests.integration.control.contract_driver import let_go
-from tests.integration.control.supervising import AT_ONCE, first_supervisor_killed, launch, notes, supervisor, wait_for
+from tests.integration.control.supervising import (
+    AT_ONCE,
+    first_supervisor_killed,
+    launch,
+    notes,
+    supervising_process,
+    supervisor,
+    wait_for,
+)
 from tests.waiting import HANG_SECONDS
 
 
@@ -131,6 +142,43 @@ def test_a_driver_that_hangs_is_killed_and_replaced(home: Home, monkeypatch: pyt
     list(supervisor(home, "exit=1", "take-lease end=finished").run())
     assert process_identity.process_start(int(str(up["pid"]))) is None
     assert len(notes(home, "started")) == 2
+
+
+def test_a_driver_that_is_silent_because_its_home_takes_no_writes_goes_on(home: Home, tmp_path: Path) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up go commit end=finished", until_note="up")
+    [up] = notes(home, "up")
+    pid, said = int(str(up["pid"])), tmp_path / "said"
+    lives = lambda: process_identity.process_start(pid) is not None  # noqa: E731
+    limit_files(pid, 0)
+    prepared = """
+import logging, resource
+from airflow_provider_exactlyonce.control import lease
+lease.STALE_SECONDS = 2.0
+logging.basicConfig(level=logging.INFO)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+"""
+    with said.open("wb") as file, subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file) as kept:
+        second = supervising_process(home, "exit=1", before=prepared, stderr=kept.stdin)
+        try:
+            wait_for(lambda: not lives() or said.read_bytes().count(b"it takes no writes") >= 2)
+            assert lives(), "its home can be read, and does not tell of it"
+            assert "[Errno 27] File too large" in said.read_text()
+            silent = lease.read(home.lease)
+            limit_files(pid, resource.RLIM_INFINITY)
+            wait_for(lambda: lease.read(home.lease) != silent)
+            limit_files(second.pid, resource.RLIM_INFINITY)
+            let_go(home)
+            assert second.wait(HANG_SECONDS) == 0
+        finally:
+            second.kill()
+            second.wait()
+            let_go(home)
+    assert len(notes(home, "started")) == 1
+
+
+def limit_files(pid: int, size: int) -> None:
+    """Let a process write nothing beyond a size to any file."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def forever_of_another_task(home: Home) -> Intent:

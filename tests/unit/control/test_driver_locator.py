@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """Give a home whose driver, of an earlier try of the same task on another host, lives."""
     home = Home(tmp_path / "home")
     held = leases.acquire(home.lease, "p", "t", run=1)
-    monkeypatch.setattr(leases, "observe", lambda _: (held, Life.ALIVE))
+    monkeypatch.setattr(leases, "observe", lambda _, **__: (held, Life.ALIVE))
     elsewhere = Intent(
         token="t", owner=OWNER, until="forever", series="t", restarts=0, log="", host="worker-2", machine="m"
     )

@@ -85,6 +85,26 @@ def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, clock: S
     assert clock.now - began >= lease.STALE_SECONDS
 
 
+def test_settling_asks_as_often_as_a_heartbeat_was_due_whether_there_can_be_one(
+    tmp_path: Path, clock: StandingClock
+) -> None:
+    path, asked = tmp_path / "l", list[float]()
+    held, began = lease.acquire(path, "p", "t"), clock.now
+
+    def ask() -> None:
+        asked.append(clock.now - began)
+        if len(asked) == 9:
+            raise OSError("the disk is full")
+
+    assert lease.observe(path, while_silent=ask)[1] is Life.STALE
+    assert asked == pytest.approx([2, 4, 6, 8, 10], abs=0.3)
+    with pytest.raises(OSError, match="the disk is full"):
+        lease.observe(path, while_silent=ask)
+    clock.meanwhile = lambda: lease.renew(path, held)
+    assert lease.observe(path, while_silent=ask)[1] is Life.ALIVE
+    assert len(asked) == 9
+
+
 def stalling(clock: StandingClock, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
     """Let the file system answer the second read late, as it is before what others do when it answers again."""
     read, reads = lease.read, itertools.count(1)

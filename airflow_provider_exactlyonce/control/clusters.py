@@ -35,11 +35,17 @@ class ClusterState(Enum):
 class Cluster(ABC):
     """A cluster's manager.
 
-    :param name: what stands for the host of its drivers
+    :param name: what stands for the host of its drivers: which manager it is, and where
+    :param earlier_name: what earlier versions kept of it, which tells less
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, earlier_name: str = "") -> None:
         self.name: Final = name
+        self._earlier_name: Final = earlier_name
+
+    def has(self, host: str) -> bool:
+        """Whether it is what stands for the host of a driver in its intent."""
+        return host in (self.name, self._earlier_name)
 
     def check_access(self) -> None:  # noqa: B027 - a manager that has no such question refuses nothing
         """Look before a driver is submitted whether the manager would answer for it.

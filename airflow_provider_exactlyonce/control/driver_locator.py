@@ -62,7 +62,8 @@ class DriverLocator:
 
         :raises AlreadyRunningError: when a driver lives that this supervisor can't take over
         :raises StopRequestedError: when we were asked to stop while it was unknown
-        :raises RefusedError: when an upgrade keeps everybody out that nobody goes on with
+        :raises RefusedError: when an upgrade keeps everybody out that nobody goes on with, or a silent driver is on a
+            cluster that the supervision does not have
         """
         while True:
             self._supervision.on_poll()
@@ -185,7 +186,7 @@ class DriverLocator:
 
     def _cluster_of(self, intent: Intent) -> Cluster | None:
         cluster = self._supervision.cluster
-        return cluster if cluster is not None and cluster.name == intent.host else None
+        return cluster if cluster is not None and cluster.has(intent.host) else None
 
     def _cluster_that_has(self, intent: Intent, held: Lease | None) -> Cluster | None:
         """Return the cluster whose manager has a driver without a sign of life: one that waits for room, or is frozen.
@@ -206,10 +207,22 @@ class DriverLocator:
             stopping.Asking(self._home, intent.token, reason=reason, owner=self._supervision.owner).go_on()
 
     def _may_live_on_cluster(self, intent: Intent) -> bool:
-        """Whether a driver without a sign of life is being submitted, or its cluster doesn't say that it has ended."""
+        """Whether a driver without a sign of life is being submitted, or its cluster doesn't say that it has ended.
+
+        :raises RefusedError: when we have no way to its cluster, which alone can tell
+        """
         cluster = self._cluster_of(intent)
         if cluster is None:
-            return False
+            if not intent.is_on_cluster or drivers.has_ended(self._home, intent.token):
+                return False
+            ours = self._supervision.cluster
+            now = "runs drivers on the task's host" if ours is None else f"submits to {ours.name}"
+            raise RefusedError(
+                f"pipeline {self._home.pipeline() or 'without a first commit'} in {self._home}: {intent.owner} has "
+                f"submitted a driver (start token {intent.token}) to {intent.host}, and it may still run or wait "
+                f"there; the task's Spark connection {now}, which can't tell. Set the connection back until that "
+                f"driver has ended; or if it has, delete {self._home.intent}"
+            )
         return processes.leader(intent.token) is not None or cluster.state(intent.token) is not ClusterState.GONE
 
     def _adopt(self, intent: Intent, driver: DriverProcess) -> DriverAttachment | None:

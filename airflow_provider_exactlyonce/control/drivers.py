@@ -161,14 +161,20 @@ def is_starting(home: Home) -> bool:
     if not intent.is_here:
         return may_be_starting(home, intent, held)
     came_up = held is not None and held.token == intent.token
-    return not came_up and not _has_ended(home, intent.token) and processes.leader(intent.token) is not None
+    return not came_up and not has_ended(home, intent.token) and processes.leader(intent.token) is not None
 
 
 def may_be_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
     """Whether a driver that was started on another host may still come up."""
     if held is not None and held.token == intent.token:
         return False  # it did, and is silent now
-    return not _has_ended(home, intent.token) and time.time() - intent.written < _START_GRACE_SECONDS
+    return not has_ended(home, intent.token) and time.time() - intent.written < _START_GRACE_SECONDS
+
+
+def has_ended(home: Home, token: str) -> bool:
+    """Whether a driver itself has reported its end."""
+    status = exit_classification.status_of(home, token)
+    return status is not None and status.state in ENDED
 
 
 def is_unheard(home: Home, token: str) -> bool:
@@ -176,7 +182,7 @@ def is_unheard(home: Home, token: str) -> bool:
     intent, held = intents.read(home.intent), leases.read(home.lease)
     if intent is None or intent.token != token or not intent.is_on_cluster:
         return False
-    return (held is None or held.token != token) and not _has_ended(home, token)
+    return (held is None or held.token != token) and not has_ended(home, token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,8 +285,3 @@ def describe(home: Home, token: str | None) -> str:
     heard = datetime.fromtimestamp(held.heartbeat, UTC).isoformat(timespec="seconds")
     ago = max(0.0, time.time() - held.heartbeat)
     return f"the driver (pid {held.pid} on {held.host}, run {held.run}, last heartbeat {heard}, {ago:.0f} s ago)"
-
-
-def _has_ended(home: Home, token: str) -> bool:
-    status = exit_classification.status_of(home, token)
-    return status is not None and status.state in ENDED

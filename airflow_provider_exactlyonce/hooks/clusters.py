@@ -46,7 +46,6 @@ class YarnCluster(Cluster):
     """
 
     def __init__(self, hook: SparkSubmitHook) -> None:
-        super().__init__("yarn")
         self._hook: Final = hook
         try:
             self._url: Final = str(hook._get_yarn_rm_base_url())
@@ -55,6 +54,8 @@ class YarnCluster(Cluster):
                 f"connection {hook._conn_id} submits to YARN in cluster mode, and a driver that may still run has to "
                 "be looked up: set yarn_resourcemanager_webapp_address in its extra, as in http://resourcemanager:8088"
             ) from error
+        scheme, _, address = self._url.rpartition("//")
+        super().__init__(f"yarn at {scheme}//{address.rpartition('@')[2]}", earlier_name="yarn")
 
     def state(self, token: str) -> ClusterState:
         """Look the application up by its tag; not with the hook, for which a state that it does not know has failed.
@@ -124,7 +125,7 @@ class KubernetesCluster(Cluster):
     """
 
     def __init__(self, master: str, namespace: str) -> None:
-        super().__init__(master)
+        super().__init__(f"{master}, namespace {namespace}", earlier_name=master)
         self.namespace: Final = namespace
 
     def check_access(self) -> None:

@@ -48,8 +48,8 @@ sys.exit(int(code))
 class Manager(Cluster):
     """A manager of a cluster: knows what has ended in order, and says of all else what the test wants."""
 
-    def __init__(self, home: Home, answer: ClusterState = ClusterState.ACTIVE) -> None:
-        super().__init__("yarn")
+    def __init__(self, home: Home, answer: ClusterState = ClusterState.ACTIVE, *, name: str = "yarn") -> None:
+        super().__init__(name)
         self.home = home
         self.answer = answer
         self.gone: set[str] = set()
@@ -90,11 +90,12 @@ def pids(home: Home) -> list[int]:
 
 def supervisor(
     home: Home,
-    manager: Manager,
+    manager: Manager | None,
     *plans: str,
     code: int = 0,
     stop_timeout: float = HANG_SECONDS,
     health: HealthRules | None = None,
+    left: Intent | None = None,
 ) -> Supervisor:
     arguments = [str(SCRIPT), "--home", str(home.path), "--until", "available", *plans]
     command = [sys.executable, "-c", SUBMIT, str(code), TOKEN_PLACEHOLDER, *arguments]
@@ -110,6 +111,7 @@ def supervisor(
             poll_seconds=0.05,
             stop_timeout_seconds=stop_timeout,
         ),
+        left=left,
     )
 
 
@@ -271,6 +273,27 @@ def test_a_driver_that_waits_for_room_for_too_long_is_unhealthy(home: Home, monk
     with pytest.raises(UnhealthyError, match=r"no commit for \d+ s since the driver was started"):
         list(supervisor(home, manager, "exit=1", stop_timeout=0.1, health=health).run())
     assert manager.gone == {"queued"}
+
+
+@pytest.mark.parametrize("other", ["yarn at http://rm-2:8088", None])
+def test_a_driver_on_a_cluster_to_which_the_connection_does_not_lead_any_more_is_not_taken_for_gone(
+    home: Home, other: str | None
+) -> None:
+    waiting_for_room(home)
+    manager = None if other is None else Manager(home, ClusterState.GONE, name=other)
+    now = "runs drivers on the task's host" if other is None else f"submits to {other}"
+    with pytest.raises(
+        RefusedError, match=rf"in {home}: shop/stream/run1/-1 .* \(start token queued\) to yarn, .* {now}"
+    ):
+        list(supervisor(home, manager, "exit=1").run())
+    assert not notes(home, "started")
+    queued = intents.read(home.intent)
+    assert queued is not None
+    back = supervisor(home, manager, "exit=1", left=queued)
+    with pytest.raises(RefusedError, match="Set the connection back"):
+        list(back.run())
+    home.intent.unlink()  # as the error says
+    list(supervisor(home, Manager(home), "take-lease end=finished").run())
 
 
 def test_a_stop_while_nobody_knows_whether_a_driver_was_submitted_waits_for_it_in_the_home(

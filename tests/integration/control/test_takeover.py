@@ -148,7 +148,10 @@ def test_a_driver_that_is_silent_because_its_home_takes_no_writes_goes_on(home: 
     first_supervisor_killed(home, "take-lease commit note=up go commit end=finished", until_note="up")
     [up] = notes(home, "up")
     pid, said = int(str(up["pid"])), tmp_path / "said"
-    lives = lambda: process_identity.process_start(pid) is not None  # noqa: E731
+
+    def lives() -> bool:
+        return process_identity.process_start(pid) is not None
+
     limit_files(pid, 0)
     prepared = """
 import logging, resource

@@ -101,7 +101,8 @@ def test_yarn_gets_the_identity_the_environment_and_the_packages(connect: Callab
     assert "spark.pyspark.driver.python" not in conf, "it would be a path of this host"
     cluster = spark_submit.cluster_of("spark_default", {})
     assert cluster is not None
-    assert cluster.name == "yarn"
+    assert cluster.name == "yarn at http://rm:8088"
+    assert cluster.has("yarn"), "of a driver that an earlier version has submitted"
 
 
 def test_a_driver_on_yarn_whose_home_is_on_hdfs_gets_its_passwords_as_files(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import threading
 import uuid
 from collections import defaultdict
@@ -16,7 +18,7 @@ from upath import UPath
 
 from airflow_provider_exactlyonce.storage import opening
 from airflow_provider_exactlyonce.storage.remote import RemoteStore, identity_of, path_of
-from airflow_provider_exactlyonce.storage.store import FileFacts, HeldError, Stored, version_of
+from airflow_provider_exactlyonce.storage.store import FileFacts, HeldError, Store, Stored, version_of
 
 #: The file system is the process's, and does nothing in one step.
 _STEP: Final = threading.Lock()
@@ -56,6 +58,16 @@ class MemoryStore(RemoteStore):
     def replace(self, place: Path, content: bytes, *, durable: bool = True) -> str:
         with _STEP:
             return self._put(place, content)
+
+    @override
+    def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
+        if of is None:
+            super().copy(source, target)
+            return
+        content = io.BytesIO()  # what fsspec writes here is there from its first byte on
+        with of.reading(source) as read:
+            shutil.copyfileobj(read, content)
+        self._put(target, content.getvalue())
 
     @override
     def names(self, directory: Path) -> Sequence[str]:

@@ -152,9 +152,20 @@ class HdfsStore(RemoteStore):
     @override
     def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
         self._make_directory(path_of(target.parent))
-        new_file = self._new_file(path_of(target), durable=True, overwrite=True)
-        with (of or self).reading(source) as read, new_file as written:
-            shutil.copyfileobj(read, written, COPIED_BYTES)
+        with (of or self).reading(source) as read:
+            made = f"{path_of(target.parent)}/{HIDDEN}{uuid.uuid4().hex}"
+            try:
+                with self._new_file(made, durable=True) as written:
+                    shutil.copyfileobj(read, written, COPIED_BYTES)
+                try:
+                    self._rename(made, path_of(target), overwrite=True)
+                except OSError:
+                    if self._is_there(made):  # else an earlier request of the client has renamed it
+                        raise
+            except BaseException:
+                with suppress(OSError):
+                    self._delete(made)
+                raise
 
     @override
     @contextmanager
@@ -166,8 +177,8 @@ class HdfsStore(RemoteStore):
         self._delete(path_of(directory), below=True)
 
     @contextmanager
-    def _new_file(self, path: str, *, durable: bool, overwrite: bool = False) -> Iterator[HdfsWriter]:
-        options = WriteOptions(permission=0o600, create_parent=False, overwrite=overwrite)
+    def _new_file(self, path: str, *, durable: bool) -> Iterator[HdfsWriter]:
+        options = WriteOptions(permission=0o600, create_parent=False, overwrite=False)
         file = HdfsWriter(self._connection, lambda client: client.create(path, options))
         try:
             yield file

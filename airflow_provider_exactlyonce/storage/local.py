@@ -8,7 +8,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,9 +110,16 @@ class LocalStore(Store):
         if of is None and final and _linked(source, target):
             return
         with (of or self).reading(source) as read, target.open("wb") as written:
-            if of is None:  # what only its owner may read stays so
-                os.fchmod(written.fileno(), stat.S_IMODE(source.stat().st_mode))
-            shutil.copyfileobj(read, written, _COPIED_BYTES)
+            try:
+                if of is None:  # what only its owner may read stays so
+                    os.fchmod(written.fileno(), stat.S_IMODE(source.stat().st_mode))
+                shutil.copyfileobj(read, written, _COPIED_BYTES)
+                written.flush()
+            except BaseException:
+                with suppress(OSError):
+                    if os.path.samestat(os.fstat(written.fileno()), target.stat()):
+                        target.unlink()
+                raise
 
     @override
     def reading(self, place: Path) -> AbstractContextManager[Readable]:

@@ -46,8 +46,16 @@ class RemoteStore(Store):
             if of is None:
                 self.system.cp_file(path_of(source), path_of(target))
                 return
-            with of.reading(source) as read, self.system.open(path_of(target), "wb") as written:
-                shutil.copyfileobj(read, written, COPIED_BYTES)
+            with of.reading(source) as read:
+                written = self.system.open(path_of(target), "wb")
+                try:
+                    shutil.copyfileobj(read, written, COPIED_BYTES)
+                except BaseException:
+                    with contextlib.suppress(OSError, *self.failures):
+                        written.discard()
+                    written.closed = True  # when it is closed, or collected, fsspec completes it
+                    raise
+                written.close()
 
     @override
     @contextmanager

@@ -205,6 +205,8 @@ class Store(ABC):
     def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
         """Copy a file to a place of this store, inside the file system where that can be done.
 
+        After an error nothing that looks finished is there: no file, or the one that was there before.
+
         :param of: the source's store, None for this one
         :param final: nobody changes the source again, and both may share their bytes
         :raises FileNotFoundError: when there is no source

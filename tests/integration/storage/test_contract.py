@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.opening import is_there, store_of
-from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError, Stored
+from airflow_provider_exactlyonce.storage.remote import RemoteStore
+from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError, Readable, Stored
 from tests.clean_forks import Forks, clean_forks
 
 # The clients of object stores have deprecations of their own.
@@ -213,6 +218,45 @@ def test_a_copy_has_the_bytes_and_outlives_its_source(folder: Path, tmp_path: Pa
             store_of(to).copy(source, to, of=store)
     with pytest.raises(FileNotFoundError), store.reading(source):
         pass
+
+
+class Torn(LocalStore):
+    """Gives the beginning of a file, and then an error."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    @override
+    @contextmanager
+    def reading(self, place: Path) -> Iterator[Readable]:
+        yield self  # type: ignore[misc]
+
+    @override  # type: ignore[override]
+    def read(self, size: object = -1) -> bytes:
+        if not self._left:
+            raise ConnectionResetError("the source is lost")
+        given, self._left = self._left, 0
+        return bytes(given)
+
+
+@pytest.mark.parametrize("size", [10, 6 << 20])
+def test_a_copy_whose_source_fails_half_way_leaves_nothing_that_looks_finished(
+    folder: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, there = store_of(folder), folder / "a" / "there"
+    if isinstance(store, RemoteStore):  # from there on fsspec sends what it has
+        monkeypatch.setattr(store.system, "default_block_size", 5 << 20, raising=False)
+    store.create(there, b"before")
+    with pytest.raises(ConnectionResetError):
+        store.copy(Path("/lost"), folder / "a" / "new", of=Torn(size))
+    gc.collect()
+    assert store.read(folder / "a" / "new") is None
+    assert list(store.files(folder)) == ["a/there"]
+    with pytest.raises(ConnectionResetError):
+        store.copy(Path("/lost"), there, of=Torn(size))
+    gc.collect()
+    left = store.read(there)
+    assert left is None or left.content == b"before"
 
 
 def test_the_contract_is_tried_out_and_nothing_is_left(folder: Path) -> None:

@@ -1,0 +1,58 @@
+"""What Azure's storage does only now and then, and no emulation ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.storage import azure
+from airflow_provider_exactlyonce.storage.azure import AzureStore
+from tests.clocks import StandingClock
+
+
+class CopiedBlob:
+    """A blob that Azure copies by itself.
+
+    :param until: seconds after which the copy gets no further
+    """
+
+    url = "https://shop.blob.core.windows.net/bucket/a"
+
+    def __init__(self, clock: StandingClock, until: float, size: float) -> None:
+        self._clock, self._began, self._until, self._size = clock, clock.now, until, size
+        self.aborted: list[str] = []
+
+    def start_copy_from_url(self, url: str) -> dict[str, str]:
+        return {"copy_id": "7", "copy_status": "pending"}
+
+    def get_blob_properties(self) -> Any:
+        done = min(self._clock.now - self._began, self._until)
+        status = "success" if done >= self._size else "pending"
+        return SimpleNamespace(copy=SimpleNamespace(id="7", status=status, progress=f"{done:.0f}/{self._size:.0f}"))
+
+    def abort_copy(self, copy_id: str) -> None:
+        self.aborted.append(copy_id)
+
+
+@pytest.mark.parametrize(("until", "aborted"), [(2000, []), (1000, ["7"])])
+def test_a_copy_within_azure_is_waited_for_as_long_as_it_gets_further(
+    monkeypatch: pytest.MonkeyPatch, until: float, aborted: list[str]
+) -> None:
+    standing = StandingClock()
+    monkeypatch.setattr(azure, "time", standing)
+    blob = CopiedBlob(standing, until, 2000)
+    nobody: Any = None
+    place, store = Path("a"), AzureStore(nobody, nobody, nobody)
+    monkeypatch.setattr(store, "_blob", lambda _: blob)
+    began = standing.now
+    if aborted:
+        with pytest.raises(TimeoutError, match=r"no further than 1000/2000 .* for 300 s and was given up"):
+            store.copy(place, place)
+        assert standing.now - began < 1302
+    else:
+        store.copy(place, place)
+        assert standing.now - began >= 2000
+    assert blob.aborted == aborted

@@ -7,10 +7,12 @@ checksum of itself, so that a file that was torn by a lost machine or a foreign 
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -50,14 +52,30 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
     return json.dumps({**body, _CHECKSUM: _checksum(body)}, indent=1).encode()
 
 
-#: What was read in one look, by path; None outside of one.
-_LOOK: Final[ContextVar[dict[str, Stored | None] | None]] = ContextVar("one look at a home", default=None)
+@dataclass
+class _Look:
+    """What was read in one look.
+
+    :ivar found: by path; the error where there was no answer
+    :ivar silence: what came in the place of an answer after a long time: whoever asks again waits as long again
+    """
+
+    found: dict[str, Stored | OSError | None] = field(default_factory=dict)
+    silence: OSError | None = None
+
+
+#: None outside of one.
+_LOOK: Final[ContextVar[_Look | None]] = ContextVar("one look at a home", default=None)
+_LONG_SECONDS: Final = 2.0
 
 
 @contextmanager
 def one_look() -> Iterator[None]:
-    """Read each document once, as it is when it is first asked for; for who only looks, and looks again."""
-    begun = _LOOK.set({})
+    """Read each document once, as it is when it is first asked for; for who only looks, and looks again.
+
+    An error is shared as a document is; one that took long is that of all documents which are asked for later.
+    """
+    begun = _LOOK.set(_Look())
     try:
         yield
     finally:
@@ -68,9 +86,19 @@ def _stored(path: Path) -> Stored | None:
     look = _LOOK.get()
     if look is None:
         return store_of(path).read(path)
-    if str(path) not in look:
-        look[str(path)] = store_of(path).read(path)
-    return look[str(path)]
+    if look.silence is not None:
+        raise look.silence
+    if str(path) not in look.found:
+        asked = time.monotonic()
+        try:
+            look.found[str(path)] = store_of(path).read(path)
+        except OSError as error:
+            look.found[str(path)] = error
+            look.silence = error if time.monotonic() - asked > _LONG_SECONDS else None
+    found = look.found[str(path)]
+    if isinstance(found, OSError):
+        raise found
+    return found
 
 
 def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -54,6 +54,8 @@ _LOOKS: Final = (0.0, 0.2, 0.5)
 _DELETED_AT_ONCE: Final = 8
 #: Between looks at a copy that Azure makes by itself; one within an account is made at once.
 _COPY_SECONDS: Final = 0.5
+#: A copy that gets no further for so long is given up.
+_STALLED_SECONDS: Final = 300.0
 _MISSING: Final = frozenset({"BlobNotFound", "CannotVerifyCopySource"})
 #: The condition was not met.
 _NOT_MET: Final = frozenset({"ConditionNotMet", "BlobAlreadyExists"})
@@ -130,10 +132,20 @@ class AzureStore(ConditionalStore):
         if copying is None:
             raise FileNotFoundError(str(source))
         status: str | None = str(copying["copy_status"])
+        progress, since = "", time.monotonic()
         while status == "pending":  # one within an account is made at once
             time.sleep(_COPY_SECONDS)
             made = _asked(target, blob.get_blob_properties)
             status = made.copy.status if made is not None and made.copy.id == copying["copy_id"] else "replaced"
+            if made is not None and made.copy.progress != progress:
+                progress, since = made.copy.progress, time.monotonic()
+            if status == "pending" and time.monotonic() - since > _STALLED_SECONDS:
+                with suppress(OSError):
+                    _asked(target, functools.partial(blob.abort_copy, copying["copy_id"]))
+                raise TimeoutError(
+                    f"{target}: Azure's copy of {source} has got no further than {progress or 'nothing'} (bytes of "
+                    f"all) for {_STALLED_SECONDS:g} s and was given up; see the storage account's state, and try again"
+                )
         if status != "success":
             raise OSError(f"{target}: Azure's copy of {source} is {status}")
 

@@ -231,11 +231,18 @@ class HdfsStore(RemoteStore):
         parent, _, name = path_of(place).rpartition("/")
         outer, _, holder = folder.rpartition("/")
         lock = f"{parent}/{HIDDEN}lock-{name}"
-        other, since = "", 0.0
+        other, since, left = "", 0.0, 0.0
         while not self._locked(outer, lock, holder):
             names = [str(status.path).rpartition("/")[2] for status in self._listed(lock)]
+            error = None if names else self._unlock(lock)
+            left = 0.0 if error is None else left or time.monotonic()
+            if error is not None and time.monotonic() - left > self.held_seconds:
+                raise OSError(
+                    f"{place} was not changed: nobody holds its lock, the empty directory {lock}, and HDFS has refused "
+                    f"to delete it for {self.held_seconds:g} s: {error}. Delete it, or let this user delete it"
+                ) from error
             if not names:
-                self._unlock(lock)
+                pass
             elif names[0] != other:
                 other, since = names[0], time.monotonic()
             elif time.monotonic() - since > self.held_seconds:
@@ -258,10 +265,13 @@ class HdfsStore(RemoteStore):
             return is_ours
         return True
 
-    def _unlock(self, lock: str) -> None:
-        """Remove a lock that nobody holds."""
-        with suppress(OSError):  # somebody does, again
+    def _unlock(self, lock: str) -> OSError | None:
+        """Remove a lock that nobody holds; returns why not, as when somebody does again."""
+        try:
             self._delete(lock)
+        except OSError as error:
+            return error
+        return None
 
     def _listed(self, directory: str, *, below: bool = False) -> list[Any]:
         try:

@@ -281,3 +281,24 @@ def test_a_process_that_was_forked_after_hdfs_was_used_is_refused(hadoop: Hadoop
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == RefusedError.exit_code, ended.stderr
     assert "before it forked" in ended.stdout
+
+
+class Undeletable(HdfsStore):
+    """May delete no lock, as where another user has made it and the directory has the sticky bit."""
+
+    def _delete(self, path: str, *, below: bool = False) -> None:
+        if "lock-" in path.rpartition("/")[2]:
+            raise PermissionError("Permission denied by sticky bit")
+        super()._delete(path, below=below)
+
+
+def test_an_empty_lock_that_can_not_be_deleted_is_not_waited_for_without_end(store: HdfsStore, place: Path) -> None:
+    version = store.create(place, b"first")
+    lock = f"{place.parent.path!s}/.exactlyonce-lock-{place.name}"  # type: ignore[attr-defined]
+    store._make_directory(lock)
+    refused = Undeletable(store.system)
+    refused.held_seconds = HELD_SECONDS
+    with pytest.raises(OSError, match=rf"a.json was not changed: .*{lock}, .* for 3 s: .*sticky bit. Delete it"):
+        refused.replace_if(place, b"second", version)
+    assert store.read(place) == Stored(content=b"first", version=version)
+    store.replace_if(place, b"second", version)

@@ -9,7 +9,9 @@ import pytest
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.lease import Lease
+from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.store import ChangedError
+from tests.clocks import StandingClock
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -49,6 +51,38 @@ def test_an_exclusive_write_never_replaces(tmp_path: Path) -> None:
         json_store.write(tmp_path / "d.json", {"x": 2}, exclusive=True)
     assert json_store.read(tmp_path / "d.json") == {"x": 1}
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(0.0, ["a", "b"]), (20.0, ["a"])])
+def test_an_error_is_shared_in_one_look_and_one_that_took_long_is_that_of_all_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, asked: list[str]
+) -> None:
+    clock, read, asks = StandingClock(), LocalStore.read, list[str]()
+    monkeypatch.setattr(json_store, "time", clock)
+    for name in ("a", "b", "c"):
+        json_store.write(tmp_path / name, {"x": 1})
+
+    def unanswered(store: LocalStore, place: Path) -> object:
+        if place.name == "c":
+            return read(store, place)
+        asks.append(place.name)
+        clock.now += seconds
+        raise OSError(f"{place.name} is not answered")
+
+    monkeypatch.setattr(LocalStore, "read", unanswered)
+    with json_store.one_look():
+        for _ in range(500):
+            for name in ("a", "b"):
+                with pytest.raises(OSError, match="is not answered"):
+                    json_store.read(tmp_path / name)
+        if seconds:
+            with pytest.raises(OSError, match="a is not answered"):
+                json_store.read(tmp_path / "c")
+        else:
+            assert json_store.read(tmp_path / "c") == {"x": 1}
+    assert asks == asked
+    with json_store.one_look():
+        assert json_store.read(tmp_path / "c") == {"x": 1}, "the next look asks again"
 
 
 def test_what_is_changed_again_and_again_is_given_up(tmp_path: Path) -> None:

@@ -111,11 +111,17 @@ def test_a_store_that_is_slow_throttles_and_loses_writes_costs_no_record(
     world.send(3000)
     result = stream(world, f"s3://lake@bucket/{uuid.uuid4()}", attempts=30)
     assert {"PUT 503", "PUT drop", "PUT lose"} <= set(between.seen)
+    # One that a failed write has ended before its claim has none.
+    assert len(world.ledger()[1]) <= result["restarts"] + 1, "a driver ends before the next one is started"
     assert result["commit"] == world.commits()
     check_counts(world)
 
 
-def test_five_minutes_without_the_store_cost_no_record(world: World, between: object_stores.Faults) -> None:
+def test_five_minutes_without_the_store_cost_no_record_and_start_no_second_driver(
+    world: World, between: object_stores.Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = f"s3://lake@bucket/{uuid.uuid4()}"
+
     def take_it_away() -> None:
         eventually(lambda: world.commits() >= 2, "the pipeline has begun")
         between.is_down = True
@@ -125,9 +131,11 @@ def test_five_minutes_without_the_store_cost_no_record(world: World, between: ob
     world.send(6000)
     with ThreadPoolExecutor(1) as pool:
         broken = pool.submit(take_it_away)
-        result = stream(world, f"s3://lake@bucket/{uuid.uuid4()}", attempts=30)
+        result = stream(world, checkpoint, attempts=30)
         broken.result()
     assert result["restarts"] >= 1, "Spark can't write its checkpoint"
+    assert len(world.ledger()[1]) == result["restarts"] + 1, "a driver ends before the next one is started"
+    assert f"{checkpoint} does not answer" in caplog.text, "the task says why it waits"
     assert result["commit"] == world.commits()
     check_counts(world)
 

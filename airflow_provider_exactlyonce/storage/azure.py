@@ -132,21 +132,25 @@ class AzureStore(ConditionalStore):
         if copying is None:
             raise FileNotFoundError(str(source))
         status: str | None = str(copying["copy_status"])
-        progress, since = "", time.monotonic()
+        copy_id, progress, since = str(copying["copy_id"]), "", time.monotonic()
         while status == "pending":  # one within an account is made at once
             time.sleep(_COPY_SECONDS)
             made = _asked(target, blob.get_blob_properties)
-            status = made.copy.status if made is not None and made.copy.id == copying["copy_id"] else "replaced"
-            if made is not None and made.copy.progress != progress:
-                progress, since = made.copy.progress, time.monotonic()
+            status = made.copy.status if made is not None and made.copy.id == copy_id else "replaced"
+            done = str(made.copy.progress) if made is not None else progress
+            if done != progress:
+                progress, since = done, time.monotonic()
             if status == "pending" and time.monotonic() - since > _STALLED_SECONDS:
                 with suppress(OSError):
-                    _asked(target, functools.partial(blob.abort_copy, copying["copy_id"]))
-                raise TimeoutError(
-                    f"{target}: Azure's copy of {source} has got no further than {progress or 'nothing'} (bytes of "
-                    f"all) for {_STALLED_SECONDS:g} s and was given up; see the storage account's state, and try again"
+                    _asked(target, functools.partial(blob.abort_copy, copy_id))
+                status = (
+                    f"given up: it got no further than {progress} (bytes of all) for {_STALLED_SECONDS:g} s. See the "
+                    "storage account's state, and try again"
                 )
         if status != "success":
+            if status != "replaced":  # an empty blob is left
+                with suppress(OSError):
+                    self.delete(target)
             raise OSError(f"{target}: Azure's copy of {source} is {status}")
 
     def _upload(self, store: Store, source: Path, target: Path) -> None:

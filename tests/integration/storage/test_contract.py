@@ -221,18 +221,22 @@ def test_a_copy_has_the_bytes_and_outlives_its_source(folder: Path, tmp_path: Pa
 
 
 class Torn(LocalStore):
-    """Gives the beginning of a file, and then an error."""
+    """Gives the beginning of each file, and then an error."""
 
     def __init__(self, size: int) -> None:
-        self._left = size
+        self._size = size
 
     @override
     @contextmanager
     def reading(self, place: Path) -> Iterator[Readable]:
-        yield self  # type: ignore[misc]
+        yield TornFile(self._size)
 
-    @override  # type: ignore[override]
-    def read(self, size: object = -1) -> bytes:
+
+class TornFile:
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def read(self, size: int = -1, /) -> bytes:
         if not self._left:
             raise ConnectionResetError("the source is lost")
         given, self._left = self._left, 0

@@ -23,7 +23,7 @@ class CopiedBlob:
 
     def __init__(self, clock: StandingClock, until: float, size: float) -> None:
         self._clock, self._began, self._until, self._size = clock, clock.now, until, size
-        self.aborted: list[str] = []
+        self.ended: list[str] = []
 
     def start_copy_from_url(self, url: str) -> dict[str, str]:
         return {"copy_id": "7", "copy_status": "pending"}
@@ -34,12 +34,15 @@ class CopiedBlob:
         return SimpleNamespace(copy=SimpleNamespace(id="7", status=status, progress=f"{done:.0f}/{self._size:.0f}"))
 
     def abort_copy(self, copy_id: str) -> None:
-        self.aborted.append(copy_id)
+        self.ended.append(f"aborted {copy_id}")
+
+    def delete_blob(self) -> None:
+        self.ended.append("deleted")
 
 
-@pytest.mark.parametrize(("until", "aborted"), [(2000, []), (1000, ["7"])])
+@pytest.mark.parametrize(("until", "ended"), [(2000, []), (1000, ["aborted 7", "deleted"])])
 def test_a_copy_within_azure_is_waited_for_as_long_as_it_gets_further(
-    monkeypatch: pytest.MonkeyPatch, until: float, aborted: list[str]
+    monkeypatch: pytest.MonkeyPatch, until: float, ended: list[str]
 ) -> None:
     standing = StandingClock()
     monkeypatch.setattr(azure, "time", standing)
@@ -48,11 +51,11 @@ def test_a_copy_within_azure_is_waited_for_as_long_as_it_gets_further(
     place, store = Path("a"), AzureStore(nobody, nobody, nobody)
     monkeypatch.setattr(store, "_blob", lambda _: blob)
     began = standing.now
-    if aborted:
-        with pytest.raises(TimeoutError, match=r"no further than 1000/2000 .* for 300 s and was given up"):
+    if ended:
+        with pytest.raises(OSError, match=r"a is given up: it got no further than 1000/2000 .* for 300 s"):
             store.copy(place, place)
         assert standing.now - began < 1302
     else:
         store.copy(place, place)
         assert standing.now - began >= 2000
-    assert blob.aborted == aborted
+    assert blob.ended == ended

@@ -1,4 +1,4 @@
-"""What all operators have in common that start drivers: connections, Spark settings and arguments."""
+"""The base of all operators that start drivers: connections, Spark settings and arguments."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
         return _IN_A_PODS_ENVIRONMENT in os.environ
 
     def find_application(self, application: str) -> str:
-        """Return where a job's file is; a relative path is looked up beside the DAG's file.
+        """Return the path of a job's file; a relative path is looked up beside the DAG's file.
 
         :raises RefusedError: when it is nowhere
         """
@@ -104,7 +104,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
         return find_application(application, dag.fileloc if dag is not None else None)
 
     def driver_settings(self, application: str, *first_arguments: str) -> DriverSettings:
-        """Return what a driver of this task is started with.
+        """Return the settings that a driver of this task is started with.
 
         :param application: where the job's file is
         :param first_arguments: arguments of the job that come before the user's

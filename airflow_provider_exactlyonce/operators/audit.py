@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AuditPipelineOperator(BaseOperator):
-    """Fail when what is readable contradicts the pipeline's ledger, or the ledger itself: any of I1 to I7.
+    """Fail when the readable rows contradict the pipeline's ledger, or the ledger itself: any of I1 to I7.
 
     It reads every judged row once, writes nothing, and the pipeline may run meanwhile.
 

@@ -46,17 +46,17 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
     :param application: the job's file, of another version perhaps; default the version that runs. (templated)
     :param commits: first and last commit, as ``"17..25"``. (templated)
     :param offsets: source offsets, ``{topic: {partition: [start, end]}}``, or the same as JSON. (templated)
-    :param watermark: ``"FROM..TO"``, two times: what was committed after the commit that took the watermark to the
-        first, up to the one that took it to the second. (templated)
+    :param watermark: ``"FROM..TO"``, two times: the commits after the commit that took the watermark to the first, up
+        to the commit that took it to the second. (templated)
     :param start: with ``end``: source records from this time on, by their timestamps. (templated)
     :param end: up to this time, exclusive. (templated)
     :param state: ``savepoint``: the state that the range began with, from the nearest savepoint or the beginning;
         ``empty``: none but ``warm_up``. (templated)
-    :param warm_up: with empty state, what is run before the range without output: a number of commits, or for a range
-        of time a timedelta, or text as ``90s``, ``30m``, ``2h``, ``1d``. (templated)
+    :param warm_up: with empty state, the part before the range that is run without output: a number of commits, or for
+        a range of time a timedelta, or text as ``90s``, ``30m``, ``2h``, ``1d``. (templated)
     :param output_to: ``reemit``: into the sink itself, each record with the header ``exactlyonce.backfill``;
-        ``compare``: nothing is written, and what was delivered is compared; ``topic=NAME``: to another topic.
-        (templated)
+        ``compare``: nothing is written, and the rows are compared with the delivered ones; ``topic=NAME``: to another
+            topic. (templated)
     :param conn_id: connection of type ``spark``; deploy mode client or none. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param source_conn_ids: connections of type ``kafka`` that the job's sources name. (templated)
@@ -161,7 +161,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         return backfill_pipeline(pipeline)
 
     def owner_of_driver(self, context: Context) -> str:
-        """Return whose the driver is: a later try of the task takes it over, unless it names another job's file.
+        """Return the driver's owner: a later try of the task takes it over, unless it names another job's file.
 
         :raises RefusedError: when that file is nowhere
         """
@@ -191,7 +191,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
     def outcome(self, context: Context, home: Home, facts: dict[str, Any]) -> dict[str, Any]:
         """Return the backfill's result.
 
-        :raises AuditFailedError: when what was compared differs; the result is the task's XCom all the same
+        :raises AuditFailedError: when compared rows differ; the result is the task's XCom all the same
         """
         from airflow_provider_exactlyonce.backfill import workspace
 

@@ -23,7 +23,7 @@ _REASONS: Final = {
 
 
 class StreamingRetryPolicy(RetryPolicy):
-    """Retry at once what infrastructure has done; never what a retry can't change.
+    """Retry failures of infrastructure at once; never retry an error that a retry can't change.
 
     Never: fenced by a newer run, refused, incompatible state, lost or wrong data, stopped by somebody. At once, within
     ``retries``: a lost driver or worker, an unhealthy pipeline, a cluster that does not answer. Errors of others follow
@@ -62,7 +62,7 @@ class StreamingRetryPolicy(RetryPolicy):
 
 @contextmanager
 def failing_for_good() -> Iterator[None]:
-    """Have Airflow retry, of the errors in the block, what a retry can change, whatever the task's policy.
+    """Let Airflow retry only those errors of the block that a retry can change, whatever the task's policy.
 
     :raises AirflowFailException: for the others
     """

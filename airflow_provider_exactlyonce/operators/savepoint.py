@@ -1,4 +1,4 @@
-"""The operators that save, stop and clean up a pipeline that somebody else runs."""
+"""The operators that save, stop and clean up a pipeline that another task or person runs."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class _PipelineOperator(BaseOperator):
 class _AskingOperator(_PipelineOperator):
     """Asks a driver and waits for it, here or in the triggerer.
 
-    Each step may be repeated: what was asked is on disk under a name that is derived from the task instance, and what
-    is done is found before it is asked for. So a retry, and the return from the triggerer, begin like the first try.
+    Each step may be repeated: the request is on disk under a name that is derived from the task instance, and an answer
+    is looked up before the driver is asked. So a retry, and the return from the triggerer, begin like the first try.
     """
 
     operator_extra_links: Collection[BaseOperatorLink] = (SavepointLink(),)
@@ -128,7 +128,7 @@ class _AskingOperator(_PipelineOperator):
     def _step(
         self, home: Home, pipeline: str, request: str, detector: FailureDetector
     ) -> dict[str, Any] | WaitCondition:
-        """Do what can be done now; returns the task's result, or what has to happen first."""
+        """Take the next step; returns the task's result, or the condition to wait for before the next step."""
 
     @abstractmethod
     def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
@@ -146,12 +146,12 @@ class SavepointOperator(_AskingOperator):
 
     :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
     :param checkpoint: the pipeline's home, instead. (templated)
-    :param label: what people call the savepoint. With ``.partial(label=…)`` Airflow does not see that a task, whose
-        output it is, comes first: say so, ``first >> save``. (templated)
+    :param label: a name for people. With ``.partial(label=…)`` and a task's output as label, Airflow does not see that
+        the task comes first: declare it, ``first >> save``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param timeout: how long the driver may take, seconds or a timedelta
     :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
-    :param poll_interval: how often the driver's answer is looked for
+    :param poll_interval: how often the driver's answer is read
     """
 
     template_fields: Sequence[str] = (*_PipelineOperator.template_fields, "savepoint_label")
@@ -190,9 +190,9 @@ class SavepointOperator(_AskingOperator):
 class StopPipelineOperator(_AskingOperator):
     """Stop a pipeline's driver before its next batch, with a savepoint if that is wanted.
 
-    The driver ends the batch that it is in. A pipeline that is stopped already is a success. Each task instance stops
-    one driver: a retry waits for that one, and leaves alone what was started after it. A task that was done and is
-    cleared stops the pipeline again.
+    The driver ends its current batch. A pipeline that is stopped already is a success. Each task instance stops one
+    driver: a retry waits for the same driver, and does not stop a driver that was started after it. A task that was
+    done and is cleared stops the pipeline again.
 
     Returns ``pipeline``, ``home``, ``state`` (see
     :class:`~airflow_provider_exactlyonce.control.pipeline_state.PipelineState`), ``run`` and ``commit`` as the last
@@ -205,7 +205,7 @@ class StopPipelineOperator(_AskingOperator):
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param timeout: how long the driver may take to end its batch, seconds or a timedelta
     :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
-    :param poll_interval: how often it is looked whether the driver has ended
+    :param poll_interval: how often it is checked whether the driver has ended
     """
 
     template_fields: Sequence[str] = (*_PipelineOperator.template_fields, "savepoint")
@@ -251,9 +251,9 @@ class StopPipelineOperator(_AskingOperator):
 
 
 class CleanUpSavepointsOperator(_PipelineOperator):
-    """Delete savepoints that are no longer kept, and what interrupted saves have left. The pipeline may run.
+    """Delete savepoints that are no longer kept, and the remains of interrupted saves. The pipeline may run.
 
-    One goes only when both ``count`` and ``days`` let it go; the newest and the pinned ones always stay.
+    A savepoint is deleted only when ``count`` and ``days`` both allow it; the newest and pinned ones always stay.
 
     Returns ``pipeline``, ``deleted`` and ``kept``: the savepoints' ids.
 

@@ -91,7 +91,7 @@ class StreamingPipelineOperator(DriverOperator):
     :param until: when the task is done. ``available``: everything that was available at the start is committed.
         ``Commits(n)``, ``Watermark(time)`` or a ``timedelta``: after so many commits, or when the output is complete up
         to that time, or after so long, counted from the first start over all tries; then the driver ends, too.
-        ``forever``: when somebody stops the pipeline. ``running``: when the driver runs; it goes on, unsupervised.
+        ``forever``: when the pipeline is stopped. ``running``: when the driver runs; it goes on, unsupervised.
         Texts: ``commits:N``, ``watermark:TIME``, ``duration:SECONDS``. (templated)
     :param if_running: what to do about a living driver that another task, or a person, has started. ``adopt``: watch
         it if it is to run for ever and so is ours, else wait for its end and start ours; refused for one of a person.
@@ -191,22 +191,22 @@ class StreamingPipelineOperator(DriverOperator):
         return _TaskSupervision(self, context, intent, event["deadline"]).run()
 
     def on_kill(self) -> None:
-        """Note the signal. What it means is asked of Airflow where messages can be exchanged: while supervising."""
+        """Note the signal. The supervision, which may exchange messages with Airflow, asks it for the reason."""
         self.is_signalled = True
 
     def home(self, context: Context) -> Home:
-        """Return the home of what is run."""
+        """Return the home of the pipeline that is run."""
         return homes.home_at(self.checkpoint)
 
     def owner_of_driver(self, context: Context) -> str:
-        """Return whose the driver is: a later try with the same owner takes it over."""
+        """Return the driver's owner: a later try with the same owner takes it over."""
         ti = context["ti"]
         return f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}"
 
     def outcome(self, context: Context, home: Home, facts: dict[str, Any]) -> dict[str, Any]:
         """Return the task's result.
 
-        :param facts: what the driver has told of its end
+        :param facts: the driver's report of its end
         """
         return facts
 
@@ -341,7 +341,7 @@ class _TaskSupervision:
 
         return Supervisor(self._home, launch, supervision, left=self._left)
 
-    # -- what the supervisor asks now and then --------------------------------------------------------------------
+    # -- the supervisor's questions -------------------------------------------------------------------------------
 
     def _on_poll(self) -> None:
         if self._task.is_signalled and not self._asked_why:
@@ -380,7 +380,7 @@ class _TaskSupervision:
         return self._deadline is not None and time.time() >= self._deadline
 
     def _answer_signal(self) -> None:
-        """Do what was chosen for a worker that shuts down, or for a user who has marked or cleared the task."""
+        """Apply ``on_worker_shutdown``, or ``stop_on_kill`` when a user has marked or cleared the task."""
         if self._is_a_users_wish():
             if not self._task.stop_on_kill:
                 raise StopRequestedError("the task was killed; its driver goes on, as stop_on_kill=False wants")

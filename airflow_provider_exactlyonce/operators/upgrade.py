@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: A step that failed for the cluster's sake is taken again after so long.
 _RETRY_DELAY: Final = timedelta(seconds=30)
-#: Whoever takes a step for longer than this is not about to be killed.
+#: A process that takes a step for longer than this is not about to be killed.
 _HELD_SECONDS: Final = 600.0
 
 T = TypeVar("T")
@@ -61,8 +61,8 @@ class _PlanOperator(DriverOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Take the plan's steps to its end, or defer where it waits.
 
-        :raises ExactlyOnceError: one of :mod:`airflow_provider_exactlyonce.exceptions`; what is known of the plan is
-            the XCom ``plan`` then
+        :raises ExactlyOnceError: one of :mod:`airflow_provider_exactlyonce.exceptions`; the XCom ``plan`` has the plan
+            then, if it is known
         """
         from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
@@ -91,9 +91,9 @@ class _PlanOperator(DriverOperator):
         return self.execute(context)
 
     def _in_turn(self, home: Home, act: Callable[[], T]) -> T:
-        """Do what one process at a time does; an earlier try, which Airflow is about to kill, may do it still.
+        """Run an action that needs the plan's lock; waits while an earlier try, which Airflow is about to kill, has it.
 
-        :raises AlreadyRunningError: when another process does it for too long
+        :raises AlreadyRunningError: when another process holds the lock for too long
         """
         from airflow_provider_exactlyonce.control import upgrade_plan
 
@@ -165,9 +165,9 @@ class UpgradePipelineOperator(_PlanOperator):
         if it has to. (templated)
     :param shadow_commits: how many of the newest commits the new version repeats before anything is touched, 0 for
         none. (templated)
-    :param compare: what is compared of the rows: columns; or a function that makes of a row, a dictionary, what is
-        compared, or None to leave it out: a function of a module, or ``FILE.py:NAME``. Default: the columns that both
-        versions have. (templated)
+    :param compare: the columns to compare; or a function that converts a row, a dictionary, to the value to compare, or
+        to None to leave it out: a function of a module, or ``FILE.py:NAME``. Default: the columns that both versions
+        have. (templated)
     :param allow: intended differences, {kind: at most so many rows, None for any number}; kinds are ``missing``,
         ``extra``, ``changed`` and ``changed.<column>``. (templated)
     :param stable_after: how many commits the new version has to make. (templated)
@@ -188,7 +188,7 @@ class UpgradePipelineOperator(_PlanOperator):
     :param stop_timeout: how long a driver may take to end its batch; in a rollback it is ended by force then
     :param accept_nondeterminism: commits that a rollback replays may give other rows than were committed
     :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
-    :param poll_interval: how often it is looked
+    :param poll_interval: how often the state is checked
     """
 
     template_fields: Sequence[str] = (
@@ -267,11 +267,11 @@ class UpgradePipelineOperator(_PlanOperator):
 
 
 class RollbackPipelineOperator(_PlanOperator):
-    """Bring a pipeline back to an earlier version of its job, by default to what the last upgrade has replaced.
+    """Bring a pipeline back to an earlier version of its job, by default the version that the last upgrade replaced.
 
-    Stops what runs, restores the savepoint (what was committed since is replayed without writing it again) and starts
-    the version from the copy of its file in the home: ``docs/upgrades.md``. It may roll back an upgrade that somebody
-    has left half-done. A task that is killed leaves its plan where it is; the next try goes on there.
+    Stops the driver, restores the savepoint (later commits are replayed without writing them again) and starts the
+    version from the copy of its file in the home: ``docs/upgrades.md``. It may roll back an upgrade that was left
+    half-done. A task that is killed leaves its plan where it is; the next try goes on there.
 
     Returns what :class:`UpgradePipelineOperator` does; ``outcome`` is ``rolled-back``.
 
@@ -295,7 +295,7 @@ class RollbackPipelineOperator(_PlanOperator):
     :param stop_timeout: how long the driver may take to end its batch; it is ended by force then
     :param accept_nondeterminism: commits that are replayed may give other rows than were committed
     :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
-    :param poll_interval: how often it is looked
+    :param poll_interval: how often the state is checked
     """
 
     template_fields: Sequence[str] = (*_PlanOperator.template_fields, "savepoint", "version")

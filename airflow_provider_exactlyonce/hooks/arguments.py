@@ -42,7 +42,7 @@ def check(task: BaseOperator, read: Callable[[], object], *names: str) -> None:
 
 @contextmanager
 def reading(task: BaseOperator, *names: str) -> Iterator[None]:
-    """Read arguments: what can't be read is named, and refused, also when a template or another task has given it.
+    """Read arguments: one that can't be read is named and refused, also when a template or another task gave it.
 
     :param names: of the attributes that are read
     :raises RefusedError: when one can't be; a retry would be given the same
@@ -81,7 +81,7 @@ def check_choice(task: BaseOperator, name: str, choices: Sequence[str]) -> None:
 
 
 def check_kind(task: BaseOperator, name: str, kind: type, example: str) -> None:
-    """Check what an argument is.
+    """Check an argument's type.
 
     :raises ValueError: with an example
     """
@@ -91,11 +91,11 @@ def check_kind(task: BaseOperator, name: str, kind: type, example: str) -> None:
 
 
 def check_shapes(task: BaseOperator, names: Collection[str], mappings: Collection[str]) -> None:
-    """Check that arguments are lists, and dictionaries; None is an empty one. What is in them may be secret.
+    """Check that arguments are lists or dictionaries; None is an empty one. Their contents may be secret.
 
     :param names: of the attributes
-    :param mappings: those of all names that are dictionaries; the others are lists
-    :raises RefusedError: when one is none, such as a single text where a list belongs
+    :param mappings: the names of the dictionaries; the others are lists
+    :raises RefusedError: when an argument has another type, such as a single text where a list belongs
     """
     for name in names:
         value = getattr(task, name)

@@ -1,4 +1,4 @@
-"""What a connection of type ``wasb`` or ``adls`` says of a storage account of Azure, for a task and for a driver.
+"""Reads a connection of type ``wasb`` or ``adls`` to a storage account of Azure, for a task and for a driver.
 
 Airflow's provider for Azure is not needed: a home takes the account's key, a service principal, or what Azure's
 libraries find.
@@ -25,7 +25,7 @@ _OTHER_WAYS: Final = (
 
 
 def options(connection: Any) -> dict[str, Any]:
-    """Return what adlfs is given.
+    """Return the arguments of adlfs.
 
     :raises RefusedError: when the connection can't be used
     """
@@ -36,9 +36,9 @@ def options(connection: Any) -> dict[str, Any]:
 
 
 def driver_environment(connection: Any) -> Mapping[str, str | None]:
-    """Return what a driver beside the task needs in its environment; None for what must not be there.
+    """Return variables for the environment of a driver beside the task; None for a variable that must not be set.
 
-    Of a connection without a key no credentials: the driver finds what the task finds.
+    A connection without a key gives no credentials: the driver finds the same as the task.
 
     :raises RefusedError: when the connection can't be used
     """

@@ -1,4 +1,4 @@
-"""The one place that turns the Airflow connections of a job's sinks, tables and formats into what its driver is told.
+"""The one place that turns the Airflow connections of a job's sinks, tables and formats into its driver's settings.
 
 Each answer is JSON, for the driver's environment.
 """
@@ -48,12 +48,12 @@ def postgres(conn_ids: Sequence[str]) -> str:
 
 
 def stores(conn_ids: Sequence[str]) -> str:
-    """Return what delta-rs and pyiceberg are told of object stores and catalogs, by connection.
+    """Return the options of delta-rs and pyiceberg for object stores and catalogs, by connection.
 
     :param conn_ids: connections of type ``aws``, ``google_cloud_platform``, ``wasb``, ``adls``, or ``iceberg``; of any
         other type the extra is taken as it is
     :raises AirflowNotFoundException: when there is no such connection
-    :raises RefusedError: when it asks for what delta-rs can't do
+    :raises RefusedError: when it asks for a feature that delta-rs lacks
     """
     return _by_connection(conn_ids, lambda it: _READ[it.conn_type](it) if it.conn_type in _READ else it.extra_dejson)
 

@@ -1,4 +1,4 @@
-"""What a connection of type ``google_cloud_platform`` says of Google Cloud Storage, for a task and for a driver.
+"""Reads a connection of type ``google_cloud_platform`` to Google Cloud Storage, for a task and for a driver.
 
 Airflow's provider for Google is not needed: a home takes a service account's key, or what Google's libraries find.
 """
@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.storage import gcs_environment
 from airflow_provider_exactlyonce.storage.opening import LOCAL
 
 CONN_TYPE: Final = "google_cloud_platform"
-#: A service account's key: the path of its file, or what is in it.
+#: A service account's key: the path of its file, or the file's content.
 _KEYS: Final = ("key_path", "keyfile_dict")
 #: Other ways to credentials, which a driver has no way to follow.
 _OTHER_WAYS: Final = ("key_secret_name", "credential_config_file", "impersonation_chain", "idp_issuer_url")
@@ -25,7 +25,7 @@ _PREFIX: Final = "extra__google_cloud_platform__"
 
 
 def options(connection: Any) -> dict[str, Any]:
-    """Return what gcsfs is given.
+    """Return the arguments of gcsfs.
 
     :raises RefusedError: when the connection can't be used
     """
@@ -38,15 +38,15 @@ def options(connection: Any) -> dict[str, Any]:
         return gcs_environment.options(emulator)
     try:
         token = Credentials.from_service_account_info(key, scopes=_SCOPES)
-    except ValueError as error:  # says what is missing, and shows nothing that is there
+    except ValueError as error:  # names the missing part, and shows nothing that is there
         raise RefusedError(f"connection {connection.conn_id} has no key of a service account: {error}") from error
     return gcs_environment.options(None, token)
 
 
 def driver_environment(connection: Any, folder: Path) -> Mapping[str, str]:
-    """Return what a driver beside the task needs in its environment.
+    """Return variables for the environment of a driver beside the task.
 
-    Nothing of a connection without a key: the driver finds what the task finds.
+    A connection without a key gives none: the driver finds the same credentials as the task.
 
     :param folder: of this host, for a key that is no file yet; only its owner may read the file that it becomes
     :raises RefusedError: when the connection can't be used
@@ -95,7 +95,7 @@ def _check(connection: Any) -> None:
 
 
 def _emulator(connection: Any) -> str | None:
-    """Return the address of an emulator: the one place where nobody asks for credentials."""
+    """Return the address of an emulator, which needs no credentials."""
     address, is_anonymous = _field(connection, "gcs.endpoint"), _field(connection, "is_anonymous") is not None
     if (address is not None) != is_anonymous:
         raise RefusedError(

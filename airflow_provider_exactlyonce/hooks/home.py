@@ -1,4 +1,4 @@
-"""Finds the home of a pipeline that a task names, and by what name the task asks it."""
+"""Finds the home of a pipeline that a task names, and the name of the task's requests to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def home_at(checkpoint: str) -> Home:
 
 
 def check(checkpoint: str) -> None:
-    """Check how a home is named; asks nobody.
+    """Check a home's name; makes no request.
 
     :raises RefusedError: when it is no name of one
     """

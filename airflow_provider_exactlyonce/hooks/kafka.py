@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 
-#: What says where the cluster is and who we are. The rest of an extra (groups, offsets, batching) is for other clients.
+#: The cluster's address and our credentials. The rest of an extra (groups, offsets, batching) is for other clients.
 _NAMES: Final = frozenset({"bootstrap.servers", "client.id", "client.dns.lookup", "client.rack", "oauth_cb"})
 _PREFIXES: Final = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "https.", "broker.address.", "socket.")
 
 
 def client_config(conn_id: str) -> dict[str, Any]:
-    """Return what a confluent-kafka client of ours is configured with.
+    """Return the configuration of our confluent-kafka clients.
 
     Blocks while the connection is fetched; an async caller uses a thread.
 
     :param conn_id: connection of type ``kafka``
     :raises AirflowNotFoundException: when there is no such connection
-    :raises RefusedError: when it is no configuration of a client, as without ``bootstrap.servers``
+    :raises RefusedError: when it is no client's configuration, as without ``bootstrap.servers``
     """
     from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 
@@ -40,7 +40,7 @@ def client_config(conn_id: str) -> dict[str, Any]:
 def source_config(conn_id: str) -> dict[str, Any]:
     """Return the same of a connection that the sources of a pipeline name, as its ledger has it.
 
-    Of a connection to the store or catalog of a table, what delta-rs or pyiceberg is told.
+    For a connection to the store or catalog of a table, the options of delta-rs or pyiceberg.
 
     :raises RefusedError: when there is no such connection
     """

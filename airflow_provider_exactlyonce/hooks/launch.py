@@ -108,7 +108,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
 
 
 def check_runs_here(settings: DriverSettings) -> None:
-    """Check that what a task starts runs where the task does.
+    """Check that a task's driver runs on the task's own host.
 
     :raises AirflowNotFoundException: when there is no such connection
     :raises RefusedError: when it would run in a cluster
@@ -127,7 +127,7 @@ def _runs_elsewhere(settings: DriverSettings) -> RefusedError:
 
 
 def find_application(application: str, dag_file: str | None) -> str:
-    """Return where a job's file is: a relative path is looked up beside the DAG's file, then in the working directory.
+    """Return the path of a job's file; a relative one is looked up beside the DAG's file, then in this directory.
 
     :param dag_file: the file of the task's DAG, None for a task without one
     :raises RefusedError: when it is nowhere

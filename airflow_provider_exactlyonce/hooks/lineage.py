@@ -1,7 +1,7 @@
-"""What OpenLineage is told of a task that runs a pipeline: topics with the offsets that went in and out, and tables.
+"""The OpenLineage facets of a task that runs a pipeline: topics with their input and output offsets, and tables.
 
-All of it is read from the ledger, so it is what is committed and readable, whoever's driver did it. OpenLineage's
-client is asked for inside functions only: without Airflow's OpenLineage provider nobody calls them.
+All of it is read from the ledger, so it is committed and readable, whichever task ran the driver. OpenLineage's
+client is imported inside functions only: without Airflow's OpenLineage provider nobody calls them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Committed = tuple[CommitRecord, Sequence[CommitRecord], SourceClusters, Datasets]
     Tables = Mapping[str, TableStatus]
 
-#: Of a task that has made more commits than this, the newest are told.
+#: Of a task that has made more commits than this, the newest are reported.
 COMMITS_LIMIT: Final = 10_000
 
 _FIRST_WINDOW: Final = 64
@@ -76,8 +76,8 @@ def _newest(reader: LedgerReader, tail: LedgerTail, since: int) -> list[CommitRe
 def lineage_of(known: Committed | None, written: Tables | None = None) -> Lineage:
     """Return the datasets and facets of a task.
 
-    :param known: what it has committed, None for a pipeline that has never committed
-    :param written: {sink: its table as the sink has left it}, as far as its driver has told
+    :param known: its commits, None for a pipeline that has never committed
+    :param written: {sink: its table as the sink has left it}, as far as its driver has reported
     """
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.generated.base import RunFacet
@@ -105,7 +105,7 @@ def lineage_of(known: Committed | None, written: Tables | None = None) -> Lineag
 
 
 def _namespace(cluster: SourceCluster) -> str:
-    """Return what the specification calls a cluster by: the first of its brokers that we know."""
+    """Return a cluster's namespace by OpenLineage's specification: the first of its brokers that we know."""
     return f"kafka://{str(cluster.config['bootstrap.servers']).split(',')[0].strip()}"
 
 
@@ -257,7 +257,7 @@ class PipelineLineage:
         return self._lineage(None if started is None else int(started.timestamp() * 1000))
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> Lineage:
-        """Return the same: what is committed stays committed."""
+        """Return the same as on completion: commits stay committed."""
         return self.get_openlineage_facets_on_complete(task_instance)
 
     def ledger_of(self, pipeline: str) -> str:
@@ -275,7 +275,7 @@ class PipelineLineage:
         return lineage_of(known, told.tables if told is not None and told.pipeline == self.ledger_of(pipeline) else {})
 
     def _told(self) -> tuple[str, Status | None]:
-        """Return the pipeline's name and what its driver has told; what Kafka has needs no more than the name."""
+        """Return the pipeline's name and its driver's status; the facets of Kafka need only the name."""
         from airflow_provider_exactlyonce.control import status
         from airflow_provider_exactlyonce.hooks import home
 

@@ -1,7 +1,7 @@
-"""What Airflow's metrics say of a pipeline: read from its home by whoever watches it, sent through Airflow's Stats.
+"""A pipeline's metrics in Airflow: its watcher reads them from the home, and sends them through Airflow's Stats.
 
-All are gauges of what is on disk: whoever sends them, and however often, they are right, and a retry or a second
-watcher counts nothing twice. Under each name go two metrics, as Airflow does it with its own:
+All are gauges of what is on disk: they are right whichever process sends them, and however often, and a retry or a
+second watcher counts nothing twice. Each name has two metrics, as Airflow's own have:
 ``exactlyonce.lag_records`` with the pipeline as a tag, and, unless ``[metrics] legacy_names_on`` is off,
 ``exactlyonce.shop-totals.lag_records`` for backends without tags.
 """
@@ -32,7 +32,7 @@ PREFIX: Final = "exactlyonce"
 
 _log = logging.getLogger(__name__)
 
-#: Every metric: its name, which ends with its unit, and what it measures.
+#: Every metric: its name, which ends with its unit, and its meaning.
 METRICS: Final[Mapping[str, str]] = {
     "commit_age_seconds": "time since the last commit",
     "lag_records": "source records (offsets), and versions of source tables, that are available and not committed",
@@ -65,7 +65,7 @@ class Reporter:
         self._next = 0.0
 
     def report(self) -> None:
-        """Send what is known, unless that was just done. Never raises: metrics must not cost a stream its watcher."""
+        """Send the known metrics, unless just done. Never raises: metrics must not cost a stream its watcher."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._home.look_every(INTERVAL_SECONDS, reads=_READS)
@@ -82,7 +82,7 @@ class Reporter:
 
 
 def measure(home: Home, state: PipelineState, status: Status, now: float) -> Mapping[str, float]:
-    """Return what can be measured of a pipeline, by the names in :data:`METRICS`.
+    """Return the known measurements of a pipeline, by the names in :data:`METRICS`.
 
     :param now: seconds since the epoch
     """
@@ -131,7 +131,7 @@ def _state(status: Status) -> Mapping[str, float]:
 
 @contextmanager
 def reporting(home: Home) -> Iterator[None]:
-    """Report a pipeline beside what supervises it, in a thread of its own."""
+    """Report a pipeline in a thread of its own, while the block supervises it."""
     reporter = Reporter(home)
     done = threading.Event()
 

@@ -28,13 +28,13 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "gs": (google_cloud.CONN_TYPE,),
     "abfss": azure.CONN_TYPES,
 }
-#: By connection and what it says: one that was changed is read anew, and the same one once.
+#: By connection and its content: a changed connection is read anew, and an unchanged one once.
 _OPTIONS: Final[dict[tuple[str, str], Mapping[str, Any]]] = {}
 _OPENING: Final = threading.Lock()
 
 
 def split(location: str) -> tuple[str | None, str]:
-    """Return the connection that a location names, None for none, and the location without it; asks nobody.
+    """Return the connection that a location names, None for none, and the location without it; makes no request.
 
     :raises RefusedError: when it names none that opens it, or has a password in it
     """
@@ -49,12 +49,12 @@ def split(location: str) -> tuple[str | None, str]:
 
 
 def open_place(conn_id: str, place: Any) -> Path:
-    """Return a place in a bucket, with a connection's credentials; those that end are renewed by what opens it.
+    """Return a place in a bucket, with a connection's credentials; its file system renews those that expire.
 
     :param conn_id: connection of type ``aws``, ``google_cloud_platform``, ``wasb``, or ``adls``
     :param place: the same with the environment's
     :raises AirflowNotFoundException: when there is no such connection: the provider would go on without credentials
-    :raises RefusedError: when it is of another type, or can't be used, or its provider lacks what it needs
+    :raises RefusedError: when it is of another type, or can't be used, or its provider lacks a requirement
     """
     from upath import UPath
 
@@ -69,10 +69,10 @@ def open_place(conn_id: str, place: Any) -> Path:
 
 
 def driver_environment(location: str, here: Path) -> Mapping[str, str | None]:
-    """Return what a driver beside the task needs in its environment to reach its home; None for what must not be there.
+    """Return environment variables with which a driver beside the task reaches its home; None for one to be unset.
 
-    Nothing of a connection without keys: an instance profile, a container's role, a web identity or a service account
-    is found by the driver itself, which can renew it.
+    A connection without keys gives none: the driver itself finds an instance profile, a container's role, a web
+    identity or a service account, and can renew it.
 
     :param here: folder of this host, for a key that has to be a file
     :raises AirflowNotFoundException: when there is no such connection

@@ -29,7 +29,7 @@ _DEPLOY_MODE: Final = "spark.submit.deployMode"
 
 @dataclass(frozen=True, kw_only=True)
 class DriverSettings:
-    """What a driver is started with, as users say it: the arguments of the operators that start drivers.
+    """The settings of a driver, as users give them: the arguments of the operators that start drivers.
 
     :param application: path of the job's file, see :func:`~hooks.launch.find_application`, or a URI
     :param name: Spark application's name
@@ -139,7 +139,7 @@ def python_environment() -> dict[str, str]:
 
 
 def submission_environment() -> dict[str, str]:
-    """Return the variable by which this environment's spark-submit finds its Spark, whatever Python the PATH has.
+    """Return the variable with which this environment's spark-submit finds its Spark, whatever Python the PATH has.
 
     The interpreter's own variables would do, too, but go on to a driver in a cluster, where their paths mean nothing.
     """

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.state.value_states import AggregatingState
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """What rows are aggregated to, in Python.
+    """An aggregation of rows, in Python.
 
     :param accumulator: its type, in Spark's DDL: a type, or fields, whose values are tuples
     :param create: returns an accumulator to which nothing was added

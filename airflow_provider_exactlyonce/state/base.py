@@ -1,4 +1,4 @@
-"""What the five kinds of state have in common."""
+"""The base of the five kinds of state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.state.stores import Handle
 
 
 class State(ABC):
-    """What the five have in common.
+    """The base of the five kinds.
 
     :param name: in the checkpoint; by default the attribute's. Another name is another state, which begins empty
     :param ttl: how long an entry stays after it was last written, by processing time; None for ever

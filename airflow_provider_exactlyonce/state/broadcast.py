@@ -153,15 +153,15 @@ class BroadcastState(State, Generic[K, V]):
 
 
 class BroadcastProcessFunction(ABC, Generic[IN, RULE, OUT]):
-    """A function of a stream and of a control stream, whose states are :class:`BroadcastState`."""
+    """A function of a stream and a control stream, with states of class :class:`BroadcastState`."""
 
     #: What the function gives out: columns in Spark's DDL.
     output: ClassVar[str]
-    #: The columns of the control stream by which its records of a batch are sorted, nulls first.
+    #: The columns of the control stream that sort its records of a batch, nulls first.
     control_order_by: ClassVar[Sequence[str]] = ()
 
     def open(self) -> None:
-        """Prepare what the calls need; states can't be used yet."""
+        """Prepare resources of the calls; states can't be used yet."""
 
     @abstractmethod
     def process_element(self, value: IN, context: Context) -> Iterable[OUT] | None:
@@ -175,7 +175,7 @@ class BroadcastProcessFunction(ABC, Generic[IN, RULE, OUT]):
         """Process a control record; every copy does, so it gives nothing out, and must do the same everywhere."""
 
     def close(self) -> None:
-        """Release what :meth:`open` has prepared."""
+        """Release the resources of :meth:`open`."""
 
 
 def as_keyed(

@@ -86,7 +86,7 @@ class ListState(State, Generic[T]):
         rows = [self.state_type.pack(element) for element in self._added]
         if not self._replaced or self._was_empty:
             if rows:
-                self._store.append(rows)  # what was there keeps its age
+                self._store.append(rows)  # the elements there keep their age
         elif rows:
             self._store.put(rows)
         else:

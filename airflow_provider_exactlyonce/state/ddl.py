@@ -1,4 +1,4 @@
-"""Reads types as they are written in Spark's DDL, without Spark: for states, and for what a function gives out."""
+"""Reads types as they are written in Spark's DDL, without Spark: of states, and of a function's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user subclasses: a function that sees the rows of one key after the other, with state and timers."""
+"""The base class of users' functions: a function gets the rows of one key after the other, with state and timers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TimerService:
         self._changes[index(timestamp)] = False
 
     def set_clocks(self, processing_time: int, watermark: int) -> None:
-        """Set what the two clocks show; whoever runs the function calls it."""
+        """Set the two clocks; only the function's runner calls it."""
         self._processing_time, self._watermark = processing_time, watermark
 
     def take_changes(self) -> Mapping[int, bool]:
@@ -99,7 +99,7 @@ class TimerService:
         return timestamp <= (self._watermark if self._mode is TimeMode.EVENT_TIME else self._processing_time)
 
     def take_due_changes(self) -> Mapping[int, bool]:
-        """Return those of :meth:`take_changes` that are due."""
+        """Return the changes of :meth:`take_changes` that are due."""
         changes = self.take_changes()
         self._changes = {at: registered for at, registered in changes.items() if not self.is_due(at)}
         return {at: registered for at, registered in changes.items() if self.is_due(at)}
@@ -111,7 +111,7 @@ class TimerService:
 
 
 class Context:
-    """What a function may ask for beside its states.
+    """A function's access to the key, the clocks and the timers.
 
     :param key_names: the columns of the key
     """
@@ -127,24 +127,24 @@ class Context:
         return self._key_record(self._key)
 
     def set_key(self, key: tuple[Any, ...]) -> None:
-        """Set the current key; whoever runs the function calls it."""
+        """Set the current key; only the function's runner calls it."""
         self._key = key
 
 
 class KeyedProcessFunction(ABC, Generic[IN, OUT]):
     """A function of a keyed stream, with state.
 
-    States are class attributes. An instance is opened for each state partition of each batch: what it keeps elsewhere
-    than in a state is gone with the next batch.
+    States are class attributes. An instance is opened for each state partition of each batch: values that it keeps
+    elsewhere than in a state are gone with the next batch.
     """
 
-    #: What the function gives out: columns in Spark's DDL.
+    #: The function's output: columns in Spark's DDL.
     output: ClassVar[str]
     #: The column with the watermark, for timers of event time; rows behind the watermark don't reach the function.
     event_time: ClassVar[str | None] = None
     #: For timers of processing time. A state with a ``ttl`` needs no more than itself.
     processing_time: ClassVar[bool] = False
-    #: The columns by which a key's rows are sorted within a batch, nulls first. Spark does not keep their order.
+    #: The columns that sort a key's rows within a batch, nulls first. Spark does not keep their order.
     order_by: ClassVar[Sequence[str]] = ()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -154,7 +154,7 @@ class KeyedProcessFunction(ABC, Generic[IN, OUT]):
         super().__setattr__(name, value)
 
     def open(self) -> None:
-        """Prepare what the calls need, such as a connection; states can't be used yet."""
+        """Prepare resources of the calls, such as a connection; states can't be used yet."""
 
     @abstractmethod
     def process_element(self, value: IN, context: Context) -> Iterable[OUT] | None:
@@ -165,7 +165,7 @@ class KeyedProcessFunction(ABC, Generic[IN, OUT]):
         """
 
     def finish_batch(self, context: Context) -> Iterable[OUT] | None:
-        """Give out what a key comes to after its last row of a batch; a row per key costs less than one per row.
+        """Return a key's result after its last row of a batch; a row per key costs less than one per row.
 
         :return: as :meth:`process_element`; by default nothing
         """
@@ -180,7 +180,7 @@ class KeyedProcessFunction(ABC, Generic[IN, OUT]):
         raise NotImplementedError(f"{type(self).__name__} registers timers and has no on_timer")
 
     def close(self) -> None:
-        """Release what :meth:`open` has prepared."""
+        """Release the resources of :meth:`open`."""
 
 
 def states_of(function: KeyedProcessFunction[Any, Any]) -> dict[str, State]:

@@ -39,7 +39,7 @@ class KeyedHarness:
     timers that are due, and is closed. As in Spark, a batch that raises changes nothing, a row counts as late that is
     not above the watermark of the batch *before*, and the watermark that a batch leaves is the next batch's.
 
-    :param function: what is run; it stays as it is
+    :param function: the function to run; it stays as it is
     :param key: the columns of the key, one name or several
     :param watermark_delay: moves the watermark as ``withWatermark`` does: after each batch to the latest event time so
         far, less this; None leaves it where :meth:`process` puts it
@@ -76,11 +76,11 @@ class KeyedHarness:
         processing_time: int | None = None,
         watermark: int | None = None,
     ) -> list[Record]:
-        """Run a micro-batch and return what the function gave out.
+        """Run a micro-batch and return the function's output.
 
         :param rows: mappings, or anything with the columns as attributes; none for a batch that only fires timers
         :param processing_time: when it begins, in milliseconds; by default as the batch before
-        :param watermark: the batch's watermark, in milliseconds; by default what the batches before have left
+        :param watermark: the batch's watermark, in milliseconds; by default as the batch before
         :raises RefusedError: when a clock would go back
         """
         self._set_clocks(processing_time, watermark)
@@ -181,7 +181,7 @@ class KeyedHarness:
 class BroadcastHarness:
     """A stream and its control stream in memory, with one copy of the rules.
 
-    :param function: what is run; it stays as it is
+    :param function: the function to run; it stays as it is
     :param columns: of the data
     :param control_columns: of the control stream
     """
@@ -200,7 +200,7 @@ class BroadcastHarness:
     def process(
         self, rows: Iterable[Mapping[str, Any]] = (), control: Iterable[Mapping[str, Any]] = ()
     ) -> list[Record]:
-        """Run a micro-batch and return what the function gave out.
+        """Run a micro-batch and return the function's output.
 
         :param rows: of the data
         :param control: control records, which are processed first

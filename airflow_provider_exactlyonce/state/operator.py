@@ -1,4 +1,4 @@
-"""Runs a function for one key at a time: what Spark and the harness share."""
+"""Runs a function for one key at a time, for Spark and for the harness."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class KeyedOperator:
         self._fired: set[tuple[Any, ...]] = set()
 
     def set_clocks(self, processing_time: int, watermark: int) -> None:
-        """Set what the batch's clocks show, in milliseconds."""
+        """Set the batch's clocks, in milliseconds."""
         self._timers.set_clocks(processing_time, watermark)
 
     def rows(self, key: tuple[Any, ...], rows: Iterable[Any]) -> Iterator[Row]:
@@ -64,8 +64,8 @@ class KeyedOperator:
     def timers(self, key: tuple[Any, ...]) -> Iterator[Row]:
         """Process all timers of a key that are due, in the order of their times, as :meth:`rows`.
 
-        Spark goes through the timers that were due when it began. So that one which a timer registers fires if it is
-        due as well, and one that is deleted does not, a key's first call processes all of them; later ones nothing.
+        Spark calls this for each timer that was due when it began. But a timer may register or delete other due timers.
+        So a key's first call processes all that are due, and later calls process nothing.
         """
         if key in self._fired:
             return
@@ -123,7 +123,7 @@ class KeyedOperator:
 
 
 def row_maker(whose: str, kind: DataType) -> Callable[[Any], Row]:
-    """Return what makes a row of output of what a function gives out.
+    """Return a converter from a function's output to a row.
 
     :param whose: begins the message of an error
     """

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 class Record(tuple[Any, ...]):
     """A tuple whose values have names too: ``record.price``, ``record["price"]`` and ``record[3]`` are one value.
 
-    Made by what :func:`record_maker` returns, or by :meth:`of`.
+    The function that :func:`record_maker` returns makes it, or :meth:`of`.
     """
 
     __slots__ = ()
@@ -44,6 +44,6 @@ class Record(tuple[Any, ...]):
 
 @lru_cache(maxsize=1000)
 def record_maker(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Record]:
-    """Return what makes records with these names of their values; they cost what a named tuple's do."""
+    """Return a function from values to a record with these names; it costs as much as a named tuple."""
     named = namedtuple("Record", names, rename=True)  # type: ignore[misc]  # whose attributes need no look-up
     return partial(tuple.__new__, type("Record", (Record, named), {"__slots__": (), "__fields__": names}))

@@ -1,4 +1,4 @@
-"""What a state is declared with."""
+"""The declared type of a state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_provider_exactlyonce.state.ddl import DataType, parse
 
 
 class StateType:
-    """How values of a type lie in the store: as rows, whose one field is called ``value`` unless fields were declared.
+    """How a store keeps values of a type: as rows, with one field ``value`` unless fields were declared.
 
     :param text: the type, in Spark's DDL
     """
@@ -24,7 +24,7 @@ class StateType:
         self._load = values.load(self.type)
 
     def copied(self, value: Any) -> Any:
-        """Return a coerced value, which whoever takes it may change."""
+        """Return a coerced value that the caller may change."""
         return self.coerce(value) if self.copies else value
 
     def pack(self, value: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What keyed states stand on: one store for each, of the key that is being processed. Spark has one, and the harness.
+"""The stores of keyed states: each state has one, for the key that is being processed, in Spark and in the harness.
 
 Rows are tuples in the order of the declared fields.
 """

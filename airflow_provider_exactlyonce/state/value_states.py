@@ -107,7 +107,7 @@ class ReducingState(_Single, Generic[T]):
         self._reduce = reduce
 
     def get(self) -> T | None:
-        """Return what the added values come to, None when there are none.
+        """Return the aggregate of the added values, None when there are none.
 
         :raises StateValueError: when it does not fit the declared type
         """

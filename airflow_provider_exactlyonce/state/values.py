@@ -1,8 +1,8 @@
-"""Makes of a value what Spark would give back of it, or refuses it.
+"""Converts a value to the value that Spark would give back, or refuses it.
 
 Spark stores null for a value that is not of the declared type, and rounds a decimal with too many places. And a state
 that is read in the batch that wrote it is not read from the store. A value is therefore coerced when it is written:
-what is read is the same in that batch and in any later one, in Spark and in the harness.
+the same value is read in that batch and in any later one, in Spark and in the harness.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __getattr__ = moved(__name__, "state.values", {"MisfitError": "TypeMismatchError
 
 
 class TypeMismatchError(ValueError):
-    """A value is not of its type. Callers say whose value it is."""
+    """A value is not of its type. Callers add the name of the state or output."""
 
     def __init__(self, value: object, kind: object, why: str = "") -> None:
         super().__init__(f"{value!r} does not fit {kind}{': ' if why else ''}{why}")
 
 
 def coerce(kind: DataType) -> Coerce:
-    """Return what makes a value one of a type."""
+    """Return a converter to a type."""
     if kind.name in _INTEGER_BITS:
         return _integer(kind)
     if kind.name == "DECIMAL":
@@ -52,7 +52,7 @@ def coerce(kind: DataType) -> Coerce:
 
 
 def load(kind: DataType) -> Coerce | None:
-    """Return what makes a value of Spark's store what was coerced; None when Spark gives back the very same."""
+    """Return a converter from Spark's stored value to the coerced one; None when the two are the same."""
     if kind.name == "TIMESTAMP":  # Spark's is without a zone, in the worker's own
         return lambda value: None if value is None else value.astimezone(dt.UTC)
     if kind.name == "BINARY":
@@ -70,7 +70,7 @@ def load(kind: DataType) -> Coerce | None:
 
 
 def to_arrow(kind: DataType) -> Coerce | None:
-    """Return what makes a coerced value what Arrow takes, whose structs have names; None when it is that already."""
+    """Return a converter from a coerced value to Arrow's, where structs have names; None when the two are the same."""
     if kind.name == "STRUCT":
         fields = [(field.name, to_arrow(field.type) or _same) for field in kind.fields]
         return lambda value: (
@@ -153,7 +153,7 @@ def _double(value: Any) -> Any:
 
 
 def _float(value: Any) -> Any:
-    """Round to 32 bits, as whoever declares a FLOAT asks for."""
+    """Round to 32 bits, as the type FLOAT requires."""
     if value is None:
         return None
     if type(value) not in (float, int):
@@ -183,7 +183,7 @@ def _timestamp(value: Any) -> Any:
 
 
 def _exact(value: dt.datetime, zone: dt.tzinfo | None) -> dt.datetime:
-    """Return the same time without what Spark does not keep: a subclass, and the fold."""
+    """Return the same time without the subclass and the fold, which Spark does not keep."""
     if type(value) is dt.datetime and not value.fold:
         return value
     return dt.datetime.combine(value.date(), value.time(), zone).replace(fold=0)

@@ -1,4 +1,4 @@
-"""Faults at the seams of a running query: between it and a sink, its ledger, or what a sink is made of.
+"""Faults at the seams of a running query: between the query and a sink, its ledger, or the sink's target.
 
 Real are the commit coordinator, the order of commits, the group of sinks, the tasks' half, and the sink under test with
 its target. In place of Kafka is a ledger in memory, and in place of Spark a loop that plans batches and calls back, as
@@ -107,7 +107,7 @@ class Fault:
 
 
 class InjectedFaultError(ConnectionError):
-    """What a call raises that gets no answer; none of the project's errors, as that of a database would be."""
+    """A call gets no answer. Like a database's own error, it is none of the project's errors."""
 
 
 class Seam:
@@ -168,7 +168,7 @@ _active = threading.local()
 
 
 def target_call(step: str, act: Callable[[], _T]) -> _T:
-    """Make a call to what a sink is made of: a file system, a database. Outside of a rehearsal nothing fails.
+    """Make a call to a sink's target, such as a file system or a database. Outside of a rehearsal nothing fails.
 
     :raises InjectedFaultError: when it gets no answer
     """
@@ -205,7 +205,7 @@ class _Faulty:
 
 @dataclass
 class World:
-    """What outlives a run: the pipeline's ledger and Spark's checkpoint.
+    """The state that outlives a run: the pipeline's ledger and Spark's checkpoint.
 
     :ivar commits: the ledger's commits, in order
     :ivar run: the newest run that has claimed
@@ -239,7 +239,7 @@ class _Session:
         return len(self._run.world.commits)
 
     def commit(self, give_up: Callable[[], bool]) -> None:
-        """Commit what was written; like Kafka's, it knows no answer but a clear one."""
+        """Commit what was written; any failure leaves the outcome unknown."""
 
         def act() -> None:
             if self._run.is_superseded:
@@ -265,7 +265,7 @@ class _MemoryRun(Run):
         self.sources = SourceClusters({}, {})  # type: ignore[misc]
         self.session = cast(TransactionSession, _Session(self))  # type: ignore[misc]
         self.number, self.guarantee, self.lost = 0, EXACTLY_ONCE, {}
-        self._seen: int | None = None  # how many commits the ledger had when it was last looked at
+        self._seen: int | None = None  # how many commits the ledger had at the last read
 
     @property
     def is_superseded(self) -> bool:
@@ -325,7 +325,7 @@ class _MemoryRun(Run):
 
 
 class _Stage:
-    """In place of the stage of a batch's tasks: takes what the tasks are told."""
+    """In place of the stage of a batch's tasks: takes the tasks' instructions."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
         self.batches: Final = batches
@@ -407,13 +407,13 @@ class Rehearsal:
         raise AssertionError(f"{_RUNS_MAXIMUM} runs did not commit {until} batches")
 
     def entries(self) -> list[SinkEntry]:
-        """Return what the pipeline's ledger has for the sink."""
+        """Return the sink's entries in the pipeline's ledger."""
         return [SinkEntry.of(record, self._sink.name) for record in self.world.commits]
 
     def _succeed(self, batches: int) -> None:
         """Let a successor claim, and finish so many batches, while another run is frozen."""
         seam = Seam()
-        with seam.active():  # else what the successor opens and reads meets the frozen run's faults
+        with seam.active():  # else the successor's opens and reads meet the frozen run's faults
             if not self._live(seam, batches):
                 raise AssertionError("a successor without faults did not finish")
 
@@ -444,7 +444,7 @@ class Rehearsal:
             return not run.is_superseded
 
     def _process(self, coordinator: CommitCoordinator, number: int, run: _MemoryRun) -> None:
-        """Do what Spark does: call back, and note that the batch is done, unless somebody else has."""
+        """Act as Spark: call back, and note that the batch is done, unless a newer run has taken over."""
         coordinator.process(cast(Any, _Stage(self._rows(number + 1))), number)
         if not run.is_superseded:
             self.world.done = max(self.world.done, number + 1)
@@ -471,7 +471,7 @@ class Rehearsal:
         for task in range(TASKS):
             rows = self._make_rows(commit, task)
             rows = rows.slice(0, 0) if self.is_empty(commit) else rows
-            # Equal sums in every batch: what is committed is told by its number, not by its rows.
+            # Equal sums in every batch: commits are distinguished by their number, not by their rows.
             digest = pa.array(np.arange(rows.num_rows, dtype=np.int64))
             struct = pa.StructArray.from_arrays([*rows.columns, digest], names=[*rows.schema.names, DIGEST_FIELD])
             stage.append(pa.RecordBatch.from_arrays([struct], names=[column_of(0)]))

@@ -54,10 +54,10 @@ class OutputRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class JobBatch:
-    """What one micro-batch gives.
+    """The output of one micro-batch.
 
     :param number: Spark's batch id; a batch without data, which a watermark may ask for at the end, has one, too
-    :param records: what the Kafka sink would write
+    :param records: the records for the Kafka sink
     :param rows: {sink: its rows, as dictionaries} of the other sinks
     :param bad: what would go to the topic for bad records
     """
@@ -89,8 +89,8 @@ def run_job(
 ) -> list[JobBatch]:
     """Run a pipeline's function over batches, in order, with state from each to the next.
 
-    What a sink would get is told, nothing is written. Each source's topic has one partition. Of a source that reads
-    several, a record that names none is of the first.
+    The rows for each sink are returned, nothing is written. Each source's topic has one partition. Where a source reads
+    several topics, a record without a topic is of the first.
 
     :param batches: at least one
     :param deterministic: run everything a second time, with other partitions, and compare
@@ -132,7 +132,7 @@ class _Query:
     def run(self, *, check: bool = False) -> list[JobBatch]:
         """Run it.
 
-        :param check: look for what is known to give other rows
+        :param check: look for nondeterministic parts
         """
         with tempfile.TemporaryDirectory(prefix="exactlyonce-job-") as folder:
             frames = {
@@ -175,7 +175,7 @@ class _Query:
         return source.stream_of(reader.parquet(str(folder)), leave_out_bad=self._diverts)
 
     def _take(self, folder: Path, frame: DataFrame, number: int) -> None:
-        """Keep what a batch gives to each sink."""
+        """Keep a batch's output for each sink."""
         kept = frame.persist()
         try:
             written = self._records(kept) + self._misfits(folder, number)

@@ -1,4 +1,4 @@
-"""What a test puts in: records as a Kafka topic of one partition would have them."""
+"""A test's input: records as a Kafka topic of one partition would have them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Given = InputRecord | Mapping[str, Any] | str | bytes | None
 
 
 def record_of(given: Given) -> InputRecord:
-    """Return what was given as a record."""
+    """Return the input as a record."""
     if isinstance(given, InputRecord):
         return given
     if isinstance(given, Mapping):

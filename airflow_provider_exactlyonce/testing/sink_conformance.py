@@ -55,7 +55,7 @@ _ROWS: Final = 40  # of a commit
 
 
 class SinkConformance:
-    """Derive from it in a test file, and say how to make the sink and how to look at what it has.
+    """Derive from it in a test file: implement how the sink is made and how its rows are read.
 
     ``kills`` is how many calls within a deciding step a process is killed at, each in a test of its own sink.
     ``faults`` is how many combinations of failing calls a pipeline goes through, and ``seed`` picks them.
@@ -72,7 +72,7 @@ class SinkConformance:
     def make_sink(self, folder: Path) -> Sink:
         """Return a sink whose target is new, with all that it needs in place.
 
-        :param folder: an empty directory of its own, which can name what is elsewhere
+        :param folder: an empty directory of its own; its name can serve as the name of a target elsewhere
         """
         raise NotImplementedError
 
@@ -81,11 +81,11 @@ class SinkConformance:
         raise NotImplementedError
 
     def staged(self, sink: Sink) -> Iterable[str]:
-        """Return the names of what is staged in the target for attempts that are not committed."""
+        """Return the names of everything staged in the target for attempts that are not committed."""
         raise NotImplementedError
 
     def make_rows(self, commit: int, task: int) -> pa.RecordBatch:
-        """Return what a task has for a commit; no two rows are equal. By default ``id``, ``k`` and ``v``."""
+        """Return a task's rows of a commit; no two rows are equal. By default ``id``, ``k`` and ``v``."""
         import pyarrow as pa
 
         first = commit * 1000 + task * 100
@@ -266,7 +266,7 @@ class SinkConformance:
     # Calls that fail
 
     def set_back(self, sink: Sink, folder: Path) -> Callable[[], None]:
-        """Back the target up as it is now; returns what puts the backup back. Override it where that can be done."""
+        """Back the target up as it is now; returns a function that restores the backup. Override it where possible."""
         raise unittest.SkipTest("how this sink is set back is not said")
 
     def test_rows_are_there_once_whichever_calls_fail(self, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ class SinkConformance:
             _same(committer.claim(1), self._entry(1, 1), "what the claim of a sink that was set back returns")
 
     def rehearse(self, tmp_path: Path, name: str, faults: Sequence[Fault], *, set_back: bool = False) -> None:
-        """Commit a few batches into a new sink through some faults, and compare row by row what is there then.
+        """Commit a few batches into a new sink through some faults, then compare the sink's rows one by one.
 
         :param set_back: the sink is set back by two commits before
         """
@@ -467,7 +467,7 @@ class SinkConformance:
         return True
 
     def _expect(self, sink: Sink, commits: int, when: str) -> None:
-        """Compare what is visible with the rows of so many commits, row by row."""
+        """Compare the visible rows with the rows of so many commits, row by row."""
         given = [self.make_rows(commit, task) for commit in range(1, commits + 1) for task in range(TASKS)]
         _same_rows(self.visible(sink), given, when, early=sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED))
 
@@ -583,7 +583,7 @@ def _refused(commit: Callable[[], object]) -> None:
 
 
 def _is_refused(commit: Callable[[], object]) -> bool:
-    """Tell whether a commit fails; who claims next is told why, if this one can't tell."""
+    """Tell whether a commit fails; when its error can't name the cause, the next claim does."""
     try:
         commit()
     except NOT_COMMITTED:

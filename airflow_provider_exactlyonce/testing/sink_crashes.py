@@ -77,7 +77,7 @@ def calls_of(life: Life, folder: Path, step: str, most: int) -> list[int]:
 def frozen(
     life: Life, folder: Path, call: int, claim: Callable[[], SinkEntry | ExactlyOnceError | None]
 ) -> tuple[SinkEntry | None, int]:
-    """Freeze a commit at a call, claim, let it go on; returns what the claim saw and how the commit ended.
+    """Freeze a commit at a call, claim, let it go on; returns the claim's result and how the commit ended.
 
     A claim may wait for a commit under way, so the process is thawed when the claim does not come back soon.
     """

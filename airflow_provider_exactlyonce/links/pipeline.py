@@ -1,4 +1,4 @@
-"""Links to what a task says of its pipeline.
+"""Links to a task's XComs about its pipeline.
 
 A pipeline has no web page of its own, and its home is no URL. What the task knows is pushed, and shown by Airflow: the
 links lead to that page.
@@ -43,7 +43,7 @@ LINKS: Final = (PipelineStatusLink(), SparkUILink(), SparkApplicationLink())
 
 
 class Pushing:
-    """Pushes a task's links and its pipeline's status, as often as somebody may want to see them.
+    """Pushes a task's links and its pipeline's status, as often as people may want to see them.
 
     Made when a driver is about to be submitted: the link to the status is there from then on.
 
@@ -60,7 +60,7 @@ class Pushing:
         self._show(PipelineStatusLink(), xcom_page(task_instance))
 
     def push(self, status: Status) -> None:
-        """Push what has become known."""
+        """Push new links, and the status when it is due."""
         for link in LINKS:
             url = link.url(status, self._cluster)
             if url is not None and self._links.get(link.xcom_key) != url:
@@ -76,7 +76,7 @@ class Pushing:
         self._push(link.xcom_key, url)
 
     def _push(self, key: str, value: Any) -> None:
-        """Push what people may want to see: no reason to leave a driver alone while Airflow's API server is away."""
+        """Push a value for people; never raises: the driver stays supervised while Airflow's API server is away."""
         try:
             self._task_instance.xcom_push(key=key, value=value)
         except Exception as error:  # whatever it is

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class PushedLink(BaseOperatorLink):
     """A link that an operator has pushed, or has noted in its ``pushed_links``.
 
-    Airflow's own push comes after ``execute``, from :meth:`get_link`, and replaces what is there. So that must be
-    repeated: by a task that was deferred, too, whose operator knows nothing of what it pushed before.
+    Airflow's own push comes after ``execute``, from :meth:`get_link`, and replaces ours. So :meth:`get_link` returns
+    the same again, also in a task that was deferred, where the operator has forgotten its earlier push.
     """
 
     def url(self, status: Status, cluster: Cluster | None) -> str | None:
@@ -30,7 +30,7 @@ class PushedLink(BaseOperatorLink):
         return None
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """Return what was pushed, empty when nothing was: a link without an address isn't shown."""
+        """Return the pushed address, empty when none was: a link without an address isn't shown."""
         pushed: dict[str, str] = getattr(operator, "pushed_links", {})
         if self.xcom_key in pushed:
             return pushed[self.xcom_key]
@@ -39,7 +39,7 @@ class PushedLink(BaseOperatorLink):
 
 
 def xcom_page(task_instance: Any) -> str:
-    """Return the address of the page on which Airflow shows what a task instance has pushed."""
+    """Return the address of Airflow's page with a task instance's XComs."""
     base = conf.get("api", "base_url", fallback="http://localhost:8080/").rstrip("/")
     index = task_instance.map_index
     mapped = f"/mapped/{index}" if index is not None and index >= 0 else ""

@@ -1,4 +1,4 @@
-"""What users pass to operators: when a run ends, how a driver that died is started again, when it counts as healthy.
+"""Policies that users pass to operators: when a run ends, how a dead driver is restarted, when it counts as healthy.
 
 Values that are checked and compared. They import nothing else of the package, and both halves read them.
 """

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 @dataclass(frozen=True, kw_only=True)
 class HealthRules:
-    """What a supervisor takes for unhealthy; each rule is off unless it is given.
+    """When a supervisor judges a driver unhealthy; each rule is off unless it is given.
 
     :param max_restarts: more restarts than this within ``restart_window`` are too many; they are counted since the
         first driver that the task try has started

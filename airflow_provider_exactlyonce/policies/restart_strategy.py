@@ -1,8 +1,8 @@
 """When a driver that died is started again.
 
 Retries nest: a Produce is sent again < a batch is attempted again < **a driver is started again** < Airflow runs the
-task again (``retries``). This is the third: it counts the drivers that one task try has lost, over all the supervisors
-that it has had.
+task again (``retries``). This is the third: it counts the drivers that one task try has lost, over all of the try's
+supervisors.
 """
 
 from __future__ import annotations

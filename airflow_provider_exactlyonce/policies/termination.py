@@ -1,4 +1,4 @@
-"""When a run of a pipeline is done: what ``until`` takes, and the text in which the driver's ``--until`` takes it."""
+"""When a run of a pipeline is done: the values of ``until``, and their text form for the driver's ``--until``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AVAILABLE: Final = "available"
 FOREVER: Final = "forever"
 RUNNING: Final = "running"  # the task's end, not the driver's, which runs for ever then
 
-#: What is said of them where somebody got one wrong.
+#: Their description, for the message on a wrong one.
 FORMS: Final = "available, forever, commits:N, watermark:TIME (ISO 8601) or duration:SECONDS"
 
 
@@ -47,7 +47,7 @@ class Watermark:
 
 
 class Bound(Enum):
-    """What ends a run that would otherwise go on for ever."""
+    """The bound of a run that would otherwise go on for ever."""
 
     COMMITS = "commits"  # a number of commits
     WATERMARK = "watermark"  # milliseconds since the epoch
@@ -63,10 +63,10 @@ class RunTarget:
 
 
 def text_of(until: str | Commits | Watermark | timedelta) -> str:
-    """Return the text form of what a user gave, checked.
+    """Return the checked text form of ``until``.
 
     :param until: a ``timedelta`` or a ``pendulum.Duration`` counts from the first start on
-    :raises ValueError: when it is nothing of what ``until`` takes
+    :raises ValueError: when it is no value of ``until``
     """
     text = f"{Bound.DURATION.value}:{until.total_seconds():g}" if isinstance(until, timedelta) else str(until).strip()
     if text not in (AVAILABLE, FOREVER, RUNNING):
@@ -75,7 +75,7 @@ def text_of(until: str | Commits | Watermark | timedelta) -> str:
 
 
 def target_of(text: str) -> RunTarget | None:
-    """Return what ends a run, None for one that ends with what is available, or never.
+    """Return a run's target, None for a run that ends with the available records, or never.
 
     :param text: as the driver's ``--until`` takes it
     :raises ValueError: when it is in none of the forms

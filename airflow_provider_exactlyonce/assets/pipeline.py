@@ -1,4 +1,4 @@
-"""A pipeline as an asset, whose events are its committed ranges."""
+"""A pipeline as an asset: its events are the committed ranges."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def pipeline_asset(
     :param pipeline: name of the pipeline
     :param partition: ``"hour"`` or ``"day"``: an event when the watermark has completed one or more of them, and not
         with every commit
-    :param start: where to begin when nothing has been told yet: behind what is committed then, or at the oldest commit
-        that the ledger has
+    :param start: where to begin when no event has been sent yet: after the newest commit, or at the oldest commit that
+        the ledger has
     :param kafka_conn_id: connection of type ``kafka``
     :param poll_interval: seconds between two looks at the ledger
     """
@@ -48,7 +48,7 @@ def pipeline_asset(
 
 
 def committed_ranges(asset: Asset, context: Mapping[str, Any]) -> list[CommittedRange]:
-    """Return what a run of a DAG that the asset schedules is about: ranges, each once, in the order of their commits.
+    """Return the ranges of a DAG run that the asset has scheduled: each once, in the order of their commits.
 
     These are the events that have scheduled the run and all later ones that Airflow has. It keeps events back that come
     while a run is being made, until the next event makes the next run; that run has them again, with the same keys. A

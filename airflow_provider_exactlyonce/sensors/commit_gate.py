@@ -19,7 +19,7 @@ class CommitGateSensor(PollingSensor):
     """Wait until everything that a pipeline wrote up to a target is committed and readable.
 
     Open only when the pipeline's ledger, read at read_committed, says that the target is committed, *and* the last
-    stable offset of each sink partition has passed what was written up to there. A consumer at read_committed that
+    stable offset of each sink partition has passed the rows written up to there. A consumer at read_committed that
     starts afterwards sees all of it. It joins no group and commits nothing.
 
     Exactly one target is given. Returns ``pipeline``, ``commit`` (the newest one), ``idle`` and ``late_rows``: how many
@@ -36,9 +36,8 @@ class CommitGateSensor(PollingSensor):
     :param timestamp: as ``watermark``: every source record before the first one of this time or later is processed. It
         is turned into offsets once; retries keep them. (templated)
     :param up_to_now: everything that is in the source topics at the first try, undecided transactions included, is
-        processed. Retries keep the offsets; a task that is cleared reads them anew. While the pipeline has committed
-        nothing, it is not known which topics these are; then it is what is in them at the first look after its first
-        commit
+        processed. Retries keep the offsets; a task that is cleared reads them anew. Before the pipeline's first commit
+            the topics are unknown: then the offsets are read at the first check after that commit
     :param idle_after: seconds after which the gate opens although the target isn't met, when the pipeline has nothing
         to do: its newest commit is so old, it ends where its source ends, and all of it is readable. ``idle`` in the
         result is true then

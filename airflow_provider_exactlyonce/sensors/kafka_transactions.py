@@ -1,4 +1,4 @@
-"""The sensor that waits until what is in topics is decided, whoever wrote it."""
+"""The sensor that waits until all transactions in topics are decided, of any producer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sensors that look again and again have in common, here and in the triggerer."""
+"""The base of the sensors that poll, in the worker and in the triggerer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _KEY: Final = "exactlyonce_waits_for"
 
 
 class PollingSensor(BaseSensorOperator):
-    """Looks until it has found, or the time is over; then it names what is missing."""
+    """Poll until the check succeeds or the time is over; a time-out names what is missing."""
 
-    #: What waits in the triggerer; its checker looks here, too.
+    #: Waits in the triggerer; its checker is used in the worker, too.
     trigger_cls: ClassVar[type[PollingTrigger]]
 
     def __init__(
@@ -46,9 +46,9 @@ class PollingSensor(BaseSensorOperator):
 
     @abstractmethod
     def prepare(self, context: Context) -> dict[str, Any]:
-        """Return what the checker is asked for; called at the begin of each try and each poke after a reschedule.
+        """Return the checker's subject; called at the start of each try and of each poke after a reschedule.
 
-        :raises ExactlyOnceError: when that can't be said
+        :raises ExactlyOnceError: when it can't be determined
         """
 
     def execute(self, context: Context) -> Any:
@@ -84,9 +84,9 @@ class PollingSensor(BaseSensorOperator):
         return PokeReturnValue(is_done=result is not None, xcom_value=result)
 
     def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Read what the trigger has found.
+        """Return the result of the trigger's event.
 
-        :raises AirflowException: at anything but that
+        :raises AirflowException: when the event has no result
         """
         reason = event.get("reason")
         self._missing = str(event.get("missing", self._missing))
@@ -104,11 +104,11 @@ class PollingSensor(BaseSensorOperator):
         raise AirflowException(f"the trigger of {self.task_id} fired with an unknown event: {dict(event)!r}")
 
     def asked_for(self) -> dict[str, Any]:
-        """Return by what it is known that what was kept is still what is waited for; JSON values."""
+        """Return a fingerprint of the target, to detect that a kept one belongs to another target; JSON values."""
         return {}
 
     def kept(self, context: Context) -> dict[str, Any] | None:
-        """Return what an earlier try has fixed, None when there is nothing; a task that is cleared starts over."""
+        """Return the target that an earlier try has fixed, None for none; a task that is cleared starts over."""
         store: Any = context.get("task_state_store")
         kept: Any = store.get(_KEY) if store is not None else None
         if kept is None or not kept["for"].items() <= self._for(context).items():  # 0.1.0 has kept less
@@ -116,7 +116,7 @@ class PollingSensor(BaseSensorOperator):
         return dict(kept["fixed"])
 
     def keep(self, context: Context, fixed: dict[str, Any]) -> dict[str, Any]:
-        """Fix what is waited for, for this try and later ones; returns it."""
+        """Store the fixed target for this try and later ones, and return it."""
         from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
 
         store: Any = context.get("task_state_store")
@@ -128,7 +128,7 @@ class PollingSensor(BaseSensorOperator):
     def start_without_worker(self, subject: Mapping[str, Any]) -> None:
         """Let the scheduler hand the task to the triggerer, which ends it, too, unless it has outlets or no result.
 
-        :param subject: what the checker is asked for, templates and all
+        :param subject: the checker's subject, templates unrendered
         """
         for name, value in subject.items():
             if isinstance(value, XComArg):
@@ -210,7 +210,7 @@ class PollingSensor(BaseSensorOperator):
         return {**self.asked_for(), "clear_number": getattr(run, "clear_number", 0), **tries}
 
     def _too_late(self, context: Context) -> str:
-        """Check once more, for what is missing now and why."""
+        """Check once more; returns the time-out's message, with what is missing now and why."""
         self._check(context, diagnose=True)
         return self._sentence()
 

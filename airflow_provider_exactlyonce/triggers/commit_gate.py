@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckRe
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.ledger.gate import Gate, GateAnswer, Gates
 
-#: Names of the targets, of which one is not None.
+#: Names of the targets; one of them is not None.
 TARGETS: Final = ("commit", "watermark", "offsets", "timestamp", "up_to_now")
 
 
@@ -67,7 +67,7 @@ class CommitGateTrigger(PollingTrigger):
 
 
 def gate_of(subject: Subject) -> Gate:
-    """Read what is waited for.
+    """Return the gate of a subject.
 
     :raises ValueError: when the target can't be read
     """

@@ -53,9 +53,9 @@ class CommittedRangesProducer(SharedStreamProducer):
                 await asyncio.sleep(self._watched["poll_interval"])
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Store the place behind the ranges whose events Airflow has.
+        """Store the position after the ranges whose events Airflow has stored.
 
-        :raises ExactlyOnceError: when it lacks one; it is told again then
+        :raises ExactlyOnceError: when Airflow has not stored an event; it is sent again then
         """
         stored: Cut | None = None
         for item in batch:
@@ -80,7 +80,7 @@ class CommittedRangesProducer(SharedStreamProducer):
         stored: Any = await self._store.aget(PLACE_KEY)
         cut = Cut.parse(stored) if stored is not None else None
         self._follower = follower = await asyncio.to_thread(self._make, cut)
-        if cut is None:  # before the first range is told: what is committed while nobody watches counts
+        if cut is None:  # before the first event: commits made while nobody watches count
             newest = self._watched["start"] == "newest"
             cut = await asyncio.to_thread(lambda: follower.beginning(newest=newest))
             await self._store.aset(PLACE_KEY, cut.to_json())
@@ -100,7 +100,7 @@ class CommittedRangesTrigger(BaseEventTrigger):
     :param asset: name of the asset in whose state store the place is kept
     :param pipeline: name of the pipeline
     :param partition: event-time partition with which a range ends, None for a range per commit
-    :param start: where to begin when nothing has been told yet
+    :param start: where to begin when no position is stored yet
     :param kafka_conn_id: connection of type ``kafka``
     :param poll_interval: seconds between two reads of the ledger
     """
@@ -129,12 +129,12 @@ class CommittedRangesTrigger(BaseEventTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     def shared_stream_key(self) -> Hashable:
-        """Return what it shares a reader with: only that has Airflow confirm its events."""
+        """Return the key of the triggers that share a reader; Airflow confirms events of shared streams only."""
         return ("exactlyonce", self.asset, self.pipeline, self.partition, self.kafka_conn_id)
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
-        """Return what reads the ledger."""
+        """Return the producer, which reads the ledger."""
         return CommittedRangesProducer(kwargs)
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:

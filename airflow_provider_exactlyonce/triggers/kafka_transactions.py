@@ -1,4 +1,4 @@
-"""Waits in the triggerer until what is in topics is decided."""
+"""Waits in the triggerer until all transactions in topics are decided."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMED: Final = 5
 
 
 class TransactionsChecker(Checker):
-    """Asks for the last stable offsets of all partitions at once, and now and then for who holds them back."""
+    """Asks for the last stable offsets of all partitions at once, and at times for the producers that hold them."""
 
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)

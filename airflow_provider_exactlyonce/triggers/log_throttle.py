@@ -30,9 +30,9 @@ class LogThrottle:
         return max(_SHORTEST_SECONDS, self._spoken + QUIET_SECONDS - time.monotonic()) if self._unsaid else float("inf")
 
     def line(self, news: str | None = None) -> str:
-        """Return what may be logged now, which counts as logged: the newest that was not; empty for nothing.
+        """Return the newest line that was not logged yet, and count it as logged; empty when none may be logged now.
 
-        :param news: what is the case from now on, None when nothing has changed
+        :param news: the new line, None when nothing has changed
         """
         self._unsaid = self._unsaid if news is None else news
         if not self._unsaid or not self._is_allowed():

@@ -21,23 +21,23 @@ class PollReason(StrEnum):
     """Why the trigger has fired."""
 
     FOUND = "found"
-    FIXED = "fixed"  # what is waited for is fixed now; to be kept, and asked for from now on
+    FIXED = "fixed"  # the target is fixed now; to be kept, and checked from now on
     TIMEOUT = "timeout"
     REFUSED = "refused"  # waiting does not help
 
 
 class PollingTrigger(BaseTrigger):
-    """Fire when a check has found what is waited for, or the deadline has passed.
+    """Fire when a check succeeds, or the deadline has passed.
 
-    It holds nothing that a restart of the triggerer would change, and no secret. All that wait at one connection share
-    one poller.
+    It holds no state that a restart of the triggerer would lose, and no secret. Triggers of one connection share a
+    poller.
 
     :param kafka_conn_id: connection of type ``kafka``
     :param poll_interval: seconds between two checks
     :param deadline: seconds since the epoch; None when Airflow started it without a worker
     :param backstop: without a deadline: how many seconds before Airflow's own time-out it is
     :param ends_task: end the task here when it is found, without a worker
-    :param subject: what the checker needs
+    :param subject: the checker's arguments
     """
 
     checker: ClassVar[type[Checker]]
@@ -64,7 +64,7 @@ class PollingTrigger(BaseTrigger):
 
     @property
     def subject(self) -> dict[str, Any]:
-        """What the checker is asked for."""
+        """The arguments of the check."""
         return {name: getattr(self, name) for name in self._names}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -74,9 +74,9 @@ class PollingTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait until something can be said; yields one event.
+        """Wait for a result; yields one event.
 
-        What doesn't answer is asked again until the deadline, and named then.
+        A target that doesn't answer is asked again until the deadline, and named then.
         """
         deadline, throttle = self._deadline(), LogThrottle()
         async with subscribed(self.checker, self.kafka_conn_id, self.subject, self.poll_interval) as subscription:

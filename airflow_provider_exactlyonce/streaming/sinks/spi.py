@@ -60,7 +60,7 @@ class SinkContext:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkEntry:
-    """One entry of a sink's ledger: a commit whose rows the sink has.
+    """One entry of a sink's ledger: a commit; the sink has its rows.
 
     :param commit: the pipeline-wide number of the commit
     :param run: the run that wrote it
@@ -85,7 +85,7 @@ class SinkEntry:
 
     @classmethod
     def of(cls, record: CommitRecord, sink: str) -> SinkEntry:
-        """Return what the pipeline's ledger has for a sink that got rows of a commit."""
+        """Return the entry of a sink that got rows of a commit, from the pipeline's ledger."""
         given = record.others[sink]
         return cls(
             commit=record.commit,
@@ -112,7 +112,7 @@ class SinkEntry:
 
     @classmethod
     def from_json(cls, text: str) -> SinkEntry:
-        """Read what :meth:`to_json` has written, in whichever release.
+        """Read an entry that :meth:`to_json` of any release has written.
 
         :raises RefusedError: when a newer release has written it under another schema
         """
@@ -137,7 +137,7 @@ class SinkAttempt:
 
 
 class SinkWriter(ABC):
-    """Writes what one task has for one sink, in a Spark worker, so that nobody sees it yet."""
+    """Stages one task's rows for one sink, in a Spark worker; no reader sees them yet."""
 
     @abstractmethod
     def write(self, rows: pa.RecordBatch) -> None:
@@ -151,9 +151,9 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def finish(self) -> Mapping[str, Any]:
-        """Make what was written durable; returns what the driver has to know of it, as JSON.
+        """Make the written rows durable; returns the staging's description for the driver, as JSON.
 
-        Spark may run a task twice; only what is told in an answer that the driver has received is committed.
+        Spark may run a task twice; only rows in a description that the driver has received are committed.
         """
 
     @abstractmethod
@@ -195,8 +195,8 @@ class SinkCommitter(ABC):
         :raises BatchFailedError: when it does not answer
         """
 
-    def expect_columns(self, columns: StructType) -> None:  # noqa: B027 - who finds them in the rows needs nothing here
-        """Be told the columns of the rows that it will get, after it was opened, and before it is claimed.
+    def expect_columns(self, columns: StructType) -> None:  # noqa: B027 - optional: rows have them, too
+        """Receive the columns of the rows to write; called after the sink is opened and before it is claimed.
 
         Not called for a sink that is only read.
         """
@@ -205,8 +205,8 @@ class SinkCommitter(ABC):
     def claim(self, run: int) -> SinkEntry | None:
         """Fence every lower run, remove what its attempts have staged, and return the newest entry.
 
-        Called at the start of a run, and again under the same number when the outcome of a commit is unknown: what it
-        returns is definite, no commit of before can take place any more. Idempotent.
+        Called at the start of a run, and again under the same number when the outcome of a commit is unknown: the
+        entry is definite, no earlier commit can take place any more. Idempotent.
 
         :raises FencedError: when a higher run has claimed the sink
         :raises BatchFailedError: when it does not answer
@@ -214,7 +214,7 @@ class SinkCommitter(ABC):
 
     @abstractmethod
     def open_writer(self) -> OpenWriter:
-        """Return what opens the tasks' writers. Called once, before the query starts."""
+        """Return a function that opens a task's writer. Called once, before the query starts."""
 
     @abstractmethod
     def begin(self, attempt: SinkAttempt) -> None:
@@ -227,7 +227,7 @@ class SinkCommitter(ABC):
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
         """Check that everything is staged and durable, so that only the decision is left.
 
-        :param written: what :meth:`SinkWriter.finish` has told, task by task
+        :param written: the results of :meth:`SinkWriter.finish`, task by task
         :raises BatchFailedError: abort next
         :raises DataError: it would fail again
         """
@@ -248,15 +248,15 @@ class SinkCommitter(ABC):
 
     @abstractmethod
     def settled(self, commit: int) -> None:
-        """Be told that the pipeline's ledger has this commit and all before: no batch up to it is attempted again.
+        """Learn that the pipeline's ledger has this commit and all before: no batch up to it is attempted again.
 
-        Called after each commit, and after the claim of a run with what is there already.
+        Called after each commit, and after the claim of a run with the ledger's newest commit.
 
-        :raises BatchFailedError: what is done now can be done after the next commit as well; logged, not fatal
+        :raises BatchFailedError: the work can wait for the next commit; logged, not fatal
         """
 
-    def forget(self, before: int) -> None:  # noqa: B027 - who keeps everything needs nothing here
-        """Be told that the pipeline's ledger has no commit before this one any more: older entries may go.
+    def forget(self, before: int) -> None:  # noqa: B027 - optional: a sink may keep all
+        """Learn that the pipeline's ledger has no commit before this one any more: older entries may be deleted.
 
         The newest entry stays, whatever its number. Called at the start of a run, and after every hundredth commit.
 
@@ -303,7 +303,7 @@ class SinkCommitter(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Sink(ABC):
-    """What a user declares. A sink of one's own is a subclass of it; it is frozen, and is pickled with the job.
+    """The declaration of a sink. A user's own sink is a subclass of it; it is frozen, and pickled with the job.
 
     :param name: unique among the pipeline's sinks; it never changes
     """
@@ -313,16 +313,16 @@ class Sink(ABC):
     @property
     @abstractmethod
     def guarantee(self) -> str:
-        """How its writes are made exact, in the words above; it decides what the pipeline can guarantee."""
+        """How its writes are made exact, a constant of this module; it decides what the pipeline can guarantee."""
 
     @property
     @abstractmethod
     def facts(self) -> Mapping[str, tuple[str, ...]]:
-        """What readers can tell, and a new version of a job may change."""
+        """The properties that readers notice, and a new version of the job may change."""
 
     @property
     def exclusive_place(self) -> object:
-        """What no other sink of the pipeline may write to, None when there is no such thing; never shown."""
+        """The target that no other sink of the pipeline may write to, None for no such target; never shown."""
         return None
 
     @abstractmethod

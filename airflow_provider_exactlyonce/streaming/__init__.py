@@ -1,6 +1,7 @@
-"""What a job imports: the names that a user declares a pipeline with. Everything in it runs inside Spark.
+"""The names that a job declares a pipeline with, and below them the rooms that run it, inside Spark.
 
-The names are loaded when they are used. The rooms below run what is declared; none of them imports this one.
+The names are loaded when they are used; no room imports this one. The Airflow half, too, reads ``settings`` and
+``file_systems``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stretch of a ledger's commits, read in their order: what a replay has to repeat."""
+"""A stretch of a ledger's commits, read in their order: the commits that a replay repeats."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MissingInput:
 
 @dataclass(kw_only=True)
 class CommitSpan:
-    """What a stretch of commits adds up to.
+    """The totals of a stretch of commits.
 
     :param first: its first commit
     :param last: its last commit
@@ -81,7 +81,7 @@ class CommitSpan:
         self.reads(record.commit, record.source)
 
     def reads(self, commit: int, source: SourceRanges) -> None:
-        """Add what the next commit reads."""
+        """Add the input of the next commit."""
         for place, (start, end) in by_place(source).items():
             if end > start:
                 self.records += distance(place[0], start, end)
@@ -91,7 +91,7 @@ class CommitSpan:
     def missing_input(self, earliest: Mapping[Place, int]) -> MissingInput | None:
         """Return the first source records that the stretch reads and that are gone, None when all are there.
 
-        :param earliest: {place: first offset that is there}; what it lacks is gone as a whole
+        :param earliest: {place: first offset that is there}; a place that it lacks is gone as a whole
         """
         left = {place: min(end, earliest.get(place, end)) for place, end in self.ends.items()}
         gone = [
@@ -127,7 +127,7 @@ def check_input(clusters: SourceClusters, stretch: CommitSpan) -> None:
 class RecordedCommits:
     """The commits ``first`` to ``last`` of one ledger, a page at a time.
 
-    :param reader: used by nobody else meanwhile
+    :param reader: not used otherwise meanwhile
     """
 
     def __init__(self, reader: LedgerReader, first: int, last: int) -> None:

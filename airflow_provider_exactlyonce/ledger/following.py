@@ -40,9 +40,9 @@ class LedgerFollower:
         self._connections.close()
 
     def beginning(self, *, newest: bool) -> Cut:
-        """Return where one begins who has not followed this ledger yet, and go on there.
+        """Return the start position for a new follower, and continue from it.
 
-        :param newest: behind what is committed now; else at the oldest commit that is kept
+        :param newest: after the newest commit; else before the oldest commit that is kept
         """
         tail = self._reader.tail()
         cut = Cut(topic_id=tail.topic_id if tail else _NO_TOPIC)

@@ -1,10 +1,10 @@
 """Whether a pipeline's output is readable up to a point, judged from its ledger and the sink's last stable offsets.
 
 A gate is open when both hold: the ledger, read at read_committed, has a commit that meets the target; and in every sink
-partition the last stable offset has passed everything that was written up to that commit. The second is not implied by
-the first: the broker decides a transaction once and then marks each partition by itself, and somebody else's open
-transaction on the same partition hides our records although they are committed. Only positions are compared, so it
-does not matter what is at them: records of aborted transactions, control records, or nothing any more.
+partition the last stable offset has passed all rows written up to that commit. The second is not implied by the first:
+the broker decides a transaction once and then marks each partition by itself, and another producer's open transaction
+on the same partition hides our records although they are committed. Only positions are compared; records at them may
+be of aborted transactions, control records, or gone.
 
 What is committed only grows, so an open gate never closes. A *timestamp* is turned into source offsets once, the first
 time that its moment has passed and the pipeline has a commit: per partition the first record with that timestamp or a
@@ -55,7 +55,7 @@ _BUSY: Final = float("-inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """What somebody waits for.
+    """A wait for a target of a pipeline.
 
     :param idle_after: seconds without anything to do, after which it opens although the target is not met
     """
@@ -99,7 +99,7 @@ def check(config: Mapping[str, Any], pipeline: str, target: GateTarget, idle_aft
 
 @dataclass
 class _Ledger:
-    """A pipeline's ledger, and what must be readable for the gates that it would open.
+    """A pipeline's ledger; for gates whose target is met, the offsets that must become readable.
 
     :param sources: the clusters that the pipeline's sources are read from
     :param required: by gate whose target is met, the last offset per sink partition
@@ -259,7 +259,7 @@ class Gates:
 
     @staticmethod
     def _missing(sources: SourceClusters, target: GateTarget, newest: CommitRecord) -> tuple[GateTarget, list[str]]:
-        """Return what is asked for, resolved if it can be, and what the ledger lacks of it."""
+        """Return the target, resolved to offsets if possible, and a text for each part that the ledger lacks."""
         if target.timestamp is not None and target.timestamp > time.time() * 1000:
             return target, [f"timestamp {moment(target.timestamp)} has not come yet"]
         if not target.is_resolved:

@@ -75,7 +75,7 @@ class GateTarget:
         return {name: value for name, value in values.items() if value is not None}
 
     def missing(self, newest: CommitRecord) -> list[str]:
-        """Say what the ledger lacks, by its newest commit; empty when it has everything."""
+        """Return a text for each part of the target that the newest commit does not reach; empty when it is met."""
         if self.commit is not None:
             short = self.commit - newest.commit
             return [f"commit {newest.commit} of {self.commit}: {short} missing"] if short > 0 else []

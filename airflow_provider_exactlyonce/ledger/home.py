@@ -1,4 +1,4 @@
-"""What a pipeline's ledger says of its newest run, and so of its home."""
+"""Finds a pipeline's home by the newest run in its ledger."""
 
 from __future__ import annotations
 

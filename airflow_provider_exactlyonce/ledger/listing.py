@@ -22,7 +22,7 @@ def names(config: Mapping[str, Any]) -> list[str]:
 
 
 def hint(config: Mapping[str, Any], pipeline: str) -> str:
-    """Return a sentence on which pipelines a cluster has, for a name that is none of them; what is like it first.
+    """Return a sentence that lists a cluster's pipelines, for an unknown name; similar names come first.
 
     :param config: client configuration in librdkafka's names
     """

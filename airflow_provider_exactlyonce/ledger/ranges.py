@@ -1,7 +1,7 @@
-"""A ledger's commits cut into ranges, each of which is told to others once.
+"""A ledger's commits cut into ranges; each becomes one event.
 
-Where a cut is made depends on nothing but the ledger, so a range that is told again, by whoever and whenever, is the
-same and has the same key.
+The cuts depend on nothing but the ledger, so a range that is sent again, by whatever process, is the same and has
+the same key.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ Spans = dict[str, dict[int, tuple[int, int]]]
 class CommittedRange:
     """Commits of a pipeline that follow each other.
 
-    :param key: the same whenever the range is told; may be the name of a file
+    :param key: the same whenever the range is sent; may be the name of a file
     :param first: number of its first commit
     :param last: number of its last commit
     :param source: source offsets that went in, ``(start, end)``, end exclusive
-    :param sink: sink offsets that came out, ``(first, last)``, last inclusive; aborted records and those of other
-        producers may lie between
+    :param sink: sink offsets that came out, ``(first, last)``, last inclusive; aborted and other producers' records
+        may lie between
     :param rows: records written to the sink
     :param watermark: event time up to which the output is complete, milliseconds since the epoch, 0 for none
     :param partitions: event-time partitions that are complete with it, by their beginnings in UTC, as in
         ``2026-01-31T13:00:00``; the first 10,000
     :param partitions_left_out: how many more follow them, complete as well
-    :param lost: commits right before it that retention has deleted before they were told, ``(first, last)``
+    :param lost: commits right before it that retention has deleted before they were sent, ``(first, last)``
     """
 
     key: str
@@ -68,13 +68,13 @@ class CommittedRange:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` has returned; what is unknown is left out."""
+        """Read the result of :meth:`to_json`; unknown fields are left out."""
         return codec.load(cls, values, "a committed range")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Where the last range ended, and what the next one needs to know of what was before it; small, to be stored.
+    """The position after the last range, with the facts that the next range needs; small, to be stored.
 
     :param topic_id: of the ledger
     :param offset: in the ledger, of the commit
@@ -92,7 +92,7 @@ class Cut:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` has returned."""
+        """Read the result of :meth:`to_json`."""
         return codec.load(cls, values, "the place of a ledger's reader")
 
 

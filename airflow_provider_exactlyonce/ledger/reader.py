@@ -50,7 +50,7 @@ class LedgerTail:
 
     @property
     def place(self) -> LedgerPointer:
-        """What the next record has to repeat."""
+        """The pointer to the newest commit and claim, which the next record has to repeat."""
         newest: Record | None = self.commit if self.commit_offset > self.claim_offset else self.claim
         return LedgerPointer(
             commit=self.commit.commit if self.commit else 0,

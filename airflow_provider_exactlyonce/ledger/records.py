@@ -1,4 +1,4 @@
-"""What the ledger's records hold, and their JSON form.
+"""The fields of the ledger's records, and their JSON form.
 
 The ledger of a pipeline is one compacted topic with one partition. A *commit* record (key ``commit/<number>``) is
 written in the transaction of the batch that it describes; a *run* record (key ``run/<number>``, the claim) in one of
@@ -55,7 +55,7 @@ def ledger_topic(pipeline: str) -> str:
 
 
 def ledgered(topic: str) -> str | None:
-    """Return the pipeline whose ledger a topic is, None when it is none."""
+    """Return the pipeline of a ledger topic, None for any other topic."""
     name = topic.removeprefix(LEDGER_PREFIX)
     return name if name != topic and _NAME.fullmatch(name) else None
 
@@ -71,20 +71,20 @@ def backfill_pipeline(pipeline: str) -> str:
 
 
 def backfilled(pipeline: str) -> str | None:
-    """Return the pipeline whose backfills have this name, None when it is a pipeline's own."""
+    """Return the pipeline of a name of backfills, None for a pipeline's own name."""
     name = pipeline.removesuffix(_BACKFILL_SUFFIX)
     return name if name not in (pipeline, "") else None
 
 
 def pipeline_of(transactional_id: str) -> str | None:
-    """Return the pipeline whose transactional.id this is, None when it is of no pipeline."""
+    """Return the pipeline of a transactional.id, None when it is of no pipeline."""
     name = transactional_id.removeprefix(_TRANSACTIONAL_ID_PREFIX)
     return name if name != transactional_id and _NAME.fullmatch(name) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkRange:
-    """What one batch wrote to one topic-partition.
+    """The rows that one batch wrote to one topic-partition.
 
     :param first: offset of its first record
     :param last: offset of its last record, inclusive
@@ -100,7 +100,7 @@ class SinkRange:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherSink:
-    """What one batch gave to a sink that is not Kafka.
+    """The rows that one batch gave to a sink that is not Kafka.
 
     :param rows: rows that it was given
     :param digest: sum modulo 2**64 of Spark's xxhash64 over each row
@@ -115,7 +115,7 @@ class OtherSink:
 
 @dataclass(frozen=True, kw_only=True)
 class LateRows:
-    """What one of Spark's stateful operators left out of one batch, because it was behind the operator's watermark.
+    """The rows of one batch that a stateful operator of Spark dropped because they were behind its watermark.
 
     :param operator: its number; its state is in the checkpoint's ``state/<number>``
     :param name: Spark's name of it
@@ -253,7 +253,7 @@ class CommitRecord:
 
     @property
     def kind(self) -> str:
-        """What the ledger calls such a record."""
+        """The record's kind in the ledger."""
         return _COMMIT if self.backfill is None else _BACKFILL
 
     @property
@@ -328,7 +328,7 @@ def shown(source: SourceRanges) -> str:
 
 
 def encode(record: Record) -> bytes:
-    """Return the record's JSON value. What exists once a partition is a list, so that many partitions fit.
+    """Return the record's JSON value. Facts of a partition are lists, so that many partitions fit.
 
     :raises RefusedError: when no ledger topic accepts a record of that size
     """

@@ -30,11 +30,11 @@ _DAY_MILLISECONDS: Final = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRetention:
-    """What a ledger keeps; a commit goes only when both say so.
+    """The commits that a ledger keeps; a commit is deleted only when both limits allow it.
 
     :param commits: the newest so many
     :param days: everything younger
-    :raises RefusedError: when the newest commit could go
+    :raises RefusedError: when the newest commit could be deleted
     """
 
     commits: int = 10_000
@@ -50,10 +50,10 @@ DEFAULT_RETENTION: Final = LedgerRetention()
 
 @dataclass(frozen=True, kw_only=True)
 class Expired:
-    """What goes with the next commit.
+    """The records that the next commit deletes.
 
     :param oldest: the oldest commit that is kept then
-    :param keys: of the records that go
+    :param keys: of the deleted records
     """
 
     oldest: int
@@ -63,7 +63,7 @@ class Expired:
 def may_go(
     record: Record, retention: LedgerRetention, *, place: LedgerPointer, needed_from: int | None, now_milliseconds: int
 ) -> bool:
-    """Whether a record is history that nobody needs.
+    """Whether a record is unneeded history, which may be deleted.
 
     :param place: the newest commit and claim
     :param needed_from: the oldest commit that a restore or a backfill needs, None for none
@@ -92,7 +92,7 @@ class History:
         self._next_offset = 0
 
     def expired(self, place: LedgerPointer, *, needed_from: Callable[[], int | None], now_milliseconds: int) -> Expired:
-        """Choose what is tombstoned with the next commit. Asked again after an abort, it chooses the same.
+        """Choose the records that the next commit tombstones. Called again after an abort, it chooses the same.
 
         :param place: the newest commit and claim
         :param needed_from: returns the oldest commit that a restore or a backfill needs, None for none. It is asked
@@ -117,7 +117,7 @@ class History:
         return Expired(oldest=oldest, keys=tuple(record.key for record in records))
 
     def _oldest(self, goes: Callable[[Record], bool]) -> tuple[list[Record], int]:
-        """Return the oldest records that go, and how many were looked at."""
+        """Return the oldest records to delete, and how many were examined."""
         records: list[Record] = []
         looked_at = 0
         for record in self._window[:TOMBSTONES_PER_BATCH]:

@@ -1,9 +1,9 @@
 """Which cluster each source of a pipeline is read from: the pipeline's own, or one that it names a connection to.
 
-Ledger, transactions and sinks are on the pipeline's cluster, always. Whatever asks for a source's topics asks here for
-its cluster. The claim of each run has the connections and the clusters' ids, so that what has no job at hand finds
-them, and so that a source is never read on from a cluster whose offsets are others. A table is a cluster of its own,
-with one topic: itself.
+Ledger, transactions and sinks are on the pipeline's cluster, always. The cluster of a source's topics is looked up here
+only. The claim of each run has the connections and the clusters' ids, so that code without the job finds them, and so
+that a source is never read on from a cluster with other offsets. A table is a cluster of its own, with one topic:
+itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def from_environment(conn_id: str) -> dict[str, str]:
 
 
 def store_from_environment(conn_id: str) -> dict[str, str]:
-    """Return what a connection to tables says, from ``EXACTLYONCE_STORES``; nothing where that is not set.
+    """Return a table connection's options, from ``EXACTLYONCE_STORES``; empty where that is not set.
 
     :raises RefusedError: when it is not there
     """
@@ -122,7 +122,7 @@ class SourceCluster:
 
     @cached_property
     def id(self) -> str:
-        """What tells it from all other clusters."""
+        """The id that distinguishes it from all other clusters."""
         return self._asked.cluster_id()
 
     @cached_property
@@ -223,7 +223,7 @@ class SourceTable(SourceCluster):
     """A table that is read as one topic with one partition, whose offsets are positions in its versions.
 
     :param name: as ledgers have it
-    :param find: gives what is said of its store or catalog
+    :param find: returns the options of its store or catalog
     :param conn_id: the connection that the source names, None for none
     :param claimed_id: the id that the table had when the newest run began, None when that is not to be compared
     """
@@ -320,7 +320,7 @@ class SourceClusters:
         connections are there already
     :param connections: {topics of a source, as text: its connection}, of the sources that name one; of all tables,
         with an empty text where they name none
-    :param find: gives what a connection says, None for what the environment has of it
+    :param find: returns a connection's configuration, None to read it from the environment
     :param claimed_ids: {connection: the id that its cluster has to have}, and of tables by their names
     :ivar own: the pipeline's cluster
     """
@@ -350,7 +350,7 @@ class SourceClusters:
     def claimed(
         cls, config: Mapping[str, Any] | SourceCluster, claim: ClaimRecord | None, find: FindConnection | None = None
     ) -> Self:
-        """Return those of the run that made a claim; they are compared with it when they are asked.
+        """Return the clusters of the run that made a claim; each is compared with the claim at its first request.
 
         :param claim: None where no run has begun yet
         """
@@ -384,7 +384,7 @@ class SourceClusters:
         return self._named.get(source, self.own)
 
     def connect(self) -> None:
-        """Connect to those that are not the pipeline's, each of which is waited for as that one is.
+        """Connect to the clusters other than the pipeline's; waits for each as for the pipeline's own.
 
         :raises ExactlyOnceError: naming the first that can't be reached
         """
@@ -396,11 +396,11 @@ class SourceClusters:
         return next((error for cluster in set(self._named.values()) if (error := cluster.trouble())), None)
 
     def topics(self, source: SourceTopics) -> list[str]:
-        """Return the topics that a source reads: those that it names, or those of its cluster that it matches."""
+        """Return the topics that a source reads: the named ones, or those of its cluster that match its pattern."""
         return source.among(self.read_by(source).topics() if source.pattern else ())
 
     def records_at_most(self, ranges: SourceRanges) -> int | None:
-        """Return how many records can be in source ranges, None where nobody knows."""
+        """Return how many records can be in source ranges, None where that is unknown."""
         total = 0
         for (topic, _), (start, end) in by_place(ranges).items():
             cluster = self.of(topic)
@@ -425,14 +425,14 @@ class SourceClusters:
             )
 
     def by_cluster(self, by_topic: Mapping[str, T]) -> dict[SourceCluster, dict[str, T]]:
-        """Return what is known of topics by their clusters; the pipeline's is among them in any case, and first."""
+        """Group values of topics by the topics' clusters; the pipeline's own is always present, and first."""
         parts: dict[SourceCluster, dict[str, T]] = {self.own: {}}
         for topic, value in by_topic.items():
             parts.setdefault(self.of(topic), {})[topic] = value
         return parts
 
     def here(self, by_topic: Mapping[str, T]) -> dict[str, T]:
-        """Return what is known of those topics that are on the pipeline's cluster, whatever connection reads them."""
+        """Return the values of the topics on the pipeline's cluster, whatever connection reads them."""
         parts = self.by_cluster(by_topic).items()
         return {
             topic: value

@@ -1,4 +1,4 @@
-"""Which topics one source of a pipeline reads: those that it names, or those whose names a pattern matches.
+"""The topics that one source of a pipeline reads: given by name, or by a pattern.
 
 In plans, savepoints and messages they are one text: the names with commas between them, or the pattern between slashes.
 No topic has either in its name.
@@ -36,12 +36,12 @@ _Of = TypeVar("_Of")
 
 @dataclass(frozen=True)
 class TopicPattern:
-    """All topics whose whole name a regular expression matches, also those that are made later.
+    """All topics with a name that a regular expression matches in full, also topics that are made later.
 
     Kafka's own topics (``__…``) and ledgers are never among them.
 
-    :param expression: in what the regular expressions of Java and of Python have in common
-    :raises RefusedError: when it is none
+    :param expression: a regular expression that Java and Python both accept
+    :raises RefusedError: when it is no such expression
     """
 
     expression: str
@@ -77,7 +77,7 @@ class TopicPattern:
 class SourceTopics:
     """The topics of one source.
 
-    :param names: what it names, in their order; none with a pattern
+    :param names: the named topics, in their order; none with a pattern
     """
 
     names: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class SourceTopics:
 
     @classmethod
     def of(cls, given: str | Iterable[str] | TopicPattern) -> Self:
-        """Return what a declaration means.
+        """Return the topics of a declaration.
 
         :raises RefusedError: when it is no topic
         """
@@ -101,7 +101,7 @@ class SourceTopics:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what ``str()`` gave."""
+        """Read the text of ``str()``."""
         if text.startswith("/") and text.endswith("/"):
             return cls(pattern=TopicPattern(text[1:-1]))
         return cls(names=tuple(text.split(",")))
@@ -115,7 +115,7 @@ class SourceTopics:
         return topic in self.names if self.pattern is None else self.pattern.matches(str(topic))
 
     def among(self, existing: Iterable[str]) -> list[str]:
-        """Return what it names, or those of the topics that it matches."""
+        """Return the named topics, or the existing topics that the pattern matches."""
         return list(self.names) or sorted(topic for topic in existing if topic in self)
 
     def share(self, by_topic: Mapping[str, _Of]) -> dict[str, _Of]:

@@ -22,13 +22,13 @@ _PAUSE_SECONDS: Final = 0.02
 _REPLICATION_DEFAULT: Final = -1
 _TWO_REPLICAS: Final = "2"
 _SAFE_REPLICATION: Final = 3  # from here on a write may wait for a second replica and still survive a broker's loss
-#: A reader follows offsets that a record names; what is compacted meanwhile must still be there for it.
+#: A reader follows offsets that a record names; records that are compacted meanwhile must still be there for it.
 _COMPACTION_LAG_MINIMUM_MILLISECONDS: Final = 10 * 60 * 1000
 #: What retention has tombstoned is gone after so long, also from a ledger that is hardly written.
 _COMPACTION_LAG_MAXIMUM_MILLISECONDS: Final = 7 * 24 * 60 * 60 * 1000
 
 
-#: What a ledger topic is made with; a value that somebody else has set will do if the requirement holds.
+#: The settings of a new ledger topic; another value will do if the requirement holds.
 _SETTINGS: Final[Mapping[str, str]] = {
     "cleanup.policy": "compact",
     "max.message.bytes": str(RECORD_BYTES_MAXIMUM),

@@ -1,13 +1,13 @@
 """Where a pipeline has written, as far as readers may not see it yet: found in its ledger, from its end backwards.
 
-The newest commits are read whole: the *window*. What older ones wrote is nearly always readable, and needs no reading:
-a sink partition whose last stable offset has reached its high watermark hides nothing of them. For a partition that is
-held (somebody's transaction is open there), and that the window lacks, the ledger is searched on, page by page, down
-to the newest commit that wrote to it. What the ledger does not tell is taken for written up to the partition's end: it
-may have lost commits to retention, they may not say where their rows are (at least once), or be too many to search.
+The newest commits are read whole: the *window*. Older commits' rows are nearly always readable, and their records need
+no reading: a sink partition with its last stable offset at its high watermark hides none of them. For a partition that
+is held (some transaction is open there), and that the window lacks, the ledger is searched on, page by page, down to
+the newest commit that wrote to it. If the ledger does not have that offset, the partition counts as written up to its
+end: retention may have deleted the commits, they may lack offsets (at least once), or be too many to search.
 
-Each answer stays true: what is readable once remains so, and a commit never changes. So what was found for older
-commits is kept, and the next search ends there.
+Each answer stays true: readable rows remain readable, and a commit never changes. So the result for older commits is
+kept, and the next search ends there.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WrittenOffsets:
         if not targets and not all_of:
             return {}
         if offset - self._start >= self._window:
-            self._start = offset - self._window // 2  # it stays for a while, and so does what is known of older ones
+            self._start = offset - self._window // 2  # it stays for a while, and so does the result for older commits
         window = _Window(targets)
         for _, record in self._reader.records(self._start, offset + 1):
             if isinstance(record, CommitRecord):
@@ -100,7 +100,7 @@ class WrittenOffsets:
         }
 
     def _older_than(self, window: _Window) -> _Older:
-        """Return what is known of the commits below the window."""
+        """Return the writes of the commits below the window."""
         before = self._older
         if before is not None and before.below == self._start:
             return before
@@ -118,7 +118,7 @@ class WrittenOffsets:
         """Look which partitions of topics are held; one that does not exist any more holds nothing."""
         described = self._offsets.describe(topics)
         places = [(name, number) for name, topic in described.items() for number in topic.partitions]
-        # The ends first: what was there then is readable when the last stable offset has come as far, be it later.
+        # The ends first: rows before them are readable when the last stable offset has come as far, be it later.
         ends = self._offsets.ends(places)
         stable = self._offsets.last_stable(places)
         return _Hidden(
@@ -130,10 +130,10 @@ class WrittenOffsets:
 
 @dataclass(frozen=True)
 class _Wrote:
-    """What some commits up to one wrote.
+    """The offsets that some commits wrote, up to a commit.
 
-    :param last: {place: (last offset, id of its topic)} as far as they tell
-    :param untold: {topic: newest commit} of those that don't tell where they wrote
+    :param last: {place: (last offset, id of its topic)} as far as the records have them
+    :param untold: {topic: newest commit} of the commits without offsets
     """
 
     last: Mapping[Place, tuple[int, str | None]] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class _Wrote:
 class _Window:
     """The newest commits.
 
-    :param targets: what is looked for, by gate
+    :param targets: the targets to meet, by gate
     """
 
     def __init__(self, targets: Mapping[str, GateTarget]) -> None:
@@ -159,7 +159,7 @@ class _Window:
         self.topics: set[str] = set()
         self.tells_all_topics = False
         self.all = _Wrote()
-        #: By gate, what was written up to the first of the newest commits that all meet its target.
+        #: By gate, the writes up to the first of the newest commits that all meet its target.
         self.met: dict[str, _Wrote] = {}
 
     def add(self, record: CommitRecord) -> None:
@@ -177,7 +177,7 @@ class _Window:
                 self.met.setdefault(name, self.all)
 
     def last_offsets(self, wrote: _Wrote) -> dict[Place, Last]:
-        """Return the last offsets, without those of topics that a later commit has found made anew."""
+        """Return the last offsets, without topics that were made anew before a later commit."""
         return {
             place: Last(offset=offset)
             for place, (offset, topic_id) in wrote.last.items()
@@ -189,7 +189,7 @@ class _Window:
 class _Hidden:
     """Which partitions hid something from readers at one moment.
 
-    :param asked: all that were looked at
+    :param asked: all places that were read
     :param ends: where those ended that did
     :param topic_ids: {topic: id}
     """
@@ -200,12 +200,12 @@ class _Hidden:
 
 
 class _Older:
-    """What the commits below an offset of the ledger wrote where readers may not see it.
+    """The writes of the commits below an offset of the ledger that readers may not see yet.
 
     :param below: the offset
     :param first: the number of the first commit that is not below it
     :param topics: all that the commits below it have written to
-    :param held: partitions of these topics, looked at after those commits
+    :param held: partitions of these topics, read after those commits
     :param before: the same of a lower offset
     """
 
@@ -213,13 +213,13 @@ class _Older:
         self.below, self.first, self.topics, self._held = below, first, topics, held
         self._before: _Older | None = before
         if before is not None:
-            before._before = None  # what it lacks is searched for without it
+            before._before = None  # partitions that it lacks are searched for without it
         self._last_offsets: dict[Place, Last] = {}
 
     def search(self, reader: LedgerReader, newer: Iterable[Mapping[Place, Last]], span: int) -> dict[Place, Last]:
         """Return the last offsets in partitions that hide something.
 
-        :param newer: what newer commits wrote, by gate; a partition is searched for that one of them lacks
+        :param newer: newer commits' writes, by gate; partitions that any gate lacks are searched for
         :param span: offsets of the ledger to be read first; each time more
         """
         lacking = {place for offsets in newer for place in self._held.ends.keys() - offsets.keys()}
@@ -245,7 +245,7 @@ class _Older:
         return self._last_offsets
 
     def _known_before(self, end: int, number: int, places: Iterable[Place]) -> dict[Place, Last]:
-        """Return what had been found out when no more was known than the commits up to here."""
+        """Return the last offsets that were found when the commits up to here were the only known ones."""
         before = self._before
         if before is None or before.below != end or before.first != number:
             return {}
@@ -263,7 +263,7 @@ class _Older:
         """Read a part of the ledger.
 
         :param number: of the first commit behind it
-        :return: what was found; the number of its first commit; the commit before which something is not known
+        :return: the writes found; the number of the first commit read; the commit before which something is unknown
         """
         last_offsets: dict[Place, Last] = {}
         unknown_before: int | None = None
@@ -274,7 +274,7 @@ class _Older:
             if before == 0:
                 first = record.commit
             if before not in (0, record.commit - 1) or _untold_topics(record):
-                last_offsets.clear()  # there may be something newer, which is not told
+                last_offsets.clear()  # there may be something newer without a record
                 unknown_before = record.commit + record.lacks_offsets
             before = record.commit
             for place, (offset, topic_id) in _last(record).items():
@@ -303,7 +303,7 @@ def _topics(record: CommitRecord) -> set[str]:
 
 
 def _latest(offsets: Mapping[Place, Last], other: Mapping[Place, Last]) -> dict[Place, Last]:
-    """Join what was found in two ways, without partitions in which nothing was written."""
+    """Merge two maps to the later offset of each partition, without partitions in which nothing was written."""
     joined = dict(offsets)
     for place, last in other.items():
         if last.offset > joined.get(place, _NOTHING).offset:

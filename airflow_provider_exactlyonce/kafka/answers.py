@@ -1,4 +1,4 @@
-"""What a cluster answers to an admin client of confluent-kafka."""
+"""A cluster's answers to an admin client of confluent-kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers of Kafka record batches (format v2): who wrote which offsets, without decoding a record."""
+"""Headers of Kafka record batches (format v2): the producer and offsets of each batch, without decoding a record."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BatchHeader:
 
 
 def read_headers(records: bytes) -> Iterator[BatchHeader]:
-    """Yield the headers in what a fetch returned; a last batch that is cut off is left out."""
+    """Yield the batch headers in a fetch's bytes; a last batch that is cut off is left out."""
     position = 0
     while position + _HEADER.size <= len(records):
         base, length, _, _, _, attributes, last_delta, _, _, producer_id, epoch, _, _ = _HEADER.unpack_from(

@@ -41,5 +41,5 @@ class BatchProducers:
 
 
 def producer_of(batch: BatchHeader | None) -> str:
-    """Return who has written a batch, for messages."""
+    """Return the producer of a batch, for messages."""
     return f"producer {batch.producer_id}, epoch {batch.epoch}" if batch else "an unknown producer"

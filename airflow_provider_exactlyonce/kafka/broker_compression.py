@@ -1,7 +1,7 @@
-"""How a broker compresses what comes otherwise than a topic's ``compression.type`` says.
+"""How much larger records may get when a broker recompresses them to a topic's ``compression.type``.
 
-Apart from our own compression, whose libraries start threads: the process that Spark's Python workers are forked from
-must have none.
+Kept apart from our own compression: its libraries start threads, and the process that Spark's Python workers are
+forked from must have none.
 """
 
 from __future__ import annotations

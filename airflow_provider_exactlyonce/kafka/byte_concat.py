@@ -78,7 +78,7 @@ def grouped(pieces: Sequence[Varints | FlatColumn]) -> list[Piece]:
 
 
 def concatenate(pieces: Sequence[Piece], rows: int) -> tuple[memoryview, NDArray[np.int64]]:
-    """Write the pieces of the first row, those of the second, and so on; after the last row a zero byte.
+    """Write the pieces of each row, one row after the other; after the last row a zero byte.
 
     :param pieces: what each row consists of
     :param rows: how many rows there are, 1 or more
@@ -119,7 +119,7 @@ def _write_numbers(views: NDArray[np.uint64], numbers: Sequence[Varints]) -> Non
 
 
 def _write_column(views: NDArray[np.uint64], column: FlatColumn, first_buffer: int) -> list[pa.Buffer]:
-    """Write a column's rows: those of more than 12 bytes refer to its buffer, shorter ones must be inline.
+    """Write a column's rows: longer ones than 12 bytes refer to the column's buffer, others must be inline.
 
     A view's position is an int32, so a large column is presented as several buffers that start ever later in it.
     """

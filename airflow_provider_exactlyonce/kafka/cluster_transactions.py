@@ -1,4 +1,4 @@
-"""The transactions of a cluster, whoever's they are: which are open, what they hold back, and how to end them.
+"""All transactions of a cluster, of any producer: which are open, what they hold back, and how to end them.
 
 Two kinds hold readers back. One that is *open* is known to its coordinator: it ends by a commit, by its time-out, or by
 an abort here, which fences its producer so that it can't go on with the rest. One that *hangs* is open in a partition
@@ -116,7 +116,7 @@ class Transactions:
         return sorted(self._open(state_filters=OPEN_STATES), key=attrgetter("started_milliseconds"))
 
     def describe(self, transactional_id: str) -> Transaction | None:
-        """Return what the coordinator knows of a transactional id, None when it does not know it.
+        """Return the coordinator's description of a transactional id, None when it does not know the id.
 
         :raises RefusedError: when the Kafka user may not ask
         """
@@ -145,7 +145,7 @@ class Transactions:
         ]
 
     def open_in(self, places: Iterable[Place]) -> list[Hanging]:
-        """Return what is open in these partitions, whether a coordinator knows of it or not.
+        """Return the open transactions in these partitions, whether a coordinator knows of them or not.
 
         :raises RefusedError: when the Kafka user may not read a topic
         """
@@ -207,9 +207,9 @@ class Transactions:
         return [suspect for suspect in left if (suspect.place, suspect.first_offset) in still]
 
     def _coordinators(self, suspect: Hanging) -> Mapping[int, int]:
-        """Return who coordinates the ids of each partition of Kafka's own topic: its leader.
+        """Return the coordinator of each partition of Kafka's own topic: the partition's leader.
 
-        :raises ExactlyOnceError: when one has no leader, so that nobody tells of its transactions
+        :raises ExactlyOnceError: when a partition has no leader, so that its transactions are unknown
         """
         try:
             described = self._client.metadata(_COORDINATED)
@@ -223,7 +223,7 @@ class Transactions:
         return leaders
 
     def _check_no_id_is_hidden(self, suspect: Hanging) -> None:
-        """Check that a coordinator would have told of every transaction: it leaves out what may not be described."""
+        """Check that we may describe every transaction: a coordinator's list leaves out the others."""
         try:
             self.describe(f"nobody-{uuid.uuid4()}")
         except RefusedError as error:
@@ -238,8 +238,8 @@ class Transactions:
 
         EndTxn is exact: it names producer id and epoch, so that it never ends the transaction of a producer that has
         taken over in the meantime. It leaves its own producer unfenced, which could go on and commit the rest; so
-        InitProducerId follows, unless somebody has taken over, which has fenced it too. (InitProducerId alone would
-        end whatever is open: the coordinator looks at the epoch only when nothing is.)
+        InitProducerId follows, unless another producer has taken over, which has fenced it too. (InitProducerId alone
+        would end any open transaction: the coordinator checks the epoch only when none is open.)
 
         :raises RefusedError: when the Kafka user may not, or its commit is decided
         :raises ExactlyOnceError: when there is no definite answer; may be repeated

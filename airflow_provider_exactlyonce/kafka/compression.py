@@ -63,7 +63,7 @@ class Compression:
 
     @property
     def attributes(self) -> int:
-        """What a compressed batch's attributes say."""
+        """The codec's bits in a batch's attributes."""
         return ATTRIBUTES[self.codec]
 
     def compress(self, content: memoryview) -> bytes | memoryview:

@@ -93,15 +93,15 @@ def from_environment(bootstrap_servers: str | None) -> dict[str, str]:
 
 
 def for_confluent(config: Mapping[str, str]) -> dict[str, str | int | float | bool]:
-    """Return the configuration for confluent-kafka, whose own log would print a line for each failed connection.
+    """Return the configuration for confluent-kafka, without its log of failed connections.
 
-    What failed reaches the caller as an exception anyway.
+    A failure reaches the caller as an exception anyway.
     """
     return {"log_level": 2, **config}
 
 
 def for_kafka_python(config: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration in kafka-python's names; what only consumers or producers use is left out.
+    """Return the configuration in kafka-python's names, without the settings of consumers and producers.
 
     :raises SettingRefusedError: when a security setting has no counterpart, rather than connecting without it
     """

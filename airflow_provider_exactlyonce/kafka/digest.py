@@ -13,7 +13,7 @@ from typing import Final
 from xxhash import xxh64_intdigest
 
 #: The header of a record that a backfill wrote into the sink itself, with the backfill's name. No part of the digest:
-#: what is written again as it was has the digest that it had.
+#: a record that is written again unchanged keeps its digest.
 BACKFILL_HEADER: Final = "exactlyonce.backfill"
 
 _SEED: Final = 42  # Spark's

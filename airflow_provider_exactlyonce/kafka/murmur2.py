@@ -85,7 +85,7 @@ def _mix_rest(hashed: int, buffer: pa.Buffer, position: int, words: int) -> int:
 
 
 def _scramble(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Do to words what murmur2 does before they meet the hash, in place."""
+    """Scramble words in place, as murmur2 does before it mixes them into the hash."""
     words *= np.uint32(MULTIPLIER)
     words ^= words >> np.uint32(24)
     words *= np.uint32(MULTIPLIER)

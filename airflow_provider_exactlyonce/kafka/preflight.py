@@ -1,8 +1,8 @@
-"""What has to be true of a cluster and its topics before a pipeline touches them.
+"""Checks of a cluster and its topics before a pipeline touches them.
 
-Nothing here has a side effect. What is known to be wrong is refused, naming the setting, its value and the fix; what
-may pass by itself (a partition without a leader, replicas that are catching up) is waited for, for a bounded time; what
-can't be seen for lack of a right is said in the log, because the guarantee does not depend on our seeing it.
+Nothing here has a side effect. A wrong setting is refused, with its name, its value and the fix. A condition that may
+pass by itself (a partition without a leader, replicas that are catching up) is waited for, for a bounded time. A fact
+that can't be read for lack of a right is logged only, because the guarantee does not depend on our reading it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _TOPIC_SETTINGS: Final = (
 
 
 class Use(Enum):
-    """What a pipeline does with a topic; the value is how messages call it."""
+    """A pipeline's use of a topic; the value is its name in messages."""
 
     SOURCE = "source"
     SINK = "sink"
@@ -183,13 +183,13 @@ def check_topics(
     patience_seconds: float = _PATIENCE_SECONDS,
     where: str = "this cluster",
 ) -> dict[str, TopicFacts]:
-    """Check topics; returns what they are like, by name. A ledger that is absent is checked for whether it can be made.
+    """Check topics, and return their facts by name. For an absent ledger, check that its topic can be made.
 
     One replica is accepted on a cluster of one broker, which can't have more and is for development.
 
     :param user: the Kafka user, for messages
     :param allow_single_replica: accept one replica on any cluster
-    :param where: how messages call the cluster
+    :param where: the cluster's name in messages
     :param patience_seconds: how long leaders and in-sync replicas that are missing are waited for
     :raises RefusedError: when a topic does not exist, a setting breaks the guarantee, or a right is missing
     :raises ExactlyOnceError: when there is no answer, or replicas are missing for longer
@@ -244,7 +244,7 @@ def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str], *, where: 
     the batch, or none of it.
 
     :param topic_ids: {topic: id}
-    :param where: how messages call the cluster
+    :param where: the cluster's name in messages
     :raises RefusedError: naming the topic that was recreated
     :raises BatchFailedError: when there is no answer, or a topic is gone
     """
@@ -289,7 +289,7 @@ def check_group(client: WireClient, group: str, *, user: str | None = None) -> N
     except kafka.errors.KafkaError as error:
         raise ExactlyOnceError(f"the coordinator of group {group}: {type(error).__name__}: {error}") from error
     if description["error"] is not None:
-        return  # nobody has used it yet
+        return  # it has not been used yet
     if description["group_state"] not in ("Empty", "Dead"):
         raise RefusedError(
             f"consumer group {group} has members (it is {description['group_state']}), and the pipeline's progress "
@@ -382,7 +382,7 @@ def _check_rights(
     missing = []
     for name, use in uses.items():
         has = set(described[name]["authorized_operations"] or ())
-        if described[name]["error_code"] == Code.TOPIC_AUTHORIZATION_FAILED:  # then not even this is told of it
+        if described[name]["error_code"] == Code.TOPIC_AUTHORIZATION_FAILED:  # then not even this is known of it
             has = {"DESCRIBE_CONFIGS"} if settings[name] else set()
         lacking = [right for right in _RIGHTS[use] if right not in has]
         if lacking:

@@ -31,7 +31,7 @@ class RangeReader:
     """An ordinary read_committed consumer, which shares nothing with the sink.
 
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
-    :param name: who reads, for the brokers' logs
+    :param name: the reader's name in the brokers' logs
     :param timeout_seconds: how long may pass without a record
     :param settings: of the consumer, in librdkafka's names
     """
@@ -56,7 +56,7 @@ class RangeReader:
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",  # retention may remove the start while it is read
                 "check.crcs": True,
-                "fetch.wait.max.ms": 20,  # the end of a log is told only after an empty fetch
+                "fetch.wait.max.ms": 20,  # the end of a log is reported only after an empty fetch
                 **(settings or {}),
             }
         )
@@ -72,14 +72,14 @@ class RangeReader:
         self._consumer.close()
 
     def find_leaders(self, topic: str) -> None:
-        """Ask who leads a topic's partitions; else the first read of it may wait a second for the next look at all."""
+        """Look up the leaders of a topic's partitions; else its first read may wait a second for the next refresh."""
         self._consumer.list_topics(topic, timeout=self._timeout_seconds)
 
     def read(self, ranges: Mapping[Place, tuple[int, int]]) -> Iterator[Message]:
         """Yield the committed records of ranges, in order per partition.
 
-        It ends by position: what was aborted, compacted or deleted is passed over, and a transaction that is still
-        open is waited for. One read at a time.
+        It ends by position: aborted, compacted or deleted records are skipped, and a transaction that is still open is
+        waited for. One read at a time.
 
         :param ranges: {(topic, partition): (start, end)}; end is exclusive
         :raises ReadTimedOutError: when no record came for ``timeout_seconds``

@@ -22,8 +22,8 @@ _POLL_SECONDS: Final = 0.1
 def reached(bootstrap_servers: str | None) -> dict[str, str]:
     """Return the configuration of a command's cluster, which answers.
 
-    :param bootstrap_servers: what the command line says, see :func:`~kafka.config.from_environment`
-    :raises RefusedError: when neither command line nor environment names a cluster, or it takes us for somebody else
+    :param bootstrap_servers: the command line's, see :func:`~kafka.config.from_environment`
+    :raises RefusedError: when neither command line nor environment names a cluster, or it rejects our credentials
     :raises ExactlyOnceError: when it can't be reached
     """
     config = from_environment(bootstrap_servers)
@@ -37,7 +37,7 @@ def connected(config: dict[str, str]) -> WireClient:
     """Return a client of a cluster; one that does not answer is asked again for half a minute.
 
     :param config: client configuration in librdkafka's names
-    :raises RefusedError: when it takes us for somebody else
+    :raises RefusedError: when it rejects our credentials
     :raises ExactlyOnceError: when it can't be reached
     """
     from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient

@@ -43,7 +43,7 @@ class RefusedRecord(ValueError):  # noqa: N818 - the fact; callers turn it into 
     :param row: where it is in the given columns
     :param partitions: where each row should have gone
     :param keys: of each row
-    :param reason: what is wrong with it, and the fix
+    :param reason: its defect, and the fix
     """
 
     def __init__(self, row: int, partitions: NDArray[np.int32], keys: pa.Array, reason: str) -> None:
@@ -81,7 +81,7 @@ class Body:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the batch, header included: what a topic's max.message.bytes is compared with."""
+        """Bytes of the batch, header included; a topic's max.message.bytes limits them."""
         return HEADER_BYTES + len(self.payload)
 
 

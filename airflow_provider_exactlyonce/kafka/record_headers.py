@@ -28,7 +28,7 @@ class HeaderColumn:
         return HeaderColumn(self._counts[order], self._encoded.take(order))
 
     def pieces(self, rows: slice) -> list[Varints | FlatColumn]:
-        """What the headers of these rows consist of."""
+        """Return the encoded pieces of these rows' headers, in order."""
         return [*varints(self._counts[rows], part(self._widths, rows)), self._encoded.take(rows)]
 
 
@@ -54,7 +54,7 @@ def encode_headers(headers: pa.ListArray) -> HeaderColumn | None:
 
 
 def rows_without_header_key(headers: pa.ListArray) -> NDArray[np.int64]:
-    """Return the rows that have a header whose key is null, which Kafka doesn't allow.
+    """Return the rows with a header that has a null key, which Kafka doesn't allow.
 
     :param headers: as for :func:`encode_headers`
     """

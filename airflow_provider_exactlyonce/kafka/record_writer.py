@@ -89,7 +89,7 @@ class RecordColumns:
 
 
 def _with_length(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Add the bytes of the length field to what it counts."""
+    """Add the size of the length field itself to the lengths."""
     return varint_widths(lengths) + lengths
 
 
@@ -108,7 +108,7 @@ def write_bodies(records: RecordColumns, bounds: NDArray[np.int64]) -> Iterator[
 
 
 def _before_length(records: RecordColumns) -> list[Varints]:
-    """What is written with a record's first bytes: the record before it ends with the number of its headers, 0.
+    """Return the end of the record before, which is written with a record's first bytes: its number of headers, 0.
 
     It saves a view a record.
     """

@@ -94,10 +94,10 @@ class PartitionOffsets(ABC):
 
     @abstractmethod
     def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
-        """Return those of the topics that exist, by name."""
+        """Return the existing topics among these, by name."""
 
     def last_stable(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return the last stable offsets: below them every transaction is decided, and readers see what committed."""
+        """Return the last stable offsets: below them every transaction is decided, and committed rows are readable."""
         return self._ask(places, lambda spec: spec.latest(), committed=True)
 
     def starts(self, places: Iterable[Place]) -> dict[Place, int]:
@@ -177,7 +177,7 @@ class StableOffsets(PartitionOffsets):
         self._admin.__exit__(None, None, None)  # it has no ``close``
 
     def cluster_id(self) -> str:
-        """Return what tells the cluster from all others."""
+        """Return the cluster's id, which no other cluster has."""
         return str(self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result().cluster_id)
 
     def topics(self) -> list[str]:

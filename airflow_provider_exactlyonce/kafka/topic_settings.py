@@ -1,4 +1,4 @@
-"""The settings of topics: reads them, and judges them by what is required of them."""
+"""Reads the settings of topics, and checks them against the requirements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_SECONDS: Final = 30.0
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a setting of a topic must be.
+    """A requirement of a topic's setting.
 
     :param holds: whether a value will do for a topic with so many replicas
     :param required: which will, in words; ``{replicas}`` stands for their number, in ``why`` too

@@ -1,11 +1,11 @@
 """One pipeline's producer session: at most one open transaction, one epoch per batch attempt.
 
-The driver is its only owner. The rules (who may send what, and when) are those of the commit protocol:
+The driver is its only owner. The rules of its requests are the commit protocol's:
 
-* (-1, -1) is sent once for each claim: it aborts whatever is open and fences every older run.
+* (-1, -1) is sent once for each claim: it aborts an open transaction and fences every older run.
 * Later epochs come from InitProducerId with the current (producer id, epoch), which fences only our own stragglers and
-  fails when somebody else has taken over. Before it goes an EndTxn(abort), which the coordinator judges by the epoch
-  alone: InitProducerId of a superseded run would abort its successor's open transaction before it is refused.
+  fails when another producer has taken over. Before it an EndTxn(abort) is sent, which the coordinator judges by the
+  epoch alone: InitProducerId of a superseded run would abort its successor's open transaction before it is refused.
 * An attempt is never aborted after its commit was sent, unless the commit's answer was definite.
 """
 
@@ -44,11 +44,11 @@ class SessionState(Enum):
     IDLE = "idle"  # epoch known, nothing open
     OPEN = "open"  # a batch attempt writes
     ENDING = "ending"  # a commit was sent
-    LOST = "lost"  # somebody else has the transactional id, or the commit's outcome is unknown
+    LOST = "lost"  # another producer has the transactional id, or the commit's outcome is unknown
 
 
 class SessionEvent(Enum):
-    """What moves the session."""
+    """An event that changes the session's state."""
 
     INITIALISED = "initialised"
     BEGUN = "begun"
@@ -111,7 +111,7 @@ class TransactionSession:
         return f"TransactionSession({self.transactional_id!r}, {self.state.name}, {self.producer})"
 
     def initialise(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Take the transactional id: abort what is open and fence whoever has it. Only before a claim.
+        """Take the transactional id over: abort its open transaction and fence other producers. Only before a claim.
 
         :param give_up: asked between repetitions, true when the process has to stop
         :raises SettingRefusedError: when the broker's cap is below the transaction timeout
@@ -133,7 +133,7 @@ class TransactionSession:
         self._move(SessionEvent.INITIALISED)
 
     def begin(self) -> None:
-        """Take the next epoch for a batch attempt; fences stragglers of the attempt before, and ends what they opened.
+        """Take the next epoch for a batch attempt; fences the attempt before, and aborts transactions that it opened.
 
         :raises ProducerLostError: when another producer has taken over; nothing of ours is open then
         :raises UnansweredError: when no definite answer came; may be repeated
@@ -173,7 +173,7 @@ class TransactionSession:
     def write_offsets(self, group: str, offsets: Mapping[tuple[str, int], int], metadata: str = "") -> None:
         """Commit a consumer group's offsets with the attempt: they become visible together with its records.
 
-        The broker does not refuse a group with live members here; whoever names the group has to look first.
+        The broker does not refuse a group with live members here; the caller has to check that first.
 
         :param offsets: {(topic, partition): next offset to read}
         :param metadata: a note beside each offset, shown by tools that list them
@@ -288,7 +288,7 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
     answered, refused = "", -1
 
     def send() -> int:
-        """Send what is not acknowledged; return an error that is definite before one that is not."""
+        """Send the unacknowledged batches; returns a definite error in preference to a transient one."""
         nonlocal answered, refused
         left = {partition: records for partition, records in batches.items() if partition not in offsets}
         transient: int = Code.NONE
@@ -334,7 +334,7 @@ def _check_rights(
 ) -> None:
     """Raise when the answer says that the Kafka user lacks a right; a repetition would not help.
 
-    :raises RefusedError: naming the right and what it is a right on
+    :raises RefusedError: naming the right and its resource
     """
     missing = {
         Code.TOPIC_AUTHORIZATION_FAILED: f"{topic_right} on topic {topic}",

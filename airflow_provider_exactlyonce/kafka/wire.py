@@ -102,7 +102,7 @@ NO_PRODUCER: Final = Producer(id=-1, epoch=-1)
 
 @dataclass(frozen=True, kw_only=True)
 class TopicMetadata:
-    """What the cluster says of a topic.
+    """The cluster's metadata of a topic.
 
     :param leaders: {partition: node id}, -1 for a partition without a leader
     """
@@ -112,7 +112,7 @@ class TopicMetadata:
 
 
 class Appended(NamedTuple):
-    """What a broker answers to a record batch: an error code, the base offset, and its message."""
+    """A broker's answer to a record batch: an error code, the base offset, and a message."""
 
     code: int
     offset: int
@@ -187,7 +187,7 @@ class WireClient:
     ) -> tuple[int, Producer]:
         """Ask the coordinator for the next epoch.
 
-        :param current: the producer as known, or :data:`NO_PRODUCER` to fence whoever has it
+        :param current: the producer as known, or :data:`NO_PRODUCER` to fence any other
         """
         request = InitProducerIdRequest(
             transactional_id=transactional_id,
@@ -318,7 +318,7 @@ class WireClient:
         return answers
 
     def fetch(self, topic: str, partition: int, offset: int) -> bytes:
-        """Return what the log holds from an offset on, undecided and aborted batches too; empty at its end.
+        """Return the log's bytes from an offset on, undecided and aborted batches included; empty at its end.
 
         The first batch may begin before the offset, and the last one may be cut off.
         """
@@ -374,7 +374,7 @@ class WireClient:
         return {partition: self._leaders.get((topic, partition), _NO_LEADER) for partition in partitions}
 
     def refresh_leaders(self, topic: str) -> None:
-        """Ask again who leads the topic's partitions; done after an error that tells of a move."""
+        """Look up the leaders of the topic's partitions again; done after an error that shows a move."""
         described = self.metadata(topic)
         if described is not None:
             self._leaders |= by_place({topic: described.leaders})
@@ -418,7 +418,7 @@ class WireClient:
         request: Any,
         error_code: Callable[[Any], int] = attrgetter("error_code"),
     ) -> tuple[int, Any]:
-        """Send to a coordinator; returns (error code, answer). The answer is None when not even its place is told.
+        """Send to a coordinator; returns (error code, answer). The answer is None when none was found.
 
         :param name: the transactional.id or the group
         :param error_code: reads it from the answer

@@ -2,10 +2,10 @@
 
 A checksum is a text, ``algorithm:hexadecimal digits``:
 
-* ``crc32c`` over the file: what Spark writes into ``<file>.crc`` beside the files of state in checkpoint format 2;
-* ``crc32/512`` is the CRC-32 over the CRC-32 of each 512 bytes: what Hadoop's local file system keeps in
-  ``.<file>.crc``, summed up. A file of a gigabyte costs a look at eight megabytes;
-* ``crc32`` over the file, where nobody has left a checksum.
+* ``crc32c`` over the file, which Spark writes to ``<file>.crc`` beside the files of state in checkpoint format 2;
+* ``crc32/512``, the CRC-32 over the CRC-32 of each 512 bytes, which Hadoop's local file system keeps in
+  ``.<file>.crc``. A file of a gigabyte costs a read of eight megabytes;
+* ``crc32`` over the file, where no writer has left a checksum.
 """
 
 from __future__ import annotations

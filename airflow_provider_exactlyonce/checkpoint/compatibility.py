@@ -1,7 +1,7 @@
-"""What a new version of a pipeline may and may not change, so that it can go on from a savepoint of the old one.
+"""The changes with which a new version of a pipeline can or can't go on from a savepoint of the old version.
 
-Compares two descriptions; reads nothing, runs nothing. Spark itself compares the types of a state's keys and values
-only, by position; what means something else with equal types, it takes.
+Compares two descriptions; reads nothing, runs nothing. Spark itself compares only the types of a state's keys and
+values, by position: it accepts another meaning with equal types.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
 
 
 def of_savepoint(savepoint: Savepoint, conf: Mapping[str, str]) -> Version:
-    """Return what a savepoint knows of the version that it was taken of.
+    """Return the version that a savepoint was taken of, as far as its manifest describes it.
 
     :param conf: the settings that its checkpoint fixes
     """
@@ -91,7 +91,7 @@ def _renamed(old: Version, new: Version) -> QueryPlan | None:
 
 
 def _without_options(plan: QueryPlan) -> QueryPlan | None:
-    """Return a plan as release 0.1.0 has described it; it says so where a parser is in it."""
+    """Return a plan as release 0.1.0 described it, without options; marked as such when it has a parser."""
     bare = re.sub(r", options\([^()]*\)", "", json.dumps(plans.encode(plan)))
     return plans.decode({**json.loads(bare), "options": re.search(_PARSERS, bare) is None})
 
@@ -205,7 +205,7 @@ def _names(version: Version) -> list[str]:
 
 
 def _read_on(old: Version, new: Version) -> bool:
-    """Tell whether each source of the old version is one of the new, and what it has read goes on being read."""
+    """Tell whether each source of the old version is in the new one, which reads all of its topics on."""
     if len(old.topics) != len(new.topics):
         return False
     for before, after in zip(map(SourceTopics.parse, old.topics), map(SourceTopics.parse, new.topics), strict=True):
@@ -355,7 +355,7 @@ _Check = Callable[[Version, Version], Iterator[VersionChange] | list[VersionChan
 
 
 def _of_plans(check: Callable[[QueryPlan, QueryPlan], Iterator[VersionChange]]) -> _Check:
-    """Return a check of two versions, which compares what they compute where both are known."""
+    """Return a check of two versions that compares their plans, where both are known."""
     return lambda old, new: None if old.plan is None or new.plan is None else check(old.plan, new.plan)
 
 

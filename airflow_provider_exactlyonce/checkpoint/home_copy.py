@@ -1,13 +1,13 @@
 """Moves the home of a stopped pipeline to another place, on any file system.
 
 1. The lease of the old home is taken, and the turn of its backfills: nobody writes there meanwhile.
-2. The new place gets its ``home.json``, which says whose copy it is, and that it is not finished: it is no home.
-3. Each file is copied, read again and compared; those that make something count come last. All of it is flushed.
-4. ``current`` of the old home is replaced by a seal, unless somebody has written it since step 1. This decides.
-5. ``home.json`` of the new one is replaced by one that says that it is finished: a start accepts it.
+2. The new place gets its ``home.json``, which names the source, and marks the copy as unfinished: it is no home.
+3. Each file is copied, read again and compared; the files that make others valid come last. All of it is flushed.
+4. ``current`` of the old home is replaced by a seal, unless another process has written it since step 1. This decides.
+5. ``home.json`` of the new home is replaced by a finished one, which a start accepts.
 
-Before step 4 the old home is the home, after step 5 the new one is, and in between neither. Whatever is killed is
-called again, and does all of it again; what is copied and equal is not copied twice.
+Before step 4 the old home is the home, after step 5 the new one is, and in between neither. A call that was killed is
+repeated from the first step; equal files are not copied twice.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def in_order(paths: Iterable[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 @dataclass(kw_only=True)
 class HomeCopied:
-    """What a call has done.
+    """The result of a call.
 
     :param run: the newest run of the pipeline, which is the last of the old home; 0 for none
     :ivar changed: whether there was anything left to do
@@ -94,7 +94,7 @@ def copy_home(source: Home, target: Home, config: Mapping[str, Any]) -> HomeCopi
 
     :param config: client configuration in librdkafka's names
     :raises RefusedError: when the source is not the home of its pipeline, or the target is not empty; nothing is moved
-    :raises AlreadyRunningError: when a driver or a backfill of the pipeline lives, or somebody has gone on meanwhile
+    :raises AlreadyRunningError: when a driver or a backfill of the pipeline lives, or another call has gone on
     :raises HomeMovedError: when the source was moved elsewhere
     """
     document, begun = _read(source, target)
@@ -147,7 +147,7 @@ def _move(
 
 
 def _read(source: Home, target: Home) -> tuple[HomeDocument, HomeDocument | None]:
-    """Return what both say that they are, None for a target that has nothing.
+    """Return both homes' documents, None for a target that has none.
 
     :raises RefusedError: when one of them can't be copied to the other
     """
@@ -203,7 +203,7 @@ def _check_not_gone_on(move: Move, tail: LedgerTail | None) -> None:
 
 @contextmanager
 def _without_backfills(home: Home, pipeline: str) -> Iterator[None]:
-    """Keep backfills from running: whoever waits for its turn finds the home sealed when it comes.
+    """Keep backfills from running: a backfill that waits for its turn finds the home sealed afterwards.
 
     :raises AlreadyRunningError: when one runs
     """
@@ -226,7 +226,7 @@ def _begin(target: Home, document: HomeDocument, move: Move) -> None:
 
 
 class _OnlyCopy:
-    """Whether this call is the only one that goes on: who was frozen must not write into a home that is in use.
+    """Checks that no other call has gone on: a call that was frozen must not write into a home that is in use.
 
     :param hold: of the source
     """
@@ -255,7 +255,7 @@ class _OnlyCopy:
 
 
 def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopied) -> None:
-    """Copy all files, remove what an earlier call has copied and is gone since, and name the lineage in use."""
+    """Copy all files, remove files of an earlier call that the source no longer has, and name the lineage in use."""
     first, last = in_order(store_of(source.path).files(source.path))
     only_copy, store = _OnlyCopy(source, target, hold), store_of(target.path)
     planned = {*first, *last, "home.json", "current"}
@@ -281,7 +281,7 @@ def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopi
                 copied.size += content.size
                 copied.copied += is_new
             store.flush([target.path / path for path in files])
-    # Both before the check: who goes on with the target while we are frozen changes what is there.
+    # Both before the check: a process that goes on with the target while we are frozen changes its content.
     doomed = [path for path in store.files(target.path) if path not in planned]
     pointer = store.read(target.path / "current")
     only_copy.check()

@@ -34,7 +34,7 @@ class BatchFiles:
     """The files of a batch.
 
     :param files: relative to the checkpoint
-    :param defects: what is missing or torn, as far as names and sizes tell
+    :param defects: files that are missing or torn, as far as names and sizes show
     """
 
     files: tuple[str, ...]
@@ -42,7 +42,7 @@ class BatchFiles:
 
 
 def files_of(checkpoint: Checkpoint, batch: int) -> BatchFiles:
-    """Return what a restart after a batch needs, with what is wrong with it as far as names and sizes tell."""
+    """Return the files that a restart after a batch needs, with the defects that names and sizes show."""
     needed = FileSet(files={QUERY_ID, f"offsets/{batch}", f"commits/{batch}"})
     if batch:
         needed.files.add(f"offsets/{batch - 1}")  # Spark takes from it where the batch after this one begins
@@ -66,9 +66,9 @@ def files_of(checkpoint: Checkpoint, batch: int) -> BatchFiles:
 
 
 def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] | None = None) -> list[Defect]:
-    """Return what is wrong with a batch's files, contents included; empty when the batch is whole.
+    """Return the defects of a batch's files, contents included; empty when the batch is whole.
 
-    :param seen: {path: what is wrong with its content}, of files that were read for other batches; they are added
+    :param seen: {path: defect of its content} of files that were read for other batches; new ones are added
     """
     seen = {} if seen is None else seen
     needed = files_of(checkpoint, batch)
@@ -92,7 +92,7 @@ def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] |
 
 
 def newest_whole(checkpoint: Checkpoint, *, known_query: bool = False) -> tuple[int | None, list[Defect]]:
-    """Return the newest batch that is whole, None when there is none, and what is wrong with the newer ones.
+    """Return the newest batch that is whole, None when there is none, and the defects of newer batches.
 
     :param known_query: the query id can be written again, so that its file need not be whole
     """
@@ -109,7 +109,7 @@ def newest_whole(checkpoint: Checkpoint, *, known_query: bool = False) -> tuple[
 
 
 def _content_defect(file: Path, facts: FileFacts | None) -> str | None:
-    """Compare a file with what its writer left to check it by; None when it is whole, or there is nothing."""
+    """Compare a file with its writer's checksum, or check it as a zip; None when it is whole or can't be checked."""
     if facts is None:
         return "is missing"
     expected = checksums.left_by_writers(file, facts.size)
@@ -130,7 +130,7 @@ def _content_defect(file: Path, facts: FileFacts | None) -> str | None:
 
 
 def _entry(checkpoint: Checkpoint, batch: int, needed: FileSet) -> BatchOffsets | None:
-    """Read the small files, and note what is wrong with them."""
+    """Read the small files, and note their defects."""
     newest = None
     for number in (batch - 1, batch) if batch else (batch,):
         try:
@@ -149,7 +149,7 @@ def _entry(checkpoint: Checkpoint, batch: int, needed: FileSet) -> BatchOffsets 
 def _state_ids(
     checkpoint: Checkpoint, batch: int, needed: FileSet
 ) -> dict[int, Mapping[int, tuple[frozenset[str], ...]]]:
-    """Return what the commits up to a batch tell of the ids of state files."""
+    """Return the ids of state files, as the commits up to a batch have them."""
     ids = {}
     for number in checkpoint.batches("commits"):
         if number > batch:
@@ -166,7 +166,7 @@ def _state_ids(
 
 
 def _source_files(checkpoint: Checkpoint, offsets: BatchOffsets | None) -> Iterator[str]:
-    """Yield the files of the sources; of a file source's log, what the batch has read, so that batches stay as cut."""
+    """Yield the files of the sources; of a file source's log only the part read, so that batches keep their files."""
     positions = offsets.positions if offsets else []
     known = {str(index): position for index, position in enumerate(positions) if isinstance(position, dict)}
     for source, position in known.items():

@@ -1,4 +1,4 @@
-"""What a job says of itself, kept beside the lineage that it runs in: for savepoints of a pipeline that is stopped."""
+"""A job's description, kept beside the lineage that it runs in: for savepoints of a pipeline that is stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JobDescription:
     :param sinks: the topics that are known before the first row
     :param result_schema: of the rows that go to the sink, as Spark's JSON
     :param nondeterministic: what may give other rows when a batch is run again
-    :param plan: what it computes, None when it could not be described
+    :param plan: its plan, None when it could not be described
     """
 
     version: str
@@ -58,11 +58,11 @@ def read(home: Home, lineage: str, version: str) -> JobDescription | None:
 
 
 def check_deterministic(home: Home, stretch: CommitSpan, *, following: str | None = None) -> None:
-    """Check that the jobs whose commits are going to be replayed give the same rows each time, as far as they said.
+    """Check that the jobs of the commits to replay are deterministic, as far as their descriptions tell.
 
-    :param following: the version that replays them: what others have committed is not compared; None when that isn't
+    :param following: the version that replays them: other versions' commits are not compared; None when that isn't
         known
-    :raises RefusedError: naming what may give others
+    :raises RefusedError: naming the parts that may give other rows
     """
     for version, first, last in stretch.versions:
         reasons = unsure(home, version) if following in (None, version) else ()
@@ -75,14 +75,14 @@ def check_deterministic(home: Home, stretch: CommitSpan, *, following: str | Non
 
 
 def unsure(home: Home, version: str) -> tuple[str, ...]:
-    """Return what of a version may give other rows each time, as far as it has said when it ran."""
+    """Return the nondeterministic parts of a version, as its description names them."""
     lineages = store_of(home.lineages).names(home.lineages)
     job_of_version = next((job for lineage in lineages if (job := read(home, lineage, version))), None)
     return job_of_version.nondeterministic if job_of_version is not None else ()
 
 
 def copy(home: Home, lineage: str, to: str) -> None:
-    """Keep what the jobs of a lineage said beside another one, too, that goes on with its state."""
+    """Copy the job descriptions of a lineage to another lineage that continues with its state."""
     source, target, store = _path(home, lineage, "").parent, _path(home, to, "").parent, store_of(home.path)
     for name in store.names(source):
         store.copy(source / name, target / name)

@@ -70,7 +70,7 @@ class BatchOffsets:
 
     @property
     def of_several_sources(self) -> list[str]:
-        """The topics that more than one source reads, whose ends may differ."""
+        """The topics that more than one source reads; the sources' ends may differ."""
         sources = Counter(topic for position in self.positions for topic in _of_kafka([position]))
         return [topic for topic, count in sources.items() if count > 1]
 
@@ -80,7 +80,7 @@ class BatchOffsets:
 
 
 def _of_kafka(positions: Iterable[Any]) -> KafkaOffsets:
-    """Return the offsets that are of Kafka sources among those of all sources."""
+    """Return the Kafka sources' offsets among all sources' offsets."""
     offsets: KafkaOffsets = {}
     for position in positions:
         for topic, partitions in position.items() if isinstance(position, dict) else ():  # a rate source's isn't
@@ -230,7 +230,7 @@ class Checkpoint:
         return None
 
     def initial_positions(self) -> Iterator[Mapping[str, Any]]:
-        """Yield what ``sources/<i>/0`` says of each source that has one, in Spark's order; nothing of a rate source."""
+        """Yield the positions in ``sources/<i>/0`` of each source with one, in Spark's order, {} for a rate source."""
         for path in begun_sources(self.path):
             _, brace, body = bytes_of(self.path / path).partition(b"{")
             yield json.loads(b"{" + body) if brace else {}
@@ -314,7 +314,7 @@ def removal_of(file: Path) -> Callable[[], None]:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Replace a file, and drop Hadoop's checksum of what was there."""
+    """Replace a file, and delete Hadoop's checksum of the old one."""
     store = store_of(file)
     store.delete(_note_of(file))
     store.replace(file, text.encode())
@@ -325,7 +325,7 @@ def _note_of(file: Path) -> Path:
 
 
 def whole(read: Callable[P, T | None], *arguments: P.args, **named: P.kwargs) -> T | None:
-    """Return what a method of :class:`Checkpoint` reads; None when its file is missing or torn."""
+    """Call a reading method of :class:`Checkpoint`; returns None when its file is missing or torn."""
     try:
         return read(*arguments, **named)
     except TornFileError:

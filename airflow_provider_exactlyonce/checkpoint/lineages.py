@@ -38,7 +38,7 @@ def make(
     :param target: the lineage's directory; must not exist, unless it :func:`is_unfinished`
     :param source: the checkpoint; only read
     :param paths: of its files, relative to it
-    :param lineage: what the new lineage remembers; its id is Spark's query id
+    :param lineage: the new lineage's document; its id is Spark's query id
     :param texts: {path: text} of files that it has besides
     """
     store = store_of(target)
@@ -58,12 +58,12 @@ def make(
 
 
 def is_unfinished(directory: Path) -> bool:
-    """Whether a lineage's directory is being made, or removed, or was left by who was killed while he did."""
+    """Whether a lineage's directory is being made or removed, or was left by a process that was killed meanwhile."""
     return store_of(directory).facts(_mark_of(directory)) is not None
 
 
 def work_copy(directory: Path, source: Path, paths: Iterable[str], lineage_id: str) -> Path:
-    """Copy a whole checkpoint to be worked on, where nobody takes it for a lineage; returns the copy.
+    """Copy a whole checkpoint to work on, where it is not taken for a lineage; returns the copy.
 
     :param directory: where lineages are
     :param lineage_id: Spark's query id of the copy
@@ -77,10 +77,10 @@ def switch(home: Home, lineage: Lineage, hold: Hold) -> None:
     """Make a lineage the one that the next start runs; the one that ran last is refused from then on.
 
     :param hold: of the pipeline, which is stopped
-    :raises AlreadyRunningError: when somebody else has taken the pipeline over; the lineage is removed then
+    :raises AlreadyRunningError: when another process has taken the pipeline over; the lineage is removed then
     """
     failpoints.reach("restore-switching")
-    doomed = _unstarted(home, lineage)  # before the look at the lease: nothing of a successor is among them
+    doomed = _unstarted(home, lineage)  # before the lease is read: nothing of a successor is among them
     try:
         with hold.sure():
             home.switch(lineage.id, hold.pointer)
@@ -98,7 +98,7 @@ def switch(home: Home, lineage: Lineage, hold: Hold) -> None:
 
 
 def _unstarted(home: Home, lineage: Lineage) -> list[Path]:
-    """Return what was made before this one and nobody has started: no run has claimed the pipeline since."""
+    """Return other lineages that no driver has started: no run has claimed the pipeline since they were made."""
     unstarted = []
     for name in store_of(home.lineages).names(home.lineages):
         candidate = home.lineage(name)
@@ -110,7 +110,7 @@ def _unstarted(home: Home, lineage: Lineage) -> list[Path]:
 
 
 def _mark(directory: Path) -> None:
-    """Tell that nobody may take a directory for a lineage."""
+    """Mark a directory as no lineage."""
     store_of(directory).replace(_mark_of(directory), b"")
 
 
@@ -134,19 +134,19 @@ def _copy(checkpoint: Path, source: Path, paths: Iterable[str], lineage_id: str)
 
 
 def unfinished(directory: Path) -> list[Path]:
-    """Return what killed restores and rescales have left in a directory: marks, and copies to work on."""
+    """Return the remains of killed restores and rescales in a directory: marks, and working copies."""
     store = store_of(directory)
     left = [directory / name for name in store.names(directory) if name.startswith(_UNFINISHED)]
     return [place for place in left if store.facts(place) is not None or store.files(place)]
 
 
 def remove_unfinished(directory: Path, hold: Hold | None) -> None:
-    """Remove what killed restores and rescales have left in a directory.
+    """Remove the remains of killed restores and rescales in a directory.
 
-    :param hold: of the pipeline, so that nobody else is at work there; None where something else sees to that
-    :raises AlreadyRunningError: when somebody else is
+    :param hold: of the pipeline, so that no other process works there; None where the caller ensures that otherwise
+    :raises AlreadyRunningError: when another process has taken the pipeline over
     """
-    marks = unfinished(directory)  # before the look at the lease, as in a switch
+    marks = unfinished(directory)  # before the lease is read, as in a switch
     with hold.sure() if hold is not None else nullcontext():
         pass
     for mark in marks:
@@ -155,7 +155,7 @@ def remove_unfinished(directory: Path, hold: Hold | None) -> None:
 
 
 def remove(directory: Path) -> None:
-    """Remove a lineage's directory: first what makes it a lineage, last its mark."""
+    """Remove a lineage's directory: first ``lineage.json``, without which it is no lineage, last its mark."""
     store = store_of(directory)
     store.delete(directory / "lineage.json")
     store.remove(directory)
@@ -163,8 +163,8 @@ def remove(directory: Path) -> None:
 
 
 def naming(checkpoint: Path, text: str) -> str:
-    """Return the text of a file below ``_metadata/v2`` of a checkpoint as that of another one, which has a copy of it.
+    """Return the text of a file below ``_metadata/v2`` of a checkpoint, adapted to another checkpoint with its copy.
 
-    :param checkpoint: that one
+    :param checkpoint: the other one
     """
     return _SCHEMA_FILE.sub(lambda match: f"{hadoop_url(checkpoint)}{match[1]}", text)

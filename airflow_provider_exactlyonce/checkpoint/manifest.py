@@ -1,4 +1,4 @@
-"""A savepoint's manifest: what it is of, and every file that it holds."""
+"""A savepoint's manifest: its pipeline, commit and version, and every file that it holds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Savepoint:
     :param version: content hash of the job that committed the batch
     :param run: the run that committed the batch
     :param source: {topic: {partition: end}}, end exclusive
-    :param sink: {topic: {partition: last offset}} of what the batch wrote
+    :param sink: {topic: {partition: last offset}} that the batch wrote
     :param watermark: the batch's event-time watermark, milliseconds since the epoch, 0 for none
     :param batch_timestamp: Spark's batch timestamp, milliseconds since the epoch
     :param state_backend: ``hashmap``, ``rocksdb``, ``rocksdb+changelog`` or another provider's class name; None without
@@ -80,7 +80,7 @@ class Savepoint:
 
     @property
     def job(self) -> JobDescription | None:
-        """What the job that committed the batch said of itself, None when it said nothing."""
+        """The description of the job that committed the batch, None when there is none."""
         if self.spark_version is None or self.output_mode is None or self.result_schema is None:
             return None
         return JobDescription(

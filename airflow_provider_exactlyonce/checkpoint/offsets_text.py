@@ -1,4 +1,4 @@
-"""The text of an ``offsets/N``: a recorded one, made to fit another lineage, or one that nobody has recorded."""
+"""The text of an ``offsets/N``: a recorded one, made to fit another lineage, or a new one."""
 
 from __future__ import annotations
 

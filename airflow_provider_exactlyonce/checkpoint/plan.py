@@ -1,6 +1,6 @@
-"""What a version of a pipeline computes, as far as its state depends on it: read from its plan, kept in savepoints.
+"""The part of a version's plan that its state depends on: read from Spark's plan, kept in savepoints.
 
-Everything is text without expression ids: columns by the topic that they come from, expressions by what they do.
+Everything is text without expression ids: columns have their topic's name, expressions their functions'.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class WatermarkPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPlan:
-    """What a version computes.
+    """The plan of a version.
 
     :param sources: in Spark's order: its offsets have no other name for them
     :param operators: in Spark's order
     :param filters: conditions that rows must meet, anywhere in the plan
-    :param user_functions: whose bodies a plan does not show, in the part that state depends on
-    :param sink: what readers of the sink can tell, by name
+    :param user_functions: functions in the part that state depends on; a plan does not show their bodies
+    :param sink: the sink's properties that its readers notice, by name
     :param options: its expressions have the options of parsers, which release 0.1.0 left out
     """
 

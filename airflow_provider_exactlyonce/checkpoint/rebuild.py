@@ -1,7 +1,7 @@
-"""Makes a fresh lineage of what is whole in the current one: nothing damaged or left over comes along.
+"""Makes a fresh lineage from the whole files of the current one, without damaged files and leftovers.
 
-The original stays as it is, marked as abandoned, unless nobody has ever started it. The next start replays, without
-writing, what the ledger has more.
+The original stays as it is, marked as abandoned, unless nobody has ever started it. The next start replays the
+ledger's later commits without writing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _check(
     tail: LedgerTail,
     config: Mapping[str, Any],
 ) -> None:
-    """Check that the ledger goes on where the batch ends, and that what follows can be run again."""
+    """Check that the ledger continues where the batch ends, and that the later commits can be replayed."""
     commit, state, newest = lineage.commit_of(batch), lineage.state_of(batch), tail.place.commit
     if commit > newest:
         raise RefusedError(

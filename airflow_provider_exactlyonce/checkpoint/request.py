@@ -33,12 +33,12 @@ _POLL_SECONDS: Final = 0.2
 
 
 class SavepointTaker:
-    """One savepoint that is asked for: under the same request it is taken once, whoever asks again.
+    """One request for a savepoint; it is taken once, however often the request is repeated.
 
     :param config: returns client configuration in librdkafka's names, for the ledger of a pipeline that is stopped
     :param request: hexadecimal digits
     :param stops: whether a driver with this start token begins no further batch, takes it, and ends
-    :param detector: of who asks again and again
+    :param detector: kept by a caller that polls
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class SavepointTaker:
         self._stops: Final = stops
 
     def advance(self) -> Savepoint | WaitCondition:
-        """Ask the driver if that is to be done, and return what it has answered, or what has to happen before.
+        """Ask a running driver, and return the savepoint that it has taken, or the condition to wait for.
 
-        Never waits for an answer. Of a pipeline that is stopped the savepoint is taken here.
+        Never waits for an answer. If the pipeline is stopped, the savepoint is taken here.
 
         :raises RefusedError: when there is nothing to save
         :raises AlreadyRunningError: when a driver holds the pipeline that gives no sign of life

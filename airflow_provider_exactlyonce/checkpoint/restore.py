@@ -2,8 +2,8 @@
 
 With the savepoint at commit s and the ledger at l, the driver first runs the commits s+1 to l again without writing
 (mode ``suppress``), so that its state is that of l; see :mod:`~airflow_provider_exactlyonce.streaming.replay.replay`.
-Mode ``fail`` refuses unless s is l, and mode ``reemit`` goes on right after s and writes the output again. All that a
-replay needs is looked for here, before anything is changed.
+Mode ``fail`` refuses unless s is l, and mode ``reemit`` goes on right after s and writes the output again. The needs of
+a replay are checked here, before anything is changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from airflow_provider_exactlyonce.storage.opening import is_there, place_of
 
 
 class RestoreMode(StrEnum):
-    """What becomes of the commits after the savepoint."""
+    """The treatment of the commits after the savepoint."""
 
     SUPPRESS = "suppress"  # run again without writing
     FAIL = "fail"  # there must be none
@@ -40,7 +40,7 @@ class RestoreMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreRequest:
-    """What is restored, and how.
+    """The savepoint or commit to restore, and the mode.
 
     :param savepoint: its id; None for the newest, or the newest at or before ``commit``
     :param commit: a commit; not together with ``savepoint``
@@ -66,10 +66,10 @@ class RestoreRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What a restore has made.
+    """The result of a restore.
 
     :param directory: of the lineage
-    :param stretch: what the next start replays without writing, None for nothing
+    :param stretch: the commits that the next start replays without writing, None for none
     """
 
     savepoint: Savepoint
@@ -122,7 +122,7 @@ def check_restore(
 def _examine(
     home: Home, reader: LedgerReader, config: Mapping[str, Any], request: RestoreRequest, find: FindConnection | None
 ) -> tuple[Savepoint, LedgerTail, ClaimRecord, CommitSpan | None]:
-    """Return the savepoint, the ledger's end with its newest claim, and what has to be replayed."""
+    """Return the savepoint, the ledger's end with its newest claim, and the commits to replay."""
     if home.pipeline() != reader.pipeline:
         raise RefusedError(f"{home} is the home of {home.pipeline() or 'no pipeline'}, not of {reader.pipeline}")
     tail = reader.tail()
@@ -159,7 +159,7 @@ def _chosen(savepoints: Savepoints, request: RestoreRequest) -> Savepoint:
 def _check(
     savepoint: Savepoint, reader: LedgerReader, tail: LedgerTail, clusters: SourceClusters, mode: RestoreMode
 ) -> CommitSpan | None:
-    """Check the savepoint against the ledger; returns what has to be replayed, None for nothing."""
+    """Check the savepoint against the ledger; returns the commits to replay, None for none."""
     newest = tail.place.commit
     if savepoint.pipeline != reader.pipeline:
         raise RefusedError(f"savepoint {savepoint.id} is of pipeline {savepoint.pipeline}, not of {reader.pipeline}")

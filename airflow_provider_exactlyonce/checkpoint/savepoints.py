@@ -10,7 +10,7 @@
 
 A directory is a savepoint when it has a manifest and isn't being deleted. Spark replaces files and never changes them
 in place, so the files of state are hard links where the file system has them: a savepoint costs no space until Spark
-forgets what it holds. Its directory may be moved, and its name changed: nothing depends on where it is.
+deletes its own copies. Its directory may be moved, and its name changed: nothing depends on its place.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _DAY_MILLISECONDS: Final = 24 * 60 * 60 * 1000
 
 
 class BatchGoneError(ExactlyOnceError):
-    """Spark has removed files of the batch while they were taken; a newer one can be."""
+    """Spark has removed files of the batch while they were saved; a newer batch can be saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavepointRetention:
-    """Which savepoints are kept: one goes only when both say so. The newest and the pinned ones always stay.
+    """A savepoint is deleted only when count and age both allow it. The newest and the pinned ones always stay.
 
     :param count: the newest so many
     :param days: everything younger
@@ -134,13 +134,13 @@ class Savepoints:
         """Take a savepoint of a batch that is committed in the ledger and in Spark; the query may go on meanwhile.
 
         :param batch: Spark's id of the batch in this checkpoint
-        :param record: what the ledger has of it; of a restored lineage, what its parent wrote
-        :param job: what the job that committed it said of itself, None when it said nothing
-        :param request: hexadecimal digits that end the id, None when nobody asks again; a savepoint that ends so is
-            returned and none is taken
+        :param record: its commit in the ledger; of a restored lineage, the parent's commit
+        :param job: the description of the job that committed it, None when there is none
+        :param request: hexadecimal digits that end the id, None for a request that is not repeated; a savepoint that
+            exists with this end is returned and none is taken
         :raises RefusedError: when the batch isn't whole, or ends elsewhere in the source than the record
         :raises BatchGoneError: when Spark has removed its files meanwhile
-        :raises ExactlyOnceError: when this process was frozen for so long that others have deleted what it had saved
+        :raises ExactlyOnceError: when this process was frozen for so long that others have deleted its files
         """
         for name in self._names() if request else ():
             if name.endswith(f"-{request}") and (taken := self._read(name)):
@@ -186,7 +186,9 @@ class Savepoints:
         :raises RefusedError: when there is none of this id, or it is being deleted
         """
         savepoint, directory = replace(self.get(savepoint_id), pinned=pinned), self.directory / savepoint_id
-        manifest = self._manifest(savepoint_id) or encode(savepoint)  # a newer release may have said more than we read
+        manifest = self._manifest(savepoint_id) or encode(
+            savepoint
+        )  # a newer release may have written more than we read
         json_store.write(directory / "manifest.json", {**manifest, "pinned": pinned})
         if self._is_lost(savepoint_id):
             raise RefusedError(f"savepoint {savepoint_id} in {self.directory} is being deleted; pin another one")
@@ -201,7 +203,7 @@ class Savepoints:
             raise RefusedError(f"savepoint {savepoint_id} is pinned: exactlyonce savepoint unpin it before")
 
     def clean_up(self, retention: SavepointRetention = DEFAULT_RETENTION) -> Sequence[str]:
-        """Delete what retention lets go, and what was interrupted has left; returns their ids."""
+        """Delete expired savepoints, and the remains of interrupted ones; returns their ids."""
         gone = [*self.remove_leftovers()]
         savepoints = self.list()
         oldest_kept = int(time.time() * 1000 - retention.days * _DAY_MILLISECONDS)
@@ -211,15 +213,15 @@ class Savepoints:
         return gone
 
     def leftovers(self) -> Sequence[str]:
-        """Return the names of what interrupted saves, reads of the state and deletes have left."""
+        """Return the names of the remains of interrupted saves, reads of the state and deletes."""
         return [name for name in self._names() if self._is_leftover(name)]
 
     def remove_leftovers(self) -> Sequence[str]:
-        """Remove what interrupted saves, reads of the state and deletes have left; returns their names."""
+        """Remove the remains of interrupted saves, reads of the state and deletes; returns their names."""
         return [name for name in self.leftovers() if self._remove(name)]
 
     def torn(self) -> Sequence[str]:
-        """Return the names of those whose manifest is there and not whole: they are savepoints no more."""
+        """Return the names of savepoints with a torn manifest: they can't be used any more."""
         return [
             name
             for name in self._names()
@@ -229,7 +231,7 @@ class Savepoints:
         ]
 
     def verify(self, savepoint_id: str) -> Sequence[Defect]:
-        """Read all bytes of a savepoint and compare them with its manifest; returns what is wrong.
+        """Read all bytes of a savepoint and compare them with its manifest; returns the defects.
 
         :raises RefusedError: when there is none of this id
         """
@@ -258,7 +260,7 @@ class Savepoints:
             self._store.remove(directory)
 
     def newest_good(self) -> tuple[Savepoint | None, dict[str, Sequence[Defect]]]:
-        """Return the newest savepoint whose bytes are as they were, None for none, and what is wrong with newer."""
+        """Return the newest savepoint without a defect, None for none, and the defects of newer ones."""
         wrong: dict[str, Sequence[Defect]] = {}
         for savepoint in reversed(self.list()):
             defects = self.verify(savepoint.id)
@@ -286,7 +288,7 @@ class Savepoints:
         json_store.write(self.directory / savepoint.id / "manifest.json", encode(savepoint))
 
     def _is_lost(self, name: str) -> bool:
-        """Whether somebody deletes what was just given a manifest, or has: who marks it after this look finds that."""
+        """Whether a removal began before the manifest was written; one that begins later sees the manifest."""
         directory = self.directory / name
         is_marked, is_gone = self._has(name, "deleting.json"), not self._store.files(directory / "checkpoint")
         if is_gone:
@@ -299,9 +301,9 @@ class Savepoints:
         return self._remove(name)
 
     def _remove(self, name: str) -> bool:
-        """Remove what is no savepoint: bytes first, then the records of what it was; returns whether it is gone.
+        """Remove a leftover or a savepoint marked as deleted: bytes first, then records; returns whether it is gone.
 
-        What was pinned before its first byte went is one again, and what has got its manifest before it was marked.
+        It stays a savepoint if it was pinned before its first byte was removed, or got its manifest before the mark.
         """
         directory = self.directory / name
         is_unfinished = not self._has(name, "deleting.json")
@@ -322,7 +324,7 @@ class Savepoints:
         if self._has(name, "deleting.json"):
             return True
         taker = json_store.load(self.directory / name / "taking.json", _Taker)
-        # After the look at who takes it: that document goes when the manifest is there.
+        # After taking.json: that document is deleted when the manifest is there.
         if self._has(name, "manifest.json") or not (_ID.fullmatch(name) or name.startswith(_COPY)):
             return False
         age = self._age(name)
@@ -349,8 +351,8 @@ class Savepoints:
 class _KnownSums:
     """Sizes and checksums of files whose bytes never change, as savepoints have them.
 
-    What the newest savepoint of a lineage lacks is new, or was restored from an older one: those are read only for
-    files without any other checksum.
+    A file that the newest savepoint of a lineage lacks is new, or was restored from an older savepoint: older ones are
+    read only for files without any other checksum.
 
     :param savepoints: newest first
     """
@@ -363,7 +365,7 @@ class _KnownSums:
         self._found: dict[str, tuple[int, str]] = {}
 
     def older(self, path: str) -> tuple[int, str] | None:
-        """Return what any but the newest savepoint has of a file."""
+        """Return a file's size and checksum from an older savepoint, None when none has the file."""
         while path not in self._found and _UNIQUE.fullmatch(path):
             more = next(self._older, None)
             if more is None:
@@ -391,7 +393,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _copy(source: Path, target: Path, paths: Iterable[str], known_files: Mapping[str, tuple[int, str]]) -> None:
-    """Link or copy files, and flush what the savepoint before has not flushed.
+    """Link or copy files, and flush those that the savepoint before has not flushed.
 
     :param known_files: those that it has
     """
@@ -411,7 +413,7 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known_files: Mapping
 
 
 def _size_and_sum(source: Path, copy: Path, path: str, known_sums: _KnownSums) -> tuple[int, str]:
-    """Return size and checksum of a file, read only where nobody has left a checksum of it."""
+    """Return size and checksum of a file; the file is read only where no writer has left a checksum."""
     there = store_of(copy).facts(copy)
     if there is None:
         raise FileNotFoundError(f"{copy} was copied, and is gone")

@@ -88,9 +88,9 @@ class StatefulOperator:
 
 @dataclass
 class FileSet:
-    """Files that belong together, relative to the checkpoint, and what is wrong with them.
+    """Files that belong together, relative to the checkpoint, and their defects.
 
-    :param sizes: bytes, of those whose size another file tells
+    :param sizes: bytes, of files with a size that another file records
     """
 
     files: set[str] = field(default_factory=set)
@@ -198,7 +198,7 @@ class StateDirectory:
             raise ValueError(f"it lacks {error}") from error
 
     def _schema_files(self, operator: int, metadata: str) -> list[str]:
-        """Return the schema files of an operator; those of a store are named, or in its first partition."""
+        """Return the schema files of an operator; a store's are named, or in its first partition."""
         text = bytes_of(self._checkpoint / metadata).decode()
         named = _SCHEMA_PATH.findall(text)
         if named:
@@ -273,7 +273,7 @@ def _add_store(needed: FileSet, checkpoint: Path, place: str, version: int, ids:
 
 
 def _zip_contents(file: Path) -> list[tuple[str, int]]:
-    """Return what the zip of a RocksDB version names: (path in the store, bytes)."""
+    """Return the files that the zip of a RocksDB version refers to: (path in the store, bytes)."""
     with zipfile.ZipFile(io.BytesIO(bytes_of(file))) as archive:
         _, _, body = archive.read("metadata").decode().partition("\n")
     fields = json.loads(body)
@@ -317,7 +317,7 @@ def _has_key(schema: str) -> bool:
 
 
 def _long_text(data: bytes, at: int) -> tuple[str, int]:
-    """Read a text that was cut into pieces of what writeUTF can take."""
+    """Read a text that was cut into pieces short enough for writeUTF."""
     (count,) = struct.unpack_from(">i", data, at)
     at += 4
     pieces = []
@@ -328,7 +328,7 @@ def _long_text(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:
-    """Read what Java's DataOutput.writeUTF wrote."""
+    """Read a text of Java's DataOutput.writeUTF."""
     (length,) = struct.unpack_from(">H", data, at)
     end = at + 2 + length
     if end > len(data):

@@ -1,4 +1,4 @@
-"""What a new version may change of its state: operators, what their keys and values mean, and their schemas."""
+"""Compares the state of two versions: operators, the meaning of their keys and values, and their schemas."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def _operator_differences(before: list[str], after: list[str]) -> Iterator[Versi
 
 
 def meaning(old: Version, new: Version) -> list[VersionChange] | None:
-    """Compare what the state of each operator means."""
+    """Compare the meaning of each operator's state."""
     if old.plan is None or new.plan is None:
         return None
     before, after = old.plan.operators, new.plan.operators
     if [operator.kind for operator in before] != [operator.kind for operator in after]:
         if old.operators is not None and new.operators is not None:
-            return None  # told as operators that differ
+            return None  # reported as operators that differ
         return list(
             _operator_differences([operator.kind for operator in before], [operator.kind for operator in after])
         )
@@ -173,7 +173,7 @@ def _schema(
 
 
 def _accepts(old: Any, new: Any) -> bool:
-    """Tell whether Spark takes a type for another: names don't matter, and what can't be null stays so."""
+    """Tell whether Spark accepts a type in place of another: names don't matter; nullable may not become required."""
     if isinstance(old, str) or isinstance(new, str):
         return bool(old == new)
     if old["type"] != new["type"]:
@@ -195,7 +195,7 @@ def _accepts(old: Any, new: Any) -> bool:
 
 
 def _evolved(aspect: str, old: Any, new: Any) -> Iterator[VersionChange]:
-    """Tell what Avro makes of a change of a value's columns."""
+    """Yield the effects of a change of a value's columns under Avro."""
     unreadable = _unreadable(old, new)
     if unreadable is not None:
         name, old_type, new_type = unreadable

@@ -1,4 +1,4 @@
-"""Opens state with Spark's own reader: what it can read, a query can go on from."""
+"""Opens state with Spark's own reader: a query can continue from any state that it can read."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_view(
     *,
     state_format: int,
 ) -> DataFrame:
-    """Return what Spark's reader shows of an operator as of a batch.
+    """Return an operator's state as of a batch, by Spark's reader.
 
     :param checkpoint: the paths in its state's metadata must be its own
     :param options: of one of the operator's :func:`views`
@@ -79,7 +79,7 @@ def read_view(
 
 
 def views(operator: StatefulOperator) -> Iterator[tuple[str, str | None, dict[str, str]]]:
-    """Yield what Spark's reader shows one at a time: (name, kind of a state variable or None, its options)."""
+    """Yield the parts that Spark's reader opens one at a time: (name, kind of a state variable or None, options)."""
     variables = operator.properties.get("stateVariables")
     if variables is not None:
         timers = [variable for variable in variables if variable["stateVariableType"] == "TimerState"]

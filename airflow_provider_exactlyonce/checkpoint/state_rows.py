@@ -52,7 +52,7 @@ class StateRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRows:
-    """What one store holds.
+    """The rows of one store.
 
     :param kind: of a state variable, such as ``ListState``; None for a store of Spark's own operators
     :param rows: one a key; of a ``ListState`` one an element, of a ``MapState`` one an entry
@@ -139,7 +139,7 @@ def _of_key(frame: DataFrame, key: Mapping[str, str]) -> DataFrame:
 
 
 def _columns(schema: StructType) -> dict[str, Plain]:
-    """Return what makes each column of a table of one of the reader's rows: the key first, the state partition last."""
+    """Return a getter for each column of a table of the reader's rows: the key first, the state partition last."""
     from pyspark.sql.types import StructType
 
     named_columns: list[tuple[str, Plain]] = []
@@ -180,7 +180,7 @@ def _fields(kind: StructType, at: Plain, name: str) -> Iterator[tuple[str, Plain
 
 
 def plain(kind: DataType) -> Plain:
-    """Return what makes a value of a type one that JSON has; decimals become text, as they have more digits."""
+    """Return a converter from a type to JSON's values; decimals become text, as they have more digits."""
     from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
     if isinstance(kind, TimestampType):  # Spark gives them in the process's own time zone, without saying so

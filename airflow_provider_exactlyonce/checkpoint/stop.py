@@ -36,10 +36,10 @@ class Stop:
     """One stop that is asked for.
 
     :param config: returns client configuration in librdkafka's names, for a savepoint of a pipeline that is stopped
-    :param request: hexadecimal digits; who they belong to asks once
+    :param request: hexadecimal digits; the same request is made once
     :param reason: for the driver's log and its supervisor
     :param savepoint: True, or a label, takes a savepoint when the last batch is committed; the driver ends after it
-    :param detector: of who asks again and again
+    :param detector: kept by a caller that polls
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Stop:
         )
 
     def advance(self) -> Stopped | WaitCondition:
-        """Do what can be done now; never waits.
+        """Take the next step; returns the result, or the condition to wait for. Never waits.
 
         :raises ExactlyOnceError: when the savepoint can't be taken
         """

@@ -1,4 +1,4 @@
-"""Two versions of a pipeline, and what is found between them."""
+"""Versions of a pipeline, and the differences between two of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUILD_ANEW: Final = (
 
 
 class Verdict(Enum):
-    """What becomes of a change, best first."""
+    """The verdicts on a change, best first."""
 
     COMPATIBLE = "compatible"
     NOTE = "note"
@@ -47,7 +47,7 @@ class VersionChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """What is known of one version.
+    """The known facts of one version.
 
     :param spark_version: None when it is not known
     :param job_hash: SHA-256 of the job's file, None when it is not known
@@ -57,7 +57,7 @@ class Version:
     :param operators: None when Spark would not plan it
     :param state_backend: ``hashmap`` or ``rocksdb``; None when it does not say
     :param encoding: how state of transformWithState is encoded, ``unsaferow`` or ``avro``; None when it does not say
-    :param partitions: of state that were asked for, None when nobody has asked
+    :param partitions: of state that were set by the user, None when they were not set
     :param result_schema: Spark's JSON, None when it is not known
     :param refused: why Spark would not plan it
     :param read: the topics that it has read, when it has run

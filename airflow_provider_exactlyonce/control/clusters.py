@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterState(Enum):
-    """What a cluster's manager says of a driver."""
+    """A driver's state in its cluster's manager."""
 
     ACTIVE = "active"  # accepted, waiting for room, or running
     GONE = "gone"  # ended, or never submitted
@@ -55,13 +55,13 @@ class Cluster(ABC):
 
     @abstractmethod
     def state(self, token: str) -> ClusterState:
-        """Return what the manager says of the driver with a start token; never raises."""
+        """Return the manager's state of the driver with a start token; never raises."""
 
     @abstractmethod
     def account(self, token: str) -> str:
-        """Return what the manager says of the driver with a start token, and where its output is; never raises.
+        """Return the manager's text on the driver with a start token, and where its output is; never raises.
 
-        Empty when it says nothing.
+        Empty when there is none.
         """
 
     def page(self, application_id: str) -> str | None:
@@ -76,7 +76,7 @@ class Cluster(ABC):
 class ClusterDriver(RemoteDriver):
     """A driver on a cluster.
 
-    :param submission: the process that submits it, None when somebody else has started that
+    :param submission: the process that submits it, None when another process has started that
     """
 
     def __init__(self, token: str, lease: Path, cluster: Cluster, submission: ChildDriver | None = None) -> None:
@@ -111,7 +111,7 @@ class ClusterDriver(RemoteDriver):
         return Ended(exit_code=code, account=self._cluster.account(self.token))
 
     def _tell(self, words: str) -> None:
-        """Log what the manager says, each time that it says something else: it may wait for room or for an image."""
+        """Log the manager's text whenever it changes: a driver may wait for resources or for an image."""
         said = self._cluster.account(self.token)
         if said and said != self._said:
             self._said = said

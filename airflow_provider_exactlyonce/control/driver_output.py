@@ -1,4 +1,4 @@
-"""What a driver prints: a file on the host that started it. Its end is kept in a home that is elsewhere."""
+"""A driver's output: a file on the host that started it. Its last lines are kept in a home that is elsewhere."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class DriverOutput:
 
 
 def of_this_driver(home: Home, token: str) -> DriverOutput | None:
-    """Return the output of this process, a driver's; None when it needs not be kept, or nobody knows where it is.
+    """Return the output of this process, a driver's; None when it needs not be kept, or its place is unknown.
 
-    Of a driver that was started by hand, or by a cluster, nobody does.
+    The place is unknown for a driver that was started by hand, or by a cluster.
     """
     log = os.environ.get(OUTPUT_VARIABLE)
     return DriverOutput(home, token, Path(log)) if log and home.kept_logs is not None else None

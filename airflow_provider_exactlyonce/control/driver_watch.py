@@ -30,7 +30,7 @@ class DriverWatch:
     """A driver that is watched.
 
     :param give_up: stops it, for a reason
-    :param told: called with what it tells of itself, at each look while it is ours and wanted
+    :param told: called with its status, at each check while it is ours and wanted
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DriverWatch:
     def until_its_end(self) -> Iterator[Status]:
         """Yield changed statuses until the driver has ended.
 
-        :raises StopRequestedError: when we were asked to stop while we waited for somebody else's driver
+        :raises StopRequestedError: when we were asked to stop while we waited for another owner's driver
         :raises UnhealthyError: when it was given up
         """
         driver, next_check = self.attached.driver, 0.0
@@ -80,7 +80,7 @@ class DriverWatch:
             time.sleep(POLL_SECONDS)
 
     def _check_if_answered(self, now: float) -> Iterator[Status]:
-        """Check what the home says. One that does not answer says nothing of the driver, which is left alone."""
+        """Check the home's documents. While the home does not answer, the driver is left alone."""
         try:
             yield from self._check(now)
         except OSError as error:
@@ -122,9 +122,9 @@ class DriverWatch:
 
 
 def stuck(intent: Intent, status: Status | None, rules: HealthRules, now: float) -> str | None:
-    """Return what is wrong with a driver that should commit, None when nothing is.
+    """Return why a driver that should commit counts as stuck, None when it does not.
 
-    :param status: what it has told last, None for nothing yet
+    :param status: its last status, None for none yet
     :param now: seconds since the epoch
     """
     if rules.no_commit_within is None:

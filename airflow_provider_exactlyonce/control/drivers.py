@@ -1,4 +1,4 @@
-"""Which driver a command from outside is for, and whether that one is still there.
+"""Finds the driver that a command from outside is for, and whether it is still there.
 
 A driver is there from its start on, before it holds the lease, until its process has ended; and between its death and
 its restart only its supervisor knows of it.
@@ -62,11 +62,11 @@ def find(home: Home) -> RunningDriver | None:
 
 
 def find_or_awaited(home: Home) -> RunningDriver | Death | None:
-    """Return what :func:`find` or :func:`awaiting_restart` has, None when there is certainly neither.
+    """Return the result of :func:`find` or :func:`awaiting_restart`, None when there is certainly neither.
 
     A driver that is lost is a death, if its supervisor may be about to notice.
 
-    A driver may start and die between two looks, each of which sees none. So there is none only if no driver was
+    A driver may start and die between the two calls, so that neither sees it. There is none only if no driver was
     started and no death was recorded meanwhile.
     """
     while True:
@@ -94,15 +94,15 @@ def is_there(home: Home, token: str) -> bool:
 
 
 class FailureDetector:
-    """Whether a driver is there, as who looks again and again can tell.
+    """Whether a driver is there, for callers that poll.
 
     One on another host is lost when it gives no sign of life, while we watch, for as long as a supervisor or a restore
     bears it: the clocks of two hosts are not compared. If it comes back, Kafka's fencing keeps it from committing. Of
     one that a cluster's manager runs only that manager knows, which its supervisor asks; of one of this host, its
     process does.
 
-    :param waits: the first look at a driver on another host takes until it is certain, up to
-        :func:`~airflow_provider_exactlyonce.control.lease.stale_seconds`; no later one waits
+    :param waits: the first check of a driver on another host waits until it is certain, up to
+        :func:`~airflow_provider_exactlyonce.control.lease.stale_seconds`; later checks don't wait
     """
 
     def __init__(self, home: Home, *, waits: bool = True) -> None:
@@ -129,12 +129,12 @@ class FailureDetector:
                 if seen is None or seen.token != token:
                     return False
                 held, is_silent = seen, life is Life.STALE
-        elif (ended := self._watched.ended()) is not None:  # it may be what an earlier read has told
+        elif (ended := self._watched.ended()) is not None:  # it may be the result of an earlier read
             is_silent = ended.is_silence and self._seen == (token, held.heartbeat)
         self._seen = token, held.heartbeat
         if is_silent:
             self._silent = self._seen
-        # The intent is read at last: whoever waits in a bucket pays for each document of each look.
+        # The intent is read last: a wait in a bucket pays for each document of each check.
         return self._silent == self._seen and _only_its_lease_tells(self._home, held)
 
 
@@ -146,7 +146,7 @@ def _only_its_lease_tells(home: Home, held: Lease) -> bool:
 
 
 def is_announced(home: Home, token: str) -> bool:
-    """Whether a process of this host has said that it starts this driver, lives, and has not done so yet."""
+    """Whether a living process of this host has announced this driver and not started it yet."""
     intent = intents.read(home.intent)
     if intent is None or intent.token != token or not intent.is_here or intent.pid or not intent.starter:
         return False
@@ -200,11 +200,11 @@ class Death:
 
 
 def awaiting_restart(home: Home, *, lost: str | None = None) -> Death | None:
-    """Return the death after which a supervisor is about to start the next driver, unless it was told not to.
+    """Return the death after which a supervisor is about to start the next driver, unless a stop was requested.
 
     A supervisor that sits in the triggerer takes some seconds to notice, and a standby some for its start.
 
-    :param lost: start token of a driver of which that is known, None for none
+    :param lost: start token of a driver that is known to be lost, None for none
     """
     # A death by silence is recorded, and leaves the intent: the record knows when the next start is due.
     deaths = [dead for dead in (_unnoticed(home, lost), _recorded(home)) if dead is not None]
@@ -213,12 +213,12 @@ def awaiting_restart(home: Home, *, lost: str | None = None) -> Death | None:
 
 
 def is_restarted_soon(dead: Death) -> bool:
-    """Whether the next driver is about to be started, and nobody else may hold the pipeline meanwhile."""
+    """Whether the next driver is about to be started, and no other may hold the pipeline meanwhile."""
     return time.time() - dead.due < RESTART_GRACE_SECONDS
 
 
 def has_happened(home: Home, wait: WaitCondition) -> bool:
-    """Whether what somebody waits for has happened, or never will. Cheap, and never waits."""
+    """Whether a condition is met, or never will be. Cheap, and never waits."""
     if wait.request is not None and requests.savepoint_answer(home, wait.request) is not None:
         return True
     if wait.token is None:
@@ -265,7 +265,7 @@ def _unnoticed(home: Home, lost: str | None) -> Death | None:
 
 
 def describe(home: Home, token: str | None) -> str:
-    """Return who a driver is and when it was heard of last, for an error's message.
+    """Return a driver's identity and its last sign of life, for an error's message.
 
     :param token: its start token, None for one that is about to be started
     """

@@ -1,4 +1,4 @@
-"""What a driver's end means: success, or an error of the kind that the driver itself would have raised.
+"""Classifies a driver's end: success, or an error of the kind that the driver itself would have raised.
 
 Evidence in this order: the driver's status document, if this driver wrote it; its exit code; a lease that another
 driver holds. No evidence is a failure, never a success.
@@ -112,7 +112,7 @@ def _from_status(error: DriverError) -> ExactlyOnceError:
 
 
 def _said(output: DriverOutput | None) -> str | None:
-    """Return the error that the driver has logged last. Its words only; what they mean is in the exit code."""
+    """Return the text of the error that the driver logged last; its kind is in the exit code."""
     for line in reversed(output.last_lines() if output is not None else []):
         if match := _SAID.search(line):
             return match[1]
@@ -130,5 +130,5 @@ def _exit_sentence(code: int | None) -> str:
 
 
 def is_final(error: ExactlyOnceError) -> bool:
-    """Whether nobody should try again without a person's help: refused, fenced, or wrong data."""
+    """Whether a retry needs a person's help first: refused, fenced, or wrong data."""
     return error.decision not in RESTARTABLE

@@ -7,7 +7,7 @@
     <home>/lineages/<id>/lineage.json     which ledger the lineage belongs to
     <home>/lineages/<id>/progress.json    the last commit that its driver has seen
     <home>/lineages/<id>/checkpoint/      Spark's checkpoint, Spark's query id is <id>
-    <home>/lineages/<id>/jobs/            what the jobs that ran in it say of themselves, by version
+    <home>/lineages/<id>/jobs/            descriptions of the jobs that ran in it, by version
     <home>/savepoints/<id>/               see checkpoint/savepoints.py
     <home>/control/lease.json, standby.json, status.json, intent.json, commands/, logs/
 
@@ -36,7 +36,7 @@ from airflow_provider_exactlyonce.storage.store import Stored, is_no_answer
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage(Rewritten):
-    """What a lineage remembers of the ledger it belongs to, and where its batches are in it.
+    """A lineage's own document: the ledger that it belongs to, and where its batches are in it.
 
     Batch ``base_batch`` left the state of commit ``base_commit``; from there on each batch is one commit. A restored
     lineage begins with commits of its parent, which it runs again without writing.
@@ -81,7 +81,7 @@ class Lineage(Rewritten):
         return self.base_commit + batch - self.base_batch
 
     def state_of(self, batch: int) -> int:
-        """Return the commit whose state a batch has: an older one than it is where a ``reemit`` has restored it."""
+        """Return the commit of a batch's state: an older one than the batch's own after a ``reemit``."""
         return self.commit_of(batch) if self.reemits is None or batch != self.base_batch else self.reemits
 
 
@@ -127,7 +127,7 @@ class Home:
         self.backfills: Final = self.path / "backfills"
 
     def __str__(self) -> str:
-        """Return where it is, without a connection: what opens it again where the environment has the credentials."""
+        """Return its location without a connection; it opens again where the environment has the credentials."""
         return location_of(self.path)
 
     def __repr__(self) -> str:
@@ -176,7 +176,7 @@ class Home:
         return str(body["id"]) if body else None
 
     def pipeline(self) -> str | None:
-        """Return the name of the pipeline whose home this is; raises as :meth:`identity` does."""
+        """Return the name of the home's pipeline; raises as :meth:`identity` does."""
         body = self._document()
         return str(body["pipeline"]) if body else None
 
@@ -202,7 +202,7 @@ class Home:
         return lineage
 
     def lineage(self, lineage_id: str) -> Lineage | None:
-        """Return what a lineage remembers, None when that is missing or torn."""
+        """Return a lineage's document, None when it is missing or torn."""
         return read_lineage(self.lineages / lineage_id)
 
     def uses(self, lineage_id: str) -> bool | None:
@@ -216,7 +216,7 @@ class Home:
         return "move" not in pointer and pointer["lineage"] == lineage_id and not pointer.get("deleted", False)
 
     def use(self, lineage_id: str) -> None:
-        """Point ``current`` to a lineage that is whole; whoever has read it before can't :meth:`switch` any more."""
+        """Point ``current`` to a lineage that is whole; a :meth:`switch` by a process that read it before fails."""
         json_store.overwrite(self.path / "current", _Pointer(lineage=lineage_id))
 
     def switch(self, lineage_id: str, pointer: Stored | None, *, deleted: bool = False) -> None:
@@ -258,11 +258,11 @@ class Home:
         store_of(metadata).create(metadata, json.dumps({"id": lineage.id}, separators=(",", ":")).encode())
 
     def remember(self, lineage: Lineage) -> None:
-        """Write what the lineage remembers."""
+        """Write the lineage's document."""
         json_store.write(self.lineages / lineage.id / "lineage.json", lineage.document())
 
     def final_status_path(self, token: str) -> Path:
-        """Return where a driver leaves its last status, whoever has taken over the status document since."""
+        """Return where a driver leaves its last status, which no successor overwrites."""
         return self.commands / f"account-{token}.json"
 
     def note_commit(self, lineage_id: str, commit: int) -> None:
@@ -278,7 +278,7 @@ def is_deleted(home: Home, lineage_id: str) -> bool:
 
 
 def read_lineage(directory: Path) -> Lineage | None:
-    """Return what the lineage in a directory, of a home or a copy, remembers; None when that is missing or torn."""
+    """Return the document of the lineage in a directory, of a home or a copy; None when it is missing or torn."""
     body = json_store.read(directory / "lineage.json")
     if body is None:
         return None

@@ -1,7 +1,7 @@
 """The intent: which driver a supervisor is about to start, written before it is started.
 
 A supervisor that dies between the write and the start, or between the start and the first lease, leaves the start token
-behind; whoever comes next looks for a process that carries it before it starts another.
+behind; the next supervisor looks for a process that carries it before it starts another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Intent:
     """One start of a driver.
 
     :param token: start token of the driver
-    :param owner: who wants it, for example a task instance; only the same owner takes the driver's end for its own
+    :param owner: its owner, for example a task instance; only the same owner takes the driver's end for its own
     :param until: ``available`` or ``forever``
     :param series: start token of the first driver of this series of restarts
     :param restarts: restarts before this start, in its series
@@ -84,7 +84,7 @@ def announce(path: Path, intent: Intent, judged: str | None) -> None:
 
 
 def confirm(path: Path, intent: Intent) -> None:
-    """Replace what was announced of the same start, unless somebody has judged it over meanwhile."""
+    """Replace the announced intent of the same start, unless another process has judged the start over meanwhile."""
     json_store.change(path, Intent, lambda there: intent if there is not None and there.token == intent.token else None)
 
 

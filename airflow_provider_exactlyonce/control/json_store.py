@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, Stored
 
 _CHECKSUM: Final = "checksum"
-#: Of those who change a document, all but one are refused each time.
+#: Of concurrent changes of a document, all but one are refused each time.
 _TRIES: Final = 100
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusiv
     :param durable: flush to disk before the rename. False for documents that describe only the moment (heartbeats).
     :param exclusive: create it, and never replace one that is there
     :raises FileExistsError: when it is there and ``exclusive`` was asked for
-    :raises OutcomeUnknownError: when nobody knows whether it was written
+    :raises OutcomeUnknownError: when it is unknown whether it was written
     """
     store, content = store_of(path), _encoded(body)
     if exclusive:
@@ -139,14 +139,14 @@ def _loaded(stored: Stored | None, path: Path, kind: type[T]) -> T | None:
 
 
 def change(path: Path, kind: type[T], decide: Callable[[T | None], T | None], *, durable: bool = True) -> T | None:
-    """Replace a document by what is made of it, decided again whenever somebody was faster; returns what was written.
+    """Read, change and write a document, again whenever another process was faster; returns what was written.
 
-    :param decide: gets what the document describes, None when there is none or it isn't whole; returns what takes its
-        place, None to leave it as it is
+    :param decide: gets the document, None when there is none or it isn't whole; returns its replacement, None to
+        leave it as it is
     :param durable: flush to disk before the rename
     :raises RefusedError: as :func:`load` does
-    :raises HeldError: when somebody keeps it from being changed
-    :raises OutcomeUnknownError: when nobody knows whether it was written
+    :raises HeldError: when another process keeps it from being changed
+    :raises OutcomeUnknownError: when it is unknown whether it was written
     """
     for _ in range(_TRIES):
         stored = store_of(path).read(path)
@@ -159,11 +159,11 @@ def change(path: Path, kind: type[T], decide: Callable[[T | None], T | None], *,
 def swap(path: Path, stored: Stored | None, made: Any) -> None:
     """Replace a document unless it was changed since it was read.
 
-    :param stored: what was read, None when there was none
+    :param stored: the document as it was read, None when there was none
     :param made: a dataclass, or the document's body
-    :raises ChangedError: when somebody was faster
-    :raises HeldError: when somebody keeps it from being changed
-    :raises OutcomeUnknownError: when nobody knows whether it was written
+    :raises ChangedError: when another process was faster
+    :raises HeldError: when another process keeps it from being changed
+    :raises OutcomeUnknownError: when it is unknown whether it was written
     """
     if not _swapped(path, stored, made, durable=True):
         raise ChangedError(f"{path} was changed since it was read")
@@ -172,8 +172,8 @@ def swap(path: Path, stored: Stored | None, made: Any) -> None:
 def overwrite(path: Path, made: Any) -> None:
     """Write a document whatever is there; no change that was decided before comes after it.
 
-    :raises HeldError: when somebody keeps it from being changed
-    :raises OutcomeUnknownError: when nobody knows whether it was written
+    :raises HeldError: when another process keeps it from being changed
+    :raises OutcomeUnknownError: when it is unknown whether it was written
     """
     for _ in range(_TRIES):
         if _swapped(path, store_of(path).read(path), made, durable=True):
@@ -205,12 +205,12 @@ def rewrite(path: Path) -> None:
 
 
 def remove(path: Path, kind: type[T], doomed: Callable[[T | None], bool]) -> None:
-    """Remove a document if it is to be removed, judged again whenever somebody has changed it meanwhile.
+    """Remove a document if ``doomed`` says so, which is asked again whenever another process has changed it.
 
-    :param doomed: gets what the document describes, None when it isn't whole
+    :param doomed: gets the document, None when it isn't whole
     :raises RefusedError: as :func:`load` does
-    :raises HeldError: when somebody keeps it from being changed
-    :raises OutcomeUnknownError: when nobody knows whether it was removed
+    :raises HeldError: when another process keeps it from being changed
+    :raises OutcomeUnknownError: when it is unknown whether it was removed
     """
     store = store_of(path)
     for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Starts a driver whose intent is on disk before its process is there."""
+"""Starts a driver; its intent is on disk before its process is there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Launch:
     """How to start a driver.
 
     :param printable: the command with its secrets masked
-    :param environment: added to this process's own, without what is None; secrets belong here
+    :param environment: added to this process's own, without None values; secrets belong here
     """
 
     command: Sequence[str]
@@ -48,11 +48,11 @@ def start(
 ) -> ChildDriver:
     """Start a driver, or the submission of one to a cluster; it outlives this process.
 
-    :param intent: what is written before, and with the process's id after
+    :param intent: written before the start, and with the process's id after it
     :param judged: start token of the intent that was there when no driver was found, None for none
     :param announced: called between that and the start of the process
     :param standby: the process that waits for the intent, instead of a new one
-    :raises ChangedError: when somebody else has announced a start since then; nothing was started
+    :raises ChangedError: when another process has announced a start since then; nothing was started
     :raises OSError: when the program can't be started; leaves no intent, like an error that ``announced`` raises
     :raises OutcomeUnknownError: when the home does not answer; the driver may have been started
     """
@@ -74,7 +74,7 @@ def start(
 
 
 def start_process(home: Home, launch: Launch, token: str, log: Path) -> ChildDriver:
-    """Start what a launch says, without a word to anybody."""
+    """Start the process of a launch, without an intent."""
     return processes.start(
         [part.replace(TOKEN_PLACEHOLDER, token) for part in launch.command],
         token=token,

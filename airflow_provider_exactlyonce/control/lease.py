@@ -1,9 +1,9 @@
 """The lease: which process runs a pipeline, and whether it is alive.
 
 The lease does not protect the data (Kafka's fencing does); it keeps two drivers from fencing each other by mistake, and
-lets a supervisor that comes back find the driver that it left. It protects the home: whoever changes which lineage is
-in use holds it, and does so in :meth:`Hold.sure`. Whatever changes the lease does so only if it is what it was judged
-by, so that of two who take it one does.
+lets a supervisor that comes back find the driver that it left. It protects the home: a process that changes the lineage
+in use holds the lease, and changes it in :meth:`Hold.sure`. The lease is changed only if it is as it was judged, so
+that of two processes that take it one succeeds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Lease:
 
 
 class Life(Enum):
-    """What is known of the lease's holder; commands print the values."""
+    """The observed state of the lease's holder; commands print the values."""
 
     NONE = "none"  # there is no lease
     ALIVE = "alive"
@@ -70,7 +70,7 @@ class Life(Enum):
 
 
 def acquire(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
-    """Write the lease of this process, with its run once that is claimed, and return it; who held it has lost it."""
+    """Write the lease of this process, with its run once that is claimed, and return it; its former holder loses it."""
     mine = _of_this_process(pipeline, token, run=run)
     with _frozen_holds_it():
         json_store.overwrite(path, mine)
@@ -78,9 +78,9 @@ def acquire(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
 
 
 def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Lease:
-    """Take the lease that was found free, unless somebody else has done so since.
+    """Take the lease that was found free, unless another process has done so since.
 
-    :param judged: what was found, None for none
+    :param judged: the lease that was found, None for none
     :raises AlreadyRunningError: when another process was faster
     """
     mine = _of_this_process(pipeline, token)
@@ -120,7 +120,7 @@ def renew(path: Path, lease: Lease, *, again: Callable[[], bool] = lambda: True)
 
     A lease of a lower run is taken back: it is of a superseded driver that was frozen while it renewed.
 
-    :param again: asked where there is none, whether it is taken again: somebody else may have had it, and be done
+    :param again: asked where there is no lease, whether to take it again: another process may have had and released it
     """
 
     def decide(held: Lease | None) -> Lease | None:
@@ -152,7 +152,7 @@ def let_go(path: Path, lease: Lease) -> None:
 
 
 class Hold:
-    """The hold of a pipeline that is stopped, by what works on its home.
+    """The hold of a stopped pipeline, by a process that works on its home.
 
     :ivar pointer: ``current`` of the home, as it was when the hold began
     """
@@ -164,12 +164,12 @@ class Hold:
 
     @contextmanager
     def sure(self) -> Iterator[None]:
-        """Do what must not be done once somebody else has taken the pipeline over; nobody can, until it is done.
+        """Run the block only while the pipeline is ours; no other process can take the pipeline over before its end.
 
-        A process may have been frozen for longer than its lease lives, and nobody tells it. So keep it short. Where the
-        file system has no locks, somebody can, and then :meth:`Home.switch` fails: so it comes first.
+        A process may have been frozen for longer than its lease lives, without noticing. So keep the block short. Where
+        the file system has no locks, another process can, and then :meth:`Home.switch` fails: so call that first.
 
-        :raises AlreadyRunningError: when somebody has
+        :raises AlreadyRunningError: when another process has taken it over
         """
         with contextlib.ExitStack() as held:
             if store_of(self._path).has_locks:
@@ -188,9 +188,9 @@ class Hold:
 
 
 def check_held(path: Path, lease: Lease) -> None:
-    """Check that a lease is still what it was taken as.
+    """Check that a lease is still held.
 
-    :raises AlreadyRunningError: when somebody else has taken it; who did, and is done, has left none
+    :raises AlreadyRunningError: when another process has taken it, or has taken and released it
     """
     held = read(path)
     if held is None or held.token != lease.token:
@@ -203,7 +203,7 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
     """Hold the lease of a pipeline that is stopped, so that no driver starts meanwhile.
 
     :param judged: the lease that :func:`check_stopped` has found, None for none
-    :raises AlreadyRunningError: when somebody has taken it since; or at the end, when somebody took it all the same
+    :raises AlreadyRunningError: when another process has taken it since; or at the end, when one took it all the same
     """
     mine = take_over(path, pipeline, token, judged)
     done = threading.Event()
@@ -229,10 +229,10 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
 
 
 def holding_stopped(path: Path, pipeline: str, who: str) -> contextlib.AbstractContextManager[Hold]:
-    """Do what :func:`holding` does, once :func:`check_stopped` has found that no driver lives.
+    """Hold a pipeline as :func:`holding` does, after :func:`check_stopped` has found that no driver lives.
 
-    :param who: what works on the home
-    :raises AlreadyRunningError: when a driver lives, and as there
+    :param who: the work on the home
+    :raises AlreadyRunningError: when a driver lives, and as :func:`holding`
     """
     return holding(path, pipeline, f"{who}-{uuid.uuid4()}", check_stopped(path, pipeline))
 
@@ -243,7 +243,7 @@ def alone(place: Path, pipeline: str, *, note: str = "") -> Iterator[Sure]:
 
     A lock lasts as long as its process, a lease does not. So it gives what :meth:`Hold.sure` does, for either.
 
-    :param note: what others are told of who does
+    :param note: describes the holder in others' messages
     :raises HeldError: when another process does
     :raises AlreadyRunningError: at the end, when one did meanwhile: we were silent for too long
     """
@@ -262,7 +262,7 @@ def alone(place: Path, pipeline: str, *, note: str = "") -> Iterator[Sure]:
 
 @contextmanager
 def _frozen_holds_it() -> Iterator[None]:
-    """Tell who keeps the lease from being changed.
+    """Name the frozen process that keeps the lease from being changed.
 
     :raises AlreadyRunningError: when another process was frozen while it did
     """
@@ -316,9 +316,9 @@ class HeartbeatMonitor:
         self._heard = time.monotonic()
 
     def look(self) -> Life:
-        """Read the lease and return what it says of the holder; without a lease of its own it is none.
+        """Read the lease and return the holder's state; ``NONE`` when the lease is another holder's, or missing.
 
-        :raises OSError: when the file system does not tell; that silence is not counted as the holder's
+        :raises OSError: when the file system does not answer; that time does not count as the holder's silence
         """
         asked = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""What two homes say of a move from one to the other: of the two, at most one can be used at any time.
+"""The documents of a move from one home to another: at most one of the two can be used at any time.
 
 ::
 
@@ -47,7 +47,7 @@ class Move(Rewritten):
 
     @property
     def places(self) -> tuple[str, str]:
-        """Source and target: what two calls of one copy have in common."""
+        """Source and target, which are the same in all calls of one copy."""
         return self.source, self.target
 
 
@@ -80,7 +80,7 @@ class _Seal:
 
 
 def document(place: Path) -> HomeDocument | None:
-    """Return what ``home.json`` says, also of a copy that is not finished; None when it is not there, or torn."""
+    """Return ``home.json``, also of a copy that is not finished; None when it is not there, or torn."""
     body = json_store.read(place / "home.json", READABLE)
     return None if body is None else codec.load(HomeDocument, body, f"{place}/home.json")
 
@@ -117,7 +117,7 @@ def check_open(body: dict[str, Any], path: Path) -> None:
 
 
 def moved(move: Move) -> HomeMovedError:
-    """Return the error for who would use a home that was moved."""
+    """Return the error for a use of a home that was moved."""
     return HomeMovedError(f"{move.source} was moved to {move.target}: name that home")
 
 
@@ -131,16 +131,16 @@ def begin(place: Path, home: HomeDocument, move: Move) -> None:
 
 
 def seal(place: Path, move: Move, pointer: Stored | None) -> None:
-    """Seal a home whose copy is whole.
+    """Seal a home after its copy is whole.
 
     :param pointer: ``current``, as of when the hold on the pipeline began
-    :raises ChangedError: when somebody has written it since
+    :raises ChangedError: when another process has written it since
     """
     json_store.swap(place / "current", pointer, _Seal(move=move))
 
 
 def finish(place: Path, home: HomeDocument, move: Move) -> None:
-    """Make a copy whose source is sealed the home. May be repeated: it writes the same each time."""
+    """Make a copy the home, after its source was sealed. May be repeated: it writes the same each time."""
     json_store.write(place / "home.json", codec.dump(replace(home, schema=SCHEMA, move=move)))
 
 

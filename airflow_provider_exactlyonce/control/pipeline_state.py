@@ -1,4 +1,4 @@
-"""What state a pipeline is in, and what comes after a driver that has died or fallen silent, as its home tells."""
+"""A pipeline's state, and the outlook after a driver that has died or fallen silent, as its home shows them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.control.status import ENDED, Status
 
 
 class PipelineState(StrEnum):
-    """A driver's own account of its life, as far as it agrees with what is seen of it."""
+    """A driver's state by its own status, as far as observations agree with it."""
 
     ABSENT = "absent"  # no driver has ever reported
     STARTING = "starting"
@@ -53,7 +53,7 @@ _ENDS: Final = {
 
 
 def outlook(home: Home) -> str | None:
-    """Return what is known of the next driver, in a sentence.
+    """Return a sentence on the next driver.
 
     None while a driver runs or starts, after an end in order, and before the first start.
     """
@@ -99,5 +99,5 @@ def _recorded(home: Home, token: str | None, status: Status | None) -> Restart |
         return None
     held = leases.read(home.lease)
     heard = max(held.heartbeat if held is not None else 0.0, status.updated if status is not None else 0.0)
-    # Else somebody has started a driver since, by hand.
+    # Else a driver was started since, by hand.
     return entry if entry.token == token or entry.died >= heard else None

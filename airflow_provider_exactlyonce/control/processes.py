@@ -40,7 +40,7 @@ _children: Final[list[subprocess.Popen[bytes]]] = []
 class Ended:
     """How a driver's process ended.
 
-    :param exit_code: negative for a signal, None when nobody could see it
+    :param exit_code: negative for a signal, None when it could not be seen
     :param account: what a cluster's manager says of it
     :param is_silence: it has only fallen silent, and may come back
     """
@@ -123,7 +123,9 @@ class RemoteDriver(DriverProcess):
     def ended(self) -> Ended | None:
         """Ask the lease; while it can't be read, nothing is known of an end."""
         since = time.monotonic() - self._answered
-        self._heartbeats.not_counting(max(0.0, since - self._usual))  # who asks was held up, perhaps by other documents
+        self._heartbeats.not_counting(
+            max(0.0, since - self._usual)
+        )  # the caller was held up, perhaps by other documents
         if time.monotonic() - self._looked >= self._pause:
             self._looked, self._ended = time.monotonic(), None
             with contextlib.suppress(OSError):
@@ -134,10 +136,10 @@ class RemoteDriver(DriverProcess):
 
 
 class ExitedDriver(DriverProcess):
-    """A driver that has ended while nobody watched."""
+    """A driver that has ended unwatched."""
 
     def ended(self) -> Ended | None:
-        """Return an end that nobody has seen."""
+        """Return an end with an unknown exit code."""
         return Ended(exit_code=None)
 
 
@@ -185,10 +187,10 @@ def members(token: str) -> list[int]:
 
 
 def _read(pid: int, name: str) -> bytes | None:
-    """Return what the kernel tells of a process, None when it has ended or is another user's.
+    """Return a file of a process in /proc, None when it has ended or is another user's.
 
     While a process changes its program, as Spark's launchers do, it has neither arguments nor environment for a moment:
-    then it is asked again, but not for ever, as some container runtimes tell less of a process than Linux does.
+    then it is read again, but not for ever, as some container runtimes show less of a process than Linux does.
     """
     content = b""
     for _ in range(_EXEC_LOOKS):
@@ -213,7 +215,7 @@ def leader(token: str) -> FoundDriver | None:
 
 
 def kill_leftovers(token: str) -> None:
-    """Kill what is left of a driver whose leader has ended, and wait until nothing is.
+    """Kill the remaining processes of a driver after its leader has ended, and wait for their end.
 
     Without its JVM the Python driver can do nothing any more; alive, it would keep its lease and block the next start.
     """
@@ -233,12 +235,12 @@ _WORKERS: Final = b"\0pyspark."  # they run a module of PySpark's, or are given 
 
 
 def run_in_foreground(command: Sequence[str]) -> int:
-    """Run a command that starts a driver, for somebody at a terminal, of whose Ctrl-C the driver makes a stop in order.
+    """Run a command that starts a driver from a terminal; Ctrl-C makes the driver stop in order.
 
     All of its output goes to stderr; returns its exit code.
 
-    It has a process group of its own: of a signal to the terminal's, or to us, only the driver is told. Spark's JVM and
-    the Python workers would end at once, each with a traceback, in the middle of the batch that the driver ends first.
+    It has a process group of its own: a signal to the terminal's group, or to us, is passed to the driver only. Spark's
+    JVM and the Python workers would end at once, each with a traceback, within the batch that the driver ends first.
     """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), process_group=0)
     signalled: set[int] = set()

@@ -1,7 +1,7 @@
-"""What is asked of a pipeline's driver from outside: documents in its home, bound to the driver they are meant for.
+"""Requests to a pipeline's driver: documents in its home, each bound to one driver.
 
-A stop is one document. A savepoint is one a request, ``savepoint-<request>.json``; the driver removes it when it has
-answered in ``savepoint-<request>.done.json``, which the one who asked removes. A task asks under a name of its own.
+A stop is one document. Each request for a savepoint is a ``savepoint-<request>.json``; the driver removes it when it
+has answered in ``savepoint-<request>.done.json``, which the requester removes. A task's requests have its own name.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def stop_requested(home: Home, token: str) -> str | None:
 
 
 def note_killed(home: Home, token: str, owner: str) -> None:
-    """Note that a task's end, and nobody's wish to stop the pipeline, is why its driver is asked to stop."""
+    """Note that the driver is asked to stop because a task ended, not because the pipeline is to stop."""
     forget_older(home.commands, "killed-*.json")
     json_store.write(_killed(home, token), {"owner": owner})
 
 
 def killed_by(home: Home, token: str) -> str | None:
-    """Return the task whose end the driver with this start token was stopped with."""
+    """Return the owner whose task's end has stopped the driver with this start token, None for none."""
     body = json_store.read(_killed(home, token))
     return str(body["owner"]) if body else None
 
@@ -71,7 +71,7 @@ class SavepointRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SavepointAnswer:
-    """What became of a request.
+    """The answer to a request.
 
     :param savepoint: the savepoint's id, None when there is none
     :param error: why not
@@ -92,7 +92,7 @@ def savepoint_request(home: Home, request: str) -> SavepointRequest | None:
 
 
 def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
-    """Return what is asked of the driver with this start token, and not answered yet."""
+    """Return the unanswered requests to the driver with this start token."""
     asked = []
     for name in store_of(home.commands).names(home.commands):
         match = _SAVEPOINT.fullmatch(name)
@@ -109,19 +109,19 @@ def answer_savepoint(home: Home, request: str, answer: SavepointAnswer) -> None:
 
 
 def savepoint_answer(home: Home, request: str) -> SavepointAnswer | None:
-    """Return what became of a request, None while it is open."""
+    """Return the answer to a request, None while it is open."""
     return json_store.load(_savepoint(home, request, done=True), SavepointAnswer)
 
 
 def forget_savepoint(home: Home, request: str) -> None:
-    """Remove a request and its answer, and those that nobody has come back for in a day."""
+    """Remove a request and its answer, and others that were not fetched within a day."""
     for done in (False, True):
         store_of(home.commands).delete(_savepoint(home, request, done=done))
     forget_older(home.commands, "savepoint-*.json", _SAVEPOINT_SECONDS)
 
 
 def forget_older(directory: Path, pattern: str, seconds: float = _TASK_SECONDS) -> None:
-    """Remove files that nobody has written for so long; the default is for those that a task may come back for."""
+    """Remove files that were not written for so long; the default suits files that a task may still need."""
     store = store_of(directory)
     for name in fnmatch.filter(store.names(directory), pattern):
         facts = store.facts(directory / name)
@@ -134,14 +134,14 @@ def _savepoint(home: Home, request: str, *, done: bool = False) -> Path:
 
 
 class TaskRequest:
-    """What one task instance asks for: under one name for all its tries, under another once it is cleared.
+    """A request of one task instance: it keeps its name over all tries, and gets another once the task is cleared.
 
-    Airflow counts the clears of a DAG run, of whichever of its tasks. So a higher count alone says nothing; it makes a
-    new request of one that was done, and never of one that is still waited for. A clear that leaves its DAG run as it
-    is does not count there, and changes the task's last try. A DAG run that was deleted and made again under the same
-    id begins to count anew: its start tells it from the one before, because a retry keeps it.
+    Airflow counts the clears of a DAG run, of any of its tasks. So a higher count alone proves nothing: it makes a new
+    request after one that is done, never after one that is still waited for. A clear that leaves its DAG run as it is
+    does not count there, and changes the task's last try. A DAG run that was deleted and made again under the same id
+    begins to count anew: its start, which a retry keeps, distinguishes it from the run before.
 
-    :param task_instance: what tells it from all others
+    :param task_instance: the names that identify it
     :param clears: how often its DAG run was cleared
     :param started: when its DAG run has started, as text; None where Airflow does not say
     :param max_tries: the number of its last try, which each clear of the task changes; None where Airflow does not say
@@ -165,7 +165,7 @@ class TaskRequest:
         self.name: Final = _digits(*task_instance, str(self._number))
 
     def _is_another(self, noted: dict[str, Any]) -> bool:
-        """Whether what was noted is of another request: one that was done, or of a DAG run that is gone."""
+        """Whether a stored note belongs to another request: a request that is done, or of a deleted DAG run."""
         cleared = self.clears > noted["clears"]
         started_anew, tried_anew = (self._differs_from(noted, name) for name in ("started", "max_tries"))
         if noted.get("done", True):  # release 0.1.0 has noted nothing before
@@ -177,14 +177,14 @@ class TaskRequest:
         return then is not None and now is not None and then != now
 
     def begin(self) -> None:
-        """Note that it is asked for, before anything is: whoever asks under its name later is told from this one."""
+        """Record the request before acting, so that a later request of the same name can be distinguished."""
         noted, now = self._noted, self._note(done=False)
         is_answered = noted is not None and noted["number"] == self._number and noted.get("done", True)
         if not is_answered and noted != now:
             self._write(now)
 
     def done(self) -> None:
-        """Note that the task has what it asked for."""
+        """Record that the request is fulfilled."""
         self._write(self._note(done=True))
 
     def _note(self, *, done: bool) -> dict[str, Any]:
@@ -202,13 +202,13 @@ def _digits(*names: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitCondition:
-    """What has to happen before there is something to do.
+    """The condition to wait for before the next step.
 
     :param token: start token of the driver that is asked; None between a driver's death and its restart: the next
         driver has no token yet
-    :param request: the savepoint that it is asked for, None when its end is waited for
-    :param commits: or that it runs and has made so many commits, None when its end alone is waited for
-    :param seconds: after so many there is something to do in any case
+    :param request: the request for a savepoint to be answered, None to wait for the driver's end
+    :param commits: wait also until the driver runs and has made so many commits, None for its end alone
+    :param seconds: after so many the next step is taken in any case
     """
 
     token: str | None

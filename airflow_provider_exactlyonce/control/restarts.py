@@ -1,4 +1,4 @@
-"""From a driver's death to its next start: what is recorded, whether there is one, and the delay before it."""
+"""From a driver's death to its restart: the death's record, whether there is a restart, and the delay before it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Restart(Rewritten):
     :param run: its run, 0 when it died before its claim
     :param commit: the last commit that it had reported
     :param cause: why it died, in a sentence
-    :param exit_code: its exit code, negative for a signal, None when nobody saw it
+    :param exit_code: its exit code, negative for a signal, None when it was not seen
     :param rows: rows that its run had committed to the primary sink
     :param rows_by_sink: {sink: rows that its run had committed}
     :param records: source records that its run's batches had read
@@ -149,7 +149,7 @@ class RestartController:
     def wait(self, dead: Intent) -> int:
         """Wait until the next driver is to be started; returns the restart's number.
 
-        :raises StopRequestedError: when somebody wants it stopped
+        :raises StopRequestedError: when a stop was requested
         """
         entry = self._entry(dead)
         self._supervision.on_poll()
@@ -178,7 +178,7 @@ class RestartController:
 
 
 def _too_many(past: Sequence[Outage], died: float, rules: HealthRules) -> str | None:
-    """Return what is wrong when a driver has died once more, None when nothing is.
+    """Return why one more death is too many within the window, None when it is not.
 
     :param died: seconds since the epoch
     """

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 class Standby:
     """A standby that a supervisor has started.
 
-    :param launch: as what it was started, without what makes it wait
+    :param launch: its launch, without the argument that makes it wait
     """
 
     driver: ChildDriver
@@ -52,9 +52,9 @@ class StandbyKeeper:
         self._due = 0.0
 
     def keep(self, driver: Status) -> None:
-        """Start one if there is none; what fails then is tried again later, and costs the driver nothing.
+        """Start a standby if there is none; a failed start is tried again later, and does not disturb the driver.
 
-        :param driver: what the driver tells; while it has not committed what it found, it needs the cores for itself
+        :param driver: the driver's status; until it has committed what it found, it needs the cores for itself
         """
         if driver.state is not DriverState.RUNNING or not (driver.commits_of_run or driver.lag == 0):
             return

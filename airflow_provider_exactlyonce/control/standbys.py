@@ -76,7 +76,7 @@ class StandbyTurn(ABC):
 
 
 def turn_of(home: Home, token: str, supervisor: str | None) -> StandbyTurn:
-    """Return what a standby waits for.
+    """Return the turn that a standby waits for.
 
     :param supervisor: the value of :data:`SUPERVISOR_VARIABLE`, None without a supervisor
     """
@@ -100,7 +100,7 @@ class SupervisedTurn(StandbyTurn):
         self._started: Final = started
 
     def has_come(self) -> bool:
-        """Read the intent. The one without a pid may be taken back: somebody may want no restart."""
+        """Read the intent. An intent without a pid may be withdrawn: a stop may be requested."""
         intent = intents.read(self._home.intent)
         if intent is not None and intent.token == self._token and intent.pid:
             return True
@@ -153,7 +153,7 @@ class LeaseTurn(StandbyTurn):
         self._beats, self._lived = HeartbeatMonitor(held.token, self._home.lease), False
 
     def _is_here(self, held: Lease) -> bool:
-        """Whether a driver's process is on this machine, and has not said that its work is over."""
+        """Whether a driver's process is on this machine, and its status is no end."""
         if held.machine != process_identity.this_machine() or leases.is_dead(held):
             return False
         status = exit_classification.status_of(self._home, held.token)

@@ -75,7 +75,7 @@ class ReplayReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StateSize:
-    """How large the state of one of Spark's stateful operators is, and what the newest change of it took.
+    """The size of the state of one of Spark's stateful operators, and the cost of its newest change.
 
     :param operator: Spark's name of it
     :param rows: a group, a key's value of one state variable, an element of a list, an entry of a map; without timers
@@ -135,7 +135,7 @@ class Status:
     :param state_sizes: of the operators with state, empty while they are not known or there is none
     :param undelivered: {sink: commits that its target does not have yet}, of write-ahead logs that are behind
     :param tables: {sink: its table}, of those whose commits are versions of one
-    :param guarantee: what it gives from end to end, None before that is known
+    :param guarantee: its guarantee from end to end, None before that is known
     :param weaker: why it can't have the guarantee that it declares, None when it can
     :param progressed: seconds since the epoch when it last committed, or had nothing to commit; 0 before it runs
     :param updated: seconds since the epoch

@@ -67,7 +67,7 @@ def detach(token: str, timeout_seconds: float) -> None:
     null = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1, 2)]
     child = os.posix_spawn(sys.executable, command, os.environ, file_actions=null, setsid=True)
     # A triggerer lives for months, and each task that is killed in it would leave a zombie. Not threading.Thread: this
-    # is called in signal handlers, too, and what they have interrupted may hold its lock.
+    # is called in signal handlers, too, and the interrupted code may hold its lock.
     _thread.start_new_thread(_reap, (child,))
 
 
@@ -156,17 +156,16 @@ class _DriverToStop:
 class StopRequest:
     """One request for a stop: asked again under the same name, it is asked once.
 
-    What is stopped is decided at the first call and recorded in the home: ``commands/stop-<request>.json``. A
-    repetition, by whoever comes after a lost worker, waits for that same driver and leaves one alone that was started
-    since.
+    The driver to stop is chosen at the first call and recorded in the home: ``commands/stop-<request>.json``. A
+    repetition, as after a lost worker, waits for that same driver and does not stop a driver that was started since.
 
-    A driver may die before it sees the stop, and its supervisor start the next one meanwhile. Each side writes first
-    and reads then: the request asks the dead driver and looks for another intent; the supervisor writes that intent and
-    looks whether the dead driver was asked. So at least one of them sees the other, and nobody waits.
+    A driver may die before it sees the stop, and its supervisor start the next driver meanwhile. Each side writes
+    first and then reads: the request asks the dead driver and looks for another intent; the supervisor writes that
+    intent and checks whether the dead driver was asked. So at least one of them sees the other, without waiting.
 
-    :param request: hexadecimal digits; who they belong to asks once
+    :param request: hexadecimal digits; the same request is made once
     :param reason: for the driver's log and its supervisor
-    :param detector: of who asks again and again
+    :param detector: kept by a caller that polls
     """
 
     def __init__(self, home: Home, request: str, *, reason: str, detector: FailureDetector | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a supervisor is asked for, whether it is asked to stop, and its states as a table, which a page shows."""
+"""A supervisor's task, the requests to stop it, and its states as a table, which a page shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrate
 
 
 class IfRunning(Enum):
-    """What to do about a living driver that another task, or a person, has started."""
+    """The treatment of a living driver that another task, or a person, has started."""
 
     ADOPT = "adopt"  # watch it, or wait for its end; refuse where neither makes sense
     FAIL = "fail"
@@ -24,16 +24,16 @@ class IfRunning(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
-    """What a supervisor is asked for.
+    """The task of a supervisor.
 
-    :param owner: who supervises; a later supervisor with the same owner takes over our driver as its own
+    :param owner: the driver's owner; a later supervisor with the same owner takes over our driver as its own
     :param until: when our driver ends
     :param strategy: when a driver that died is started again
     :param cluster: the manager that runs the driver; None when it is a process of this host
     :param if_running: what to do about a driver that another one than the owner has started
     :param health: when to give up on a driver
-    :param clears: how often the owner's DAG run was cleared; the end of a driver that nobody saw counts only while
-        this is the same
+    :param clears: how often the owner's DAG run was cleared; the unseen end of a driver counts only while this is the
+        same
     :param poll_seconds: how often the status is read
     :param standby: whether a second driver stands by, ready to be the next one; only for drivers of this host
     :param stop_timeout_seconds: how long a driver may take to end its batch when it is asked to stop
@@ -73,20 +73,20 @@ class StopSignal:
 
 
 class SupervisorState(Enum):
-    """What a supervisor is doing."""
+    """The states of a supervisor."""
 
     RETURNING = "returning"  # it asks what became of the driver that an earlier stay has left
     FINDING = "finding"  # it asks whether a driver lives
     STARTING = "starting"
     WATCHING = "watching"  # our driver, until its end
-    WAITING = "waiting"  # for the end of somebody else's driver
-    JUDGING = "judging"  # what the end of our driver means
+    WAITING = "waiting"  # for the end of another owner's driver
+    JUDGING = "judging"  # the meaning of our driver's end
     DELAYING = "delaying"  # the next start
     DONE = "done"
 
 
 class SupervisorEvent(Enum):
-    """What moves a supervisor. An error ends it in any state."""
+    """The events that change a supervisor's state. An error ends it in any state."""
 
     NOTHING_LEFT = "nothing left"
     FOUND_OURS = "found ours"  # alive, or ended and not judged yet

@@ -2,8 +2,8 @@
 
 Rules of a supervisor:
 
-- *Identity before action.* The intent is on disk before the process is started. Whoever comes after us finds the driver
-  by its start token, whenever we die.
+- *Identity before action.* The intent is on disk before the process is started. A later supervisor finds the driver by
+  its start token, whenever we die.
 - *Adopt a living driver, replace a dead one, wait while it is unknown which*: see
   :mod:`airflow_provider_exactlyonce.control.driver_locator`.
 - *The lease protects from mistakes, Kafka's fencing protects the data.*
@@ -77,8 +77,8 @@ class Supervisor:
         self._attached: DriverAttachment | None = None
         self._started: str | None = None  # start token of our driver, from before its start until it is attached
         self._is_over = False  # also when an exception has ended the run in the midst of a step
-        self._watch: DriverWatch  # of what is attached, or was last
-        self._died = 0.0  # when what was watched ended
+        self._watch: DriverWatch  # of the driver that is attached, or was last
+        self._died = 0.0  # when the watched driver ended
         self._dead: Intent | None = None  # our driver that died last; the next one is its successor
         self._stop: Final = StopSignal()
         self._locator: Final = DriverLocator(home, supervision, self._stop)
@@ -90,14 +90,14 @@ class Supervisor:
 
     @property
     def living(self) -> Intent | None:
-        """The driver that is watched, ours or somebody else's, as long as it has not ended."""
+        """The driver that is watched, ours or another owner's, as long as it has not ended."""
         if self._attached is None or self._watch.ended is not None:
             return None
         return self._attached.intent
 
     @property
     def waits_for_another(self) -> bool:
-        """Whether the living driver is somebody else's, whose end is only waited for."""
+        """Whether the living driver is another owner's: the supervisor only waits for its end."""
         return self._attached is not None and not self._attached.ours
 
     def run(self) -> Iterator[Status]:
@@ -133,8 +133,8 @@ class Supervisor:
     def stop(self, reason: str) -> None:
         """Stop the driver, and wait for its end if it is watched.
 
-        May be called from a signal handler, and again while it runs: a run that goes on stops what it finds or starts
-        by itself. A driver whose end is not the end of our work belongs to somebody else and goes on.
+        May be called from a signal handler, and again while it runs: a run that goes on stops a driver that it finds or
+        starts by itself. A driver of another owner, whose end is not the end of our work, goes on.
         """
         if self._stop.reason is not None:
             return
@@ -197,7 +197,7 @@ class Supervisor:
         if self._stop.reason is not None:
             raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
         self.home.check_can_be_made()
-        launch = self._next_launch()  # what it refuses leaves no trace
+        launch = self._next_launch()  # a refusal leaves no trace
         cluster, standby = self.supervision.cluster, self._standbys.ready(launch)
         if cluster is not None:
             cluster.check_access()
@@ -228,7 +228,7 @@ class Supervisor:
             _log.info("%s", error)
             return SupervisorEvent.ANOTHER_STARTS
         except BaseException:
-            self._standbys.end()  # an intent may name it, and nobody knows whether it goes on
+            self._standbys.end()  # an intent may name it, and it is unknown whether it goes on
             raise
         self._standbys.handed_over()
         if self._dead is not None:
@@ -275,11 +275,11 @@ class Supervisor:
             if not is_no_answer(error):
                 self._forget(intent, ended)
             raise
-        self._forget(intent, ended)  # not before the record: who wants no restart finds one of them
+        self._forget(intent, ended)  # not before the record: a stop request finds one of them
         return event
 
     def _forget(self, intent: Intent, ended: Ended) -> None:
-        if not ended.is_silence:  # by its intent it is told from a stranger when it comes back
+        if not ended.is_silence:  # its intent identifies it when it comes back
             intents.remove(self.home.intent, intent.token)
 
     def _output_of(self, intent: Intent) -> DriverOutput:
@@ -320,7 +320,7 @@ class Supervisor:
     def _is_done(self, intent: Intent) -> bool:
         """Whether a driver that ended in order has done its work, too.
 
-        :raises StopRequestedError: when somebody else has asked the driver to stop before it had
+        :raises StopRequestedError: when another process has asked the driver to stop before it had
         """
         status = exit_classification.status_of(self.home, intent.token)
         if status is not None and status.state is DriverState.FINISHED:

@@ -1,7 +1,7 @@
 """The plan of an upgrade or a rollback: ``<home>/control/upgrade.json``.
 
-Each step is on disk before it is taken, and the next one is when it is done. So whoever comes after one that was killed
-knows which step may have been taken, and every step may be taken twice.
+Each step is on disk before it is taken, and the next step after that. So a process that follows a killed one knows the
+step that may have been taken, and every step may be taken twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError
 
 
 class UpgradeStep(StrEnum):
-    """What is being done. Up to ``stop`` nothing has been touched."""
+    """The current step. Up to ``stop`` nothing has been touched."""
 
     CHECK = "check"  # the new version is compared with a savepoint
     COMPARE = "compare"  # the shadow run
@@ -38,7 +38,7 @@ class UpgradeStep(StrEnum):
     RESTORE = "restore"  # a lineage is made of the savepoint
     START_OLD = "start-old"  # the driver of the version that is gone back to starts
     WATCH_OLD = "watch-old"  # until it has caught up
-    REST = "rest"  # what was started stops, because nothing ran before
+    REST = "rest"  # the new driver is stopped, because nothing ran before
     DONE = "done"  # the new version is in use
     ROLLED_BACK = "rolled-back"  # the old version is in use again
     CHECKED = "checked"  # the end of a dry run: nothing was touched, and nothing speaks against it
@@ -61,13 +61,13 @@ ENDS: Final = frozenset(
 )
 #: Of whatever takes the steps: its next try, after a task's own delay and in a queue, comes within so long.
 _NEXT_TRY_SECONDS: Final = 600.0
-#: While these are taken, nobody else may start a driver.
+#: During these steps no other process may start a driver.
 _HOLDING: Final = frozenset(UpgradeStep) - ENDS - {UpgradeStep.CHECK, UpgradeStep.COMPARE}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Rewritten):
-    """What an upgrade was asked for.
+    """The options of an upgrade.
 
     :param savepoint: the stop takes a savepoint: True, or its label
     :param shadow_commits: how many commits the shadow run repeats, 0 for none
@@ -97,7 +97,7 @@ class Options(Rewritten):
 class Plan(Rewritten):
     """One upgrade, or one rollback by hand.
 
-    :param id: hexadecimal digits; what is asked of drivers is named by them
+    :param id: hexadecimal digits; part of the names of requests to drivers
     :param application: the new version's file, None for a rollback by hand
     :param job_hash: SHA-256 of it
     :param new: its version, None before the check
@@ -150,13 +150,13 @@ class Plan(Rewritten):
 
     @property
     def sentence(self) -> str:
-        """Say what it is and where it stands."""
+        """A sentence with the plan's aim and its current step."""
         what = f"an upgrade to {self.application}" if self.application else f"a rollback to version {self.old}"
         return f"{what} of pipeline {self.pipeline} is under way, at step {self.step}"
 
     @property
     def step_seconds(self) -> float:
-        """How long its step may take while nobody is at work on it: it waits for a driver then, or for its next try."""
+        """How long its step may take while no process works on it: it waits for a driver then, or for its next try."""
         options = self.options
         waits = {
             UpgradeStep.STOP: options.stop_timeout,
@@ -173,7 +173,7 @@ class Plan(Rewritten):
 
 
 def path_of(home: Home, name: str, *, dry_run: bool = False) -> Path:
-    """Return where something of an upgrade is; what a dry run has lies beside, and holds nobody up."""
+    """Return the path of an upgrade's file; a dry run has its own beside it, and blocks nobody."""
     return home.control / (f"dry-run-{name}" if dry_run else name)
 
 
@@ -185,7 +185,7 @@ def read(home: Home, *, dry_run: bool = False) -> Plan | None:
 def write(home: Home, plan: Plan, *, before: Plan | None = None, dry_run: bool = False) -> None:
     """Replace the plan unless it was changed: a process that was frozen may wake up when another has gone on with it.
 
-    :param before: what is replaced, None for none
+    :param before: the plan to replace, None for none
     :raises AlreadyRunningError: when another one is there
     """
     path = path_of(home, _PLAN, dry_run=dry_run)
@@ -210,7 +210,7 @@ def _written(plan: Plan | None) -> str | None:
 
 
 def is_left(home: Home, plan: Plan, now: float) -> bool:
-    """Whether whoever took a plan's steps is gone for good: nobody works on it, and its step should long be over.
+    """Whether a plan was abandoned: no process works on it, and its step should long be over.
 
     :param now: seconds since the epoch
     """
@@ -218,7 +218,7 @@ def is_left(home: Home, plan: Plan, now: float) -> bool:
         return False
     try:
         with working_on(home, plan.pipeline):
-            return read(home) == plan  # else somebody has just taken a step
+            return read(home) == plan  # else another process has just taken a step
     except AlreadyRunningError:
         return False
 
@@ -229,7 +229,7 @@ def is_held(error: AlreadyRunningError) -> bool:
 
 
 def left_behind(plan: Plan) -> str:
-    """Say what to do about a plan that :func:`is_left`."""
+    """Return a message with the ways on from a plan that :func:`is_left`."""
     return (
         f"{plan.sentence} since {datetime.fromtimestamp(plan.entered, UTC).isoformat(timespec='seconds')}, and nobody "
         f"works on it any more. Repeat what began it, or go back: exactlyonce rollback {plan.pipeline}"
@@ -240,7 +240,7 @@ def left_behind(plan: Plan) -> str:
 def working_on(home: Home, pipeline: str, *, dry_run: bool = False) -> Iterator[leases.Sure]:
     """Keep everybody else from advancing the plan; a process that dies lets go. Gives what :func:`leases.alone` does.
 
-    :raises AlreadyRunningError: when somebody does, see :func:`is_held`
+    :raises AlreadyRunningError: when another process has the lock, see :func:`is_held`
     """
     plan = path_of(home, _PLAN, dry_run=dry_run)
     with ExitStack() as held:

@@ -1,4 +1,4 @@
-"""What the environment says of a storage account of Azure, as Azure's tools read it: for adlfs, and for Hadoop.
+"""Reads a storage account of Azure from the environment, as Azure's tools do: for adlfs, and for Hadoop.
 
 A container is one of an account. Without the account's key both find the credentials by themselves: a service
 principal in the environment, a workload identity, or the host's managed identity.
@@ -27,13 +27,13 @@ _AUTHORITY: Final = "AZURE_AUTHORITY_HOST"
 PRINCIPAL: Final = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
 
 _FEDERATED: Final = "AZURE_FEDERATED_TOKEN_FILE"
-#: The setting that has the secret: Spark shows nobody what has this word in its name, and Hadoop's own has not.
+#: The setting that has the secret: Spark hides settings with this word in their name, and Hadoop's own lacks it.
 _SECRET: Final = "exactlyonce.azure.secret"
 _PROVIDERS: Final = "org.apache.hadoop.fs.azurebfs.oauth2"
 
 
 def options_of_environment() -> dict[str, Any]:
-    """Return what adlfs is given; nothing of an account that nobody has named."""
+    """Return the arguments of adlfs; empty when no account is named."""
     account = os.environ.get(ACCOUNT)
     return options(account, key=os.environ.get(KEY), endpoint=os.environ.get(ENDPOINT)) if account else {}
 
@@ -41,7 +41,7 @@ def options_of_environment() -> dict[str, Any]:
 def options(
     account: str, *, key: str | None = None, endpoint: str | None = None, principal: tuple[str, str, str] | None = None
 ) -> dict[str, Any]:
-    """Return what adlfs is given: it keeps no listings, since others write there, too.
+    """Return the arguments of adlfs: it keeps no listings, since other processes write there, too.
 
     :param key: of the account; without it, and without a principal, the credentials are those that are found
     :param endpoint: URL of its blobs, None for Azure's public cloud
@@ -63,7 +63,7 @@ def options(
         found = {"connection_string": ";".join(f"{name}={value}" for name, value in words.items())}
     elif principal:
         found = dict(zip(("tenant_id", "client_id", "client_secret"), principal, strict=True))
-    # With a connection string it asks nobody for the host.
+    # With a connection string it needs no look-up of the host.
     return {"account_name": account, "account_host": parts.netloc, "use_listings_cache": False, **found}
 
 
@@ -108,7 +108,7 @@ def system_of(place: Any) -> AbstractFileSystem:
 
 
 def hadoop_url(place: Any) -> str:
-    """Return what Hadoop is told instead of a place: it wants the account there.
+    """Return a place's URL for Hadoop, which needs the account in it.
 
     :raises RefusedError: when no account was named
     """
@@ -120,9 +120,9 @@ def hadoop_url(place: Any) -> str:
 
 
 def hadoop_settings() -> dict[str, str]:
-    """Return what Hadoop is told of the account that the environment names, and of no other; none is a secret.
+    """Return Hadoop's settings for the account that the environment names; none is a secret.
 
-    :raises RefusedError: when it names none
+    :raises RefusedError: when it names no account
     """
     given = options_of_environment()
     endpoint = endpoint_of(given)

@@ -1,8 +1,8 @@
 """Object stores that write and delete on a condition.
 
 Each request that writes is sent once by the client below, and repeated only here, where it is known that an earlier one
-was not answered: a server that refuses the second because the first was made must not make us believe that somebody
-else was faster. So each write carries a mark of its own in the object's metadata, which tells whose it was.
+was not answered: a server that refuses the second because the first was made must not make us believe that another
+process was faster. So each write carries a mark of its own in the object's metadata, which identifies its writer.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class UnmadeError(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What is known of an object without reading it.
+    """An object's metadata, known without reading it.
 
-    :param mark: of the write that made it, None for what others have written
+    :param mark: of the write that made it, None for an object that others have written
     """
 
     facts: FileFacts
@@ -49,8 +49,8 @@ class ConditionalStore(RemoteStore):
     """Objects of one server that judges a condition and writes, or deletes, in one step.
 
     A request is sent once by :meth:`_put` and :meth:`_drop`. What they raise says what became of it:
-    :class:`ChangedError`, its condition was not met, or what it is about is gone; :class:`UnmadeError`;
-    :class:`OutcomeUnknownError`, nobody knows; any other error: it would fail again.
+    :class:`ChangedError`, its condition was not met, or the object is gone; :class:`UnmadeError`;
+    :class:`OutcomeUnknownError`, the outcome is unknown; any other error: it would fail again.
     """
 
     @override
@@ -144,11 +144,11 @@ class ConditionalStore(RemoteStore):
 
     @abstractmethod
     def _found(self, place: Path) -> Found | None:
-        """Ask what is known of an object, as often as it takes; None when there is certainly none."""
+        """Return an object's metadata, None when there is certainly no object; retries while there is no answer."""
 
     @abstractmethod
     def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
-        """Ask for the objects that begin so; those with a delimiter after that are told as one, up to there."""
+        """Yield the objects with a prefix; those with a delimiter after the prefix give one name, up to it."""
 
     def _split(self, place: Path) -> tuple[str, str]:
         """Return the bucket and the key of a place."""

@@ -51,12 +51,12 @@ def open_store(system: AbstractFileSystem) -> GcsStore:
 
 
 class _NotFoundError(OSError):
-    """A 404, which a proxy may have said."""
+    """A 404, perhaps of a proxy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What the server says."""
+    """The server's answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -69,7 +69,7 @@ class _Answer:
 
     @property
     def message(self) -> str | None:
-        """What it says is wrong, in the words of Google's JSON; None when it has none, as a proxy's."""
+        """The error's text in Google's JSON; None when it has none, as a proxy's answer."""
         try:
             return str(json.loads(self.body)["error"]["message"])
         except (ValueError, TypeError, KeyError):
@@ -82,7 +82,7 @@ class _Answer:
         return self.status == HTTPStatus.NOT_FOUND and said is not None and "bucket does not exist" not in said
 
     def json(self) -> dict[str, Any]:
-        """Return what is known of an object, or objects."""
+        """Return the metadata of an object, or objects."""
         return json.loads(self.body) or {}
 
     def error(self, place: Path | str) -> OSError:
@@ -99,7 +99,7 @@ class _Answer:
 class GcsStore(ConditionalStore):
     """Objects of one server.
 
-    :param system: of gcsfs; copies, and repeats by itself what was not answered
+    :param system: of gcsfs; copies, and repeats unanswered requests by itself
     """
 
     failures = _FAILURES
@@ -177,7 +177,7 @@ class GcsStore(ConditionalStore):
             list(pool.map(delete, names))
 
     def _sent(self, place: Path, method: str, *request: Any) -> _Answer:
-        """Send a request that writes, once; raises what became of it."""
+        """Send a request that writes, once; raises an error by the outcome."""
         try:
             answer = self._send(method, *request)
         except _UNSENT as error:
@@ -197,7 +197,7 @@ class GcsStore(ConditionalStore):
         raise OutcomeUnknownError(str(refusal)) from refusal
 
     def _asked(self, method: str, place: Path | str, url: str, **parameters: str) -> _Answer | None:
-        """Return the answer to what may be repeated; None is: there is no such object."""
+        """Send a request until it is answered; returns None when there is no such object."""
         failed: OSError | None = None
         for pause in _LOOKS:
             time.sleep(pause)
@@ -254,7 +254,7 @@ class GcsStore(ConditionalStore):
 
 
 def _multipart(metadata: Mapping[str, Any], content: bytes) -> tuple[dict[str, str], bytes]:
-    """Return the headers and the body of a request with an object and what is said of it."""
+    """Return the headers and the body of a request with an object and its metadata."""
     boundary = uuid.uuid4().hex
     parts = (
         (b"application/json; charset=UTF-8", json.dumps(metadata).encode()),

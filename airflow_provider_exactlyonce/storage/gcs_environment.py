@@ -1,4 +1,4 @@
-"""What the environment says of Google Cloud Storage, as Google's tools read it: for fsspec, and for Hadoop.
+"""Reads the access to Google Cloud Storage from the environment, as Google's tools do: for fsspec, and for Hadoop.
 
 Both find the application default credentials by themselves: the file that ``GOOGLE_APPLICATION_CREDENTIALS`` names, the
 user's own, or the service account of the host.
@@ -22,15 +22,15 @@ _KINDS_OF_BUCKETS: Final = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
 
 
 def options_of_environment() -> dict[str, Any]:
-    """Return what gcsfs is given."""
+    """Return the arguments of gcsfs."""
     return options(_emulator())
 
 
 def options(emulator: str | None, token: Any = "google_default") -> dict[str, Any]:
-    """Return what gcsfs is given: it keeps no listings, since others write there, too.
+    """Return the arguments of gcsfs: it keeps no listings, since other processes write there, too.
 
     :param emulator: its address, None for Google's servers
-    :param token: the credentials, by default those that it finds
+    :param token: the credentials, by default the application default credentials
     """
     os.environ.setdefault(_KINDS_OF_BUCKETS, "false")
     reached = {"token": token} if emulator is None else {"token": "anon", "endpoint_url": emulator}

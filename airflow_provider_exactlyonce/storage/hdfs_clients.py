@@ -1,7 +1,7 @@
 """Lets clients of HDFS survive a fork.
 
-PySpark forks to start its JVM. Before the new process becomes the JVM, fsspec lets go of its clients there, and the end
-of one waits for threads that were not forked, for ever.
+PySpark forks to start its JVM. Before the new process becomes the JVM, fsspec drops its clients there, and the end of a
+client waits for threads that were not forked, for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _kept: Final[list[object]] = []
 
 
 def keep() -> None:
-    """Keep the clients that there are from being let go of in a child; called before each fork."""
+    """Keep the existing clients from being dropped in a child; called before each fork."""
     module = sys.modules.get("hdfs_native.fsspec")
     if module is not None:
         _kept[:] = module.HdfsFileSystem._cache.values()

@@ -47,7 +47,7 @@ class HdfsConnection:
         self._client = Client(url, self._options)
 
     def ask(self, question: Callable[[Client], T]) -> T:
-        """Return the answer to what is one request, or some that belong together.
+        """Return the answer to a request, or to some that belong together.
 
         :raises FileNotFoundError: also below a file, where the name node speaks of access
         :raises PermissionError: when it denies access
@@ -67,7 +67,7 @@ class HdfsConnection:
             raise next((kind for part, kind in kinds.items() if part in text), OSError)(text) from error
 
     def listed(self, directory: str, *, below: bool) -> Iterator[Any]:
-        """Give what is in a directory, and perhaps below it; raises as :meth:`ask` does."""
+        """Yield the entries of a directory, and perhaps those below it; raises as :meth:`ask` does."""
         entries = self.ask(lambda client: client.list_status(directory, below))
         while some := self.ask(lambda _: list(islice(entries, _LISTED_AT_ONCE))):
             yield from some
@@ -120,7 +120,7 @@ class HdfsWriter:
         return self._connection.ask(lambda _: self._file.write(content))
 
     def sync(self) -> None:
-        """Wait until what was written is on disks."""
+        """Wait until all written bytes are on disks."""
         self._connection.ask(lambda _: self._file.hsync())
 
     def close(self) -> None:

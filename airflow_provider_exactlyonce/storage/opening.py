@@ -133,7 +133,7 @@ def is_link(file: Any) -> bool:
 
 
 def location_of(place: Any) -> str:
-    """Return what :func:`place_of` makes this place of; as a string, a place on HDFS lacks its name node.
+    """Return the location from which :func:`place_of` makes this place; a place's ``str()`` lacks HDFS's name node.
 
     :param place: a path of this machine, or one of universal_pathlib
     """
@@ -155,7 +155,7 @@ def is_there(place: Any) -> bool:
 
 
 def hadoop_url(place: Any) -> str:
-    """Return what Spark is told instead of a place: without a scheme it would be on the cluster's own file system.
+    """Return a place's URL for Spark: without a scheme it would be on the cluster's own file system.
 
     :param place: a path of this machine, or one of universal_pathlib
     """

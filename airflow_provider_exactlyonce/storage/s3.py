@@ -1,4 +1,4 @@
-"""S3, and what speaks its language: by conditional PUT and DELETE."""
+"""S3 and compatible servers: by conditional PUT and DELETE."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _SendingOnce(AIOHTTPSession):  # type: ignore[misc]  # its package has no 
 class S3Store(ConditionalStore):
     """Objects of one endpoint.
 
-    :param system: what lists, copies and removes; it repeats by itself what was not answered
+    :param system: lists, copies and removes; it repeats unanswered requests by itself
     :param once: the same, without repetition
     """
 
@@ -165,7 +165,7 @@ class S3Store(ConditionalStore):
                 raise OSError(f"s3://{bucket}/{error['Key']} was not deleted: {error['Code']}: {error['Message']}")
 
     def _sent(self, method: str, place: Path, condition: Condition, **arguments: Any) -> Any:
-        """Send a request that writes, once; raises what became of it."""
+        """Send a request that writes, once; raises an error by the outcome."""
         try:
             return self._once.call_s3(method, **self._where(place), **arguments, **condition)
         except _FAILURES as error:
@@ -188,7 +188,7 @@ def code_of(error: BaseException) -> str | None:
 
 
 def _answer(error: BaseException) -> dict[str, Any] | None:
-    """Return what the server answered: s3fs keeps it as the cause of the error that it makes."""
+    """Return the server's answer: s3fs keeps it as the cause of its own error."""
     answers = (getattr(raised, "response", None) for raised in (error, error.__cause__))
     return next((answer for answer in answers if isinstance(answer, dict)), None)
 

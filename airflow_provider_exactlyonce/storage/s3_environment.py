@@ -1,7 +1,7 @@
-"""What the environment says of an S3 server, as Amazon's tools read it: for fsspec, and for Hadoop.
+"""Reads the access to an S3 server from the environment, as Amazon's tools do: for fsspec, and for Hadoop.
 
 Both read ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN`` by themselves. Executors on other
-hosts have another environment: they get the keys as settings of Hadoop, which Spark sends them and shows nobody.
+hosts have another environment: they get the keys as settings of Hadoop, which Spark sends them and never shows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _ANY_REGION: Final = "us-east-1"
 
 
 def take_up() -> None:
-    """Put what :data:`VARIABLE` says into this process's environment; before a place on S3 is opened.
+    """Put the variables in :data:`VARIABLE` into this process's environment; before a place on S3 is opened.
 
-    :raises RefusedError: when it says something else; shows nothing that may be a secret
+    :raises RefusedError: when it is no such JSON; shows nothing that may be a secret
     """
     text, where = environment.read(VARIABLE)
     if not text:
@@ -47,7 +47,7 @@ def take_up() -> None:
 
 
 def options_of_environment() -> dict[str, Any]:
-    """Return what s3fs is given: it keeps no listings, since others write there, too."""
+    """Return the arguments of s3fs: it keeps no listings, since other processes write there, too."""
     options: dict[str, Any] = {"use_listings_cache": False}
     if region := _region():
         options["client_kwargs"] = {"region_name": region}

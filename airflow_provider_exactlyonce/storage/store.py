@@ -1,26 +1,26 @@
-"""What a home asks of the file system that it is on.
+"""The contract of a home with its file system.
 
 A *place* is a :class:`pathlib.Path` on this machine's file systems, and a path of universal_pathlib, such as Airflow's
 ObjectStoragePath, on any other. :func:`~airflow_provider_exactlyonce.storage.opening.store_of` finds its store.
 
 **What is atomic.** :meth:`Store.create`, :meth:`Store.replace`, :meth:`Store.replace_if`: a reader finds the old
-content or the new one, whole, and the new one from the moment on at which the call returns. :meth:`Store.copy` and
-:meth:`Store.remove` are not: what was killed in between leaves a part. So a directory counts once a document that is
-written last says so, and counts no more once one says that it is being removed.
+content or the new one, whole, and the new one as soon as the call has returned. :meth:`Store.copy` and
+:meth:`Store.remove` are not: a call that is killed leaves a part. So a directory counts only after a document has been
+written in it last, and no longer after a document says that it is being removed.
 
-**What outlives a power failure.** What was written durably, when the call returns; a copy, after :meth:`Store.flush`.
+**What outlives a power failure.** A durable write, after the call has returned; a copy, after :meth:`Store.flush`.
 
-**Versions** tell contents apart, and nothing else: the same bytes written twice may have the same version. A writer for
-whom that makes a difference puts something into them that nobody else has.
+**Versions** distinguish contents, and nothing else: the same bytes written twice may have the same version. A writer
+that has to distinguish its own write adds unique bytes to the content.
 
 **No, and don't know.** These three mean *no*: the place is as others have left it, and nothing of ours comes later.
 
 * ``None`` of a read: there is no such file;
 * :class:`FileExistsError` of a create;
-* :class:`ChangedError`, or :class:`HeldError`, of what was to be changed only if it was as it had been read.
+* :class:`ChangedError`, or :class:`HeldError`, of a conditional change: the place is not as it was read.
 
 :class:`OutcomeUnknownError` means *don't know*: it was written, or not, or will be yet. Any other :class:`OSError` of a
-write means the same, of a read that nothing is known. A second read of the place tells what is there now.
+write means the same; of a read, that nothing is known. A second read of the place returns its content of then.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 #: What no repetition changes, or no file system says. A full disk may be emptied, and a lost server be found.
 _FOR_GOOD: Final = frozenset((errno.E2BIG, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOMEM, errno.EROFS))
 
-#: What begins so is nobody's file: what is being written or tried out, and locks.
+#: Names that begin so are temporary: files that are being written or tested, and locks.
 HIDDEN: Final = ".exactlyonce-"
 
 
 class ChangedError(ExactlyOnceError):
-    """What was to be changed is not what it was when it was read: somebody was faster, and nothing was written."""
+    """The place was changed since it was read: another process was faster, and nothing was written."""
 
 
 class OutcomeUnknownError(ExactlyOnceError):
-    """A file system did not say what became of a write: it was made, or not, or may be made yet."""
+    """The outcome of a write is unknown: it was made, or not, or may be made yet."""
 
 
 class HeldError(ExactlyOnceError):
     """Another process keeps a place from being changed.
 
-    :param note: what it says of itself
+    :param note: the holder's own description
     """
 
     def __init__(self, message: str, note: str) -> None:
@@ -72,7 +72,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What a file holds, and its version."""
+    """A file's content, and its version."""
 
     content: bytes
     version: str
@@ -80,7 +80,7 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """What is known of a file without reading it.
+    """A file's facts, known without reading it.
 
     :param size: bytes
     :param modified: seconds since the epoch, by the file system's clock
@@ -115,11 +115,11 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, place: Path, content: bytes) -> str:
-        """Create a file durably, with the directories above; of all who create one place, one does.
+        """Create a file durably, with the directories above; of concurrent creates of one place, one succeeds.
 
         :returns: its version
         :raises FileExistsError: it is there, and as it was
-        :raises OutcomeUnknownError: nobody knows whether it was created
+        :raises OutcomeUnknownError: it is unknown whether it was created
         """
 
     @abstractmethod
@@ -129,20 +129,20 @@ class Store(ABC):
         A write that was not answered may be made after a later one: nothing that must not go back is written this way.
 
         :param durable: False for what describes only the moment
-        :raises OutcomeUnknownError: nobody knows which content it has
+        :raises OutcomeUnknownError: its content is unknown
         """
 
     def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
-        """Replace a file unless it was changed; of all who replace one version, one does. Returns the new version.
+        """Replace a file unless it was changed; of concurrent calls for a version one succeeds. Returns the new one.
 
         Certain against :meth:`create`, :meth:`replace_if` and :meth:`delete_if` of others. Whoever uses
         :meth:`replace` or :meth:`delete` on the same place wants it changed whatever others do. Where places can't be
         held, a store has another way, here and in :meth:`delete_if`.
 
-        :param version: of what is replaced
+        :param version: of the content to replace
         :param durable: False for what describes only the moment
         :raises ChangedError: it has another version, or is gone
-        :raises OutcomeUnknownError: nobody knows whether it was replaced
+        :raises OutcomeUnknownError: it is unknown whether it was replaced
         """
         with self.holding(place):
             self._check_unchanged(place, version)
@@ -155,7 +155,7 @@ class Store(ABC):
     def delete_if(self, place: Path, version: str) -> None:
         """Delete a file unless it was changed. One that is not there is no error.
 
-        :param version: of what is deleted
+        :param version: of the content to delete
         :raises ChangedError: it has another version
         """
         with self.holding(place):
@@ -170,23 +170,23 @@ class Store(ABC):
         While it lasts, its holder changes the place by :meth:`replace` and :meth:`delete`.
 
         :param seconds: for so long another holder is waited for, 0 for not at all; None for :attr:`held_seconds`
-        :param note: what others are told of the holder
+        :param note: describes the holder in others' messages
         :raises HeldError: when another process holds it
         :raises RefusedError: when the file system has no locks
         """
 
     @abstractmethod
     def names(self, directory: Path) -> Sequence[str]:
-        """Return the names of what is in a directory, sorted; none when it is not there.
+        """Return the names in a directory, sorted; none when it is not there.
 
-        What was created before the call is in it, and no file that was deleted before. A directory in which there is
-        nothing any more may be in it.
+        Everything created before the call is listed, and no file that was deleted before. A directory that has become
+        empty may be listed.
         """
 
     def files(self, directory: Path) -> Sequence[str]:
         """Return the files in a directory and below it, relative to it, sorted; none when it is not there.
 
-        What is nobody's file is none of them: :data:`HIDDEN`.
+        Temporary files are left out: :data:`HIDDEN`.
 
         :raises OSError: when the file system does not tell of all of them
         """
@@ -199,7 +199,7 @@ class Store(ABC):
 
     @abstractmethod
     def facts(self, place: Path) -> FileFacts | None:
-        """Return what is known of a file, None when there is certainly none."""
+        """Return a file's facts, None when there is certainly no file."""
 
     @abstractmethod
     def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
@@ -208,7 +208,7 @@ class Store(ABC):
         After an error nothing that looks finished is there: no file, or the one that was there before.
 
         :param of: the source's store, None for this one
-        :param final: nobody changes the source again, and both may share their bytes
+        :param final: the source is never changed again, so both may share their bytes
         :raises FileNotFoundError: when there is no source
         """
 
@@ -221,7 +221,7 @@ class Store(ABC):
 
     @abstractmethod
     def flush(self, places: Sequence[Path]) -> None:
-        """Make copies outlive a power failure: files, and the directories whose names were added."""
+        """Make copies outlive a power failure: files, and new names of directories."""
 
     @abstractmethod
     def remove(self, directory: Path) -> None:
@@ -231,9 +231,9 @@ class Store(ABC):
         """
 
     def check(self, directory: Path) -> None:
-        """Try out, in a directory, that what the contract says of two writers is so; leaves nothing there.
+        """Test, in a directory, that the file system keeps the contract for two writers; leaves nothing there.
 
-        :raises RefusedError: when it is not
+        :raises RefusedError: when it does not
         :raises OSError: when the file system does not answer
         """
         tried = directory / f"{HIDDEN}{uuid.uuid4().hex}"
@@ -249,7 +249,7 @@ class Store(ABC):
             )
 
     def _check_unchanged(self, place: Path, version: str) -> None:
-        """Compare a version with what is there; for whoever keeps others from changing it meanwhile."""
+        """Compare a version with the place's; for callers that hold the place."""
         stored = self.read(place)
         if stored is None or stored.version != version:
             raise ChangedError(f"{place} {'is gone' if stored is None else 'was changed'} since it was read")
@@ -265,11 +265,11 @@ class Store(ABC):
             return "deletes a file that was changed, though it is told not to"
         return None if self.read(place) == Stored(content=b"second", version=second) else "does not read what it wrote"
 
-    #: Whether a place can be held; where none can, what is decided is one document that is replaced if unchanged.
+    #: Whether a place can be held; where none can, decisions are one document that is replaced if unchanged.
     has_locks: bool = True
-    #: Whoever holds a place for longer, in order to change it, is frozen.
+    #: A process that holds a place for longer, in order to change it, is frozen.
     held_seconds: float = 10.0
-    #: Somebody who lives and writes every few seconds may not be heard of for so long, because of the file system.
+    #: A living process that writes every few seconds may be silent for so long, because of the file system.
     silence_seconds: float = 0.0
     #: A watcher reads a document so often at most: where each read costs money, and a slow one holds up others.
     seconds_per_read: float = 0.0

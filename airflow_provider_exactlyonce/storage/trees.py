@@ -1,4 +1,4 @@
-"""Copies of whole directories, which are compared with what they are made of."""
+"""Copies of whole directories, which are compared with their originals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What tells the bytes of two files apart.
+    """The identity of a file's bytes.
 
     :param size: bytes
     :param digest: SHA-256
@@ -28,7 +28,7 @@ class Content:
 
 
 def directories_of(top: Path, files: Iterable[Path]) -> list[Path]:
-    """Return the directories whose names are new with new files, from the parent of the topmost down.
+    """Return the directories to flush after files were created, from the parent of the topmost down.
 
     :param files: below ``top``
     """
@@ -39,7 +39,7 @@ def bytes_of(place: Path) -> bytes:
     """Read a file.
 
     :raises FileNotFoundError: when there is certainly none
-    :raises OSError: when the file system does not tell
+    :raises OSError: when the file system does not answer
     """
     stored = store_of(place).read(place)
     if stored is None:
@@ -48,9 +48,9 @@ def bytes_of(place: Path) -> bytes:
 
 
 def content_of(place: Path) -> Content | None:
-    """Read a whole file and return what tells its bytes apart; None when there is certainly none.
+    """Read a whole file and return its size and digest; None when there is certainly no file.
 
-    :raises OSError: when the file system does not tell
+    :raises OSError: when the file system does not answer
     """
     if store_of(place).facts(place) is None:
         return None
@@ -65,7 +65,7 @@ def content_of(place: Path) -> Content | None:
 def copy_file(source: Path, target: Path) -> tuple[Content, bool]:
     """Copy a file to a place of any file system unless it is there, and compare both.
 
-    :returns: what is in it, and whether it was copied
+    :returns: its content's identity, and whether it was copied
     :raises FileNotFoundError: when there is no source
     :raises ExactlyOnceError: when the copy has other bytes
     """
@@ -83,7 +83,7 @@ def copy_file(source: Path, target: Path) -> tuple[Content, bool]:
 def copy(source: Path, target: Path, *, final: bool = False) -> None:
     """Copy a file to a place of any file system, inside one where that can be done.
 
-    :param final: nobody changes the source again, and both may share their bytes
+    :param final: the source is never changed again, so both may share their bytes
     :raises FileNotFoundError: when there is no source
     """
     here, there = store_of(source), store_of(target)
@@ -101,5 +101,5 @@ def check_content(place: Path, wanted: Content) -> None:
 
 
 def content_of_bytes(content: bytes) -> Content:
-    """Return what :func:`content_of` gives for a file of these bytes."""
+    """Return the result of :func:`content_of` for a file of these bytes."""
     return Content(size=len(content), digest=version_of(content))

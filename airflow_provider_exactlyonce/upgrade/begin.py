@@ -25,7 +25,7 @@ def begin_upgrade(
     """Return the plan of an upgrade: a new one, or the one that this request, or another one to the same file, has.
 
     :param application: the new version's file, a local path
-    :param request: hexadecimal digits; who they belong to upgrades once
+    :param request: hexadecimal digits; the same request upgrades once
     :param dry_run: take only the steps that touch nothing
     :raises RefusedError: when an option can't be, or there is no such file
     :raises AlreadyRunningError: when an upgrade to another file is under way
@@ -41,7 +41,7 @@ def begin_upgrade(
             raise RefusedError(f"there is no job file {application!r}")
         if earlier is not None and not earlier.is_over and not dry_run:
             if earlier.job_hash == job_hash:
-                return earlier  # of somebody who was lost
+                return earlier  # of a process that was lost
             raise AlreadyRunningError(
                 f"{earlier.sentence}; repeat that one to its end, or go back: exactlyonce rollback {pipeline}"
             )
@@ -68,11 +68,11 @@ def begin_rollback(
     version: str | None = None,
     savepoint: str | None = None,
 ) -> Plan:
-    """Return the plan of a rollback: of what the last upgrade has done or is doing, or to a version and savepoint.
+    """Return the plan of a rollback: of the last upgrade, finished or not, or to a version and savepoint.
 
-    :param request: hexadecimal digits; who they belong to rolls back once
+    :param request: hexadecimal digits; a rollback with the same request is done once
     :param check: raises when the savepoint could not be restored
-    :param version: the version to go back to, None for that of the savepoint, or the one before the last upgrade
+    :param version: the version to go back to, None for the savepoint's, or the version before the last upgrade
     :param savepoint: the savepoint to go back to, None for the one that the last upgrade has kept, or the version's
         newest
     :raises RefusedError: when there is nothing to go back to, or no way there; nothing was touched
@@ -88,7 +88,7 @@ def begin_rollback(
             savepoint,
         )
         if earlier is not None and is_ours and not earlier.is_over:
-            return earlier  # of somebody who was lost
+            return earlier  # of a process that was lost
         if releases.application(home, version) is None:
             raise RefusedError(
                 f"{home} has no copy of the job's file of version {version}: only versions that have run there "
@@ -161,7 +161,7 @@ def _was_stopped(home: Home, earlier: Plan | None) -> bool:
 
 
 def _has_left_nothing_running(home: Home, earlier: Plan) -> bool:
-    """Whether a plan that did not end well has stopped the last driver, or that was its own and nobody stopped it."""
+    """Whether a plan that did not end well is the reason why no driver runs, and not a person's stop."""
     if earlier.step not in (UpgradeStep.UNSTABLE, UpgradeStep.FAILED) or drivers.find_or_awaited(home) is not None:
         return False
     newest = status.read(home.status)
@@ -177,7 +177,7 @@ def _stopped_by(home: Home, plan: Plan) -> str | None:
 
 
 def _pinned_by(home: Home, earlier: Plan | None) -> tuple[str, ...]:
-    """Return the savepoints that an upgrade has pinned and nobody refers to once this rollback is done."""
+    """Return the savepoints that an upgrade has pinned and that are unneeded once this rollback is done."""
     release = releases.read(home)
     pinned = [release.savepoint] if release is not None and release.pinned and release.savepoint else []
     return tuple(dict.fromkeys([*pinned, *_left_pinned(earlier)]))

@@ -35,10 +35,10 @@ class Row:
 
 @dataclass(kw_only=True)
 class Differences:
-    """What was found.
+    """The result of a comparison.
 
-    :param columns: those that were compared
-    :param columns_left_out: those that only one version has, or that were not asked for
+    :param columns: the compared columns
+    :param columns_left_out: columns that only one version has, or that were not asked for
     :param counts: {kind: rows}: ``missing``, ``extra``, ``changed``, and ``changed.<column>`` for each
     :param examples: {kind: rows}, of the first three kinds
     """
@@ -92,10 +92,10 @@ def compare(
     columns: Sequence[str] = (),
     function: Callable[[Content], Content | None] | None = None,
 ) -> Differences:
-    """Compare what was delivered with what another version gives for the same input.
+    """Compare the delivered rows with another version's rows of the same input.
 
-    :param columns: compare these only, empty for those that both have
-    :param function: makes of a row what is compared of it; None leaves the row out
+    :param columns: compare these only, empty for the columns that both have
+    :param function: converts a row before it is compared; a None leaves the row out
     """
     old, new = _applied(delivered, function), _applied(recomputed, function)
     names = [sorted({name for row in rows for name in row.content}) for rows in (old, new)]

@@ -1,4 +1,4 @@
-"""What commits have delivered, read back from the sink by an ordinary read_committed consumer."""
+"""Reads the rows of commits back from the sink, as an ordinary read_committed consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an upgrade starts processes with, as operators and the command give it."""
+"""The settings with which an upgrade starts processes, given by operators and the command."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _SHOWN_CHARACTERS: Final = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class UpgradeEnvironment:
-    """How to reach the cluster, and how to start what needs Spark.
+    """How to reach the cluster, and how to start the drivers and the shadow run.
 
     :param config: returns client configuration in librdkafka's names
     :param launch: how spark-submit runs a file with arguments: the drivers, and the shadow run
     :param driver_arguments: further arguments of the job
     :param conf: Spark settings of the new version
-    :param tell: is told what is going on
-    :param find: gives the configuration of a connection that a source names
+    :param tell: called with messages on the progress
+    :param find: returns the configuration of a connection that a source names
     """
 
     config: Callable[[], Mapping[str, Any]]
@@ -88,7 +88,7 @@ def run_to_end(launch: Launch, log: Path, token: str) -> int:
     """Run a program to its end; returns its exit code.
 
     :param log: receives its output
-    :param token: in its environment: what is left of an earlier run with the same, whose starter was killed, is killed
+    :param token: in its environment: remaining processes of an earlier run with the same token are killed first
     """
     processes.kill_leftovers(token)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -46,11 +46,11 @@ def main(location: str, request_file: str) -> None:
 
 
 def make(home: Home, request: ShadowRequest, folder: Path) -> dict[str, Any]:
-    """Repeat, read what was delivered, and compare; returns the report.
+    """Repeat the commits, read the delivered rows, and compare; returns the report.
 
     :param home: of the pipeline
-    :param folder: for what is repeated
-    :raises RefusedError: when that is not possible
+    :param folder: for the copy that is run
+    :raises RefusedError: when the commits can't be repeated or compared
     """
     from airflow_provider_exactlyonce.streaming.spark.session import open_session
 
@@ -82,7 +82,7 @@ def make(home: Home, request: ShadowRequest, folder: Path) -> dict[str, Any]:
 
 
 def _function(place: str) -> Function:
-    """Load the function that makes of a row what is compared."""
+    """Load the function that converts a row before it is compared."""
     file, _, name = place.rpartition(":")
     spec = importlib.util.spec_from_file_location("exactlyonce_compare", file)
     if spec is None or spec.loader is None or not Path(file).is_file():

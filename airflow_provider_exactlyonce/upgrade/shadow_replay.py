@@ -1,4 +1,4 @@
-"""Runs a version of a pipeline again on what was committed, on a copy of its state, and gives the rows; writes nothing.
+"""Replays committed input with a version of a pipeline, on a copy of its state; returns the rows, writes nothing.
 
 The copy is made of a savepoint, or of a batch of the lineage in use, that lies before the commits. It has no lease, no
 transaction and no ledger: the pipeline that runs meanwhile does not notice.
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowBase:
-    """What is repeated, and on what.
+    """The state that the commits are repeated on.
 
-    :param name: what the copy is made of, for people
+    :param name: the state's origin, for people
     :param commit: the commit that it has the state of
     """
 
@@ -45,7 +45,7 @@ class ShadowBase:
 
 @dataclass
 class _CopiedLineage:
-    """What a replay needs of a run, without one."""
+    """In place of a run: the part of it that a replay needs."""
 
     lineage: Lineage
 
@@ -54,7 +54,7 @@ class _CopiedLineage:
 
 
 def find_base(home: Home, commits: int, last: int) -> ShadowBase:
-    """Find the state that lies so many commits before the last one, or as near before that as there is.
+    """Find the newest state that is at least so many commits before the last one.
 
     :raises RefusedError: when there is none
     """
@@ -100,12 +100,12 @@ def repeat(
     last: int,
     directory: Path,
 ) -> tuple[CommitSpan, list[Row]]:
-    """Repeat all commits after the base's up to ``last``; returns what they add up to, and their rows.
+    """Repeat all commits after the base's up to ``last``; returns their totals, and their rows.
 
     :param config: client configuration in librdkafka's names
     :param directory: for the copy; must not exist
     :raises RefusedError: when commits or source records are gone, or a source would be read from another cluster
-    :raises ExactlyOnceError: when it could not be done
+    :raises ExactlyOnceError: when the replay fails
     """
     from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
     from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay

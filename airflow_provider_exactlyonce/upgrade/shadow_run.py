@@ -27,7 +27,7 @@ _KINDS: Final = ("missing", "extra", "changed")
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowRequest:
-    """What the shadow run's process is asked for; its answer, and what else it writes, is put beside the request.
+    """The request to the shadow run's process, which writes its answer and its other files beside the request.
 
     :param application: the new version's file
     """
@@ -67,7 +67,7 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
 
 
 def sentence(report: Mapping[str, Any]) -> str:
-    """Return what a report says, in a line."""
+    """Return a report's summary, in a line."""
     counts = report["counts"]
     differences = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in _KINDS)
     verdict = "" if report["intended"] else f"; not intended: {', '.join(report['unintended'])}"

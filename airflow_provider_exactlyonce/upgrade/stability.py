@@ -1,4 +1,4 @@
-"""Whether a new version is stable, by what it commits and not by that it runs."""
+"""Whether a new version is stable, by its commits: running is not enough."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _OPEN_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class StabilityReport:
-    """What is seen of a driver that should become stable.
+    """The observations of a driver that should become stable.
 
     :param commits: how many it has made
     :param lag: source records, and versions of source tables, that are not committed
-    :param stable: what makes it stable, None while it isn't
-    :param unstable: what makes it unstable, None while nothing does
+    :param stable: why it is stable, None while it isn't
+    :param unstable: why it is unstable, None while it isn't
     """
 
     commits: int
@@ -54,7 +54,7 @@ def look(
 
     :param config: client configuration in librdkafka's names
     :param find: gives the configuration of a connection that a source names
-    :param detector: of who looks again and again
+    :param detector: kept by a caller that polls
     :raises ExactlyOnceError: when a cluster does not answer
     """
     detector = detector or FailureDetector(home)

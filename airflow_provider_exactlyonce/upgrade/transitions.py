@@ -1,4 +1,4 @@
-"""The steps of an upgrade as a table: which one follows which, and on what."""
+"""The steps of an upgrade as a table: the next step by step and event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.exceptions import InvariantError
 
 
 class Event(Enum):
-    """What a step ends with."""
+    """The outcome of a step."""
 
     REFUSED = "refused"
     IN_USE = "the version is in use already"

@@ -1,4 +1,4 @@
-"""Which version of the job runs a backfill, and whose its drivers are."""
+"""The version of the job that runs a backfill, and the owner of its drivers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("exactlyonce")
 
 
 def application_of(made: Home, config: Mapping[str, Any]) -> str:
-    """Return the file that a request is run with unless it names one: that of the version that the pipeline runs.
+    """Return the file that a request runs unless it names one: the file of the pipeline's present version.
 
     What has written a part of its range goes on: with another version it would be another backfill, and that part would
     be written again.
@@ -45,10 +45,10 @@ def application_of(made: Home, config: Mapping[str, Any]) -> str:
 
 
 def owner_of(asking: str, named: str | None) -> str:
-    """Return whose the drivers of a request are: with another job's file they run another backfill, which is not ours.
+    """Return the owner of a request's drivers: drivers with another job's file run another backfill.
 
-    :param asking: who wants the result
-    :param named: the job's file that the request names, empty or None when it names none
+    :param asking: the requester
+    :param named: the job's file that the request names, empty or None when it names no file
     """
     return f"{asking} with job {releases.hash_of(Path(named)) or named}" if named else asking
 

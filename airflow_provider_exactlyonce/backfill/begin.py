@@ -1,7 +1,7 @@
-"""How a driver finds out what there is left to run: from the ledger first, then from the request's home.
+"""Determines the batches that a backfill's driver still has to run: from the ledger first, then from its home.
 
-The ledger says what is written and what the request meant then; a home may be lost, copied, older than it, or another
-one, of a request in other words for the same range.
+The ledger has the written batches and the range as it was resolved then; a home may be lost, copied, older than the
+ledger, or belong to a request in other words for the same range.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def begin(
     sources: Sequence[SourceTopics],
     sure: Sure,
 ) -> tuple[Begun, Done | None] | Mapping[str, Any]:
-    """Fix what the request means; or return the result, when nothing is left to run.
+    """Resolve the request and store the range; or return the result, when nothing is left to run.
 
-    Only who has the turn may call it.
+    Call it only while holding the turn.
 
     :param home: the request's
     :param config: client configuration in librdkafka's names
@@ -101,7 +101,7 @@ def _check_ledger(home: Home, asked: SavedRequest, config: Mapping[str, Any]) ->
         return
     own = tail_of(config, asked.pipeline)
     if own is not None and own.claim is not None and own.claim.home == Home(asked.home).identity():
-        workspace.adopt(home, claim.home)  # it is the pipeline's: what was below it was lost
+        workspace.adopt(home, claim.home)  # it is the pipeline's: earlier offsets were lost
 
 
 def _settled(home: Home) -> Done | None:

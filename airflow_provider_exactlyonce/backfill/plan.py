@@ -5,9 +5,9 @@ output is suppressed. A batch that is one recorded commit of the same version is
 watermark and time, and must give the recorded rows. Where a range begins or ends within a commit, the commit is cut
 there, and from then on nothing is exact.
 
-A *closing* batch has no data: it lets go what the watermark of the batch before it has completed. Without one at each
-end, two ranges that follow each other would both have, or both lack, what is completed by the last records of the
-first. It is left out where the watermark has not moved.
+A *closing* batch has no data: it emits the rows that the watermark of the batch before it has completed. Without one at
+each end, two ranges that follow each other would both have, or both lack, the rows that are completed by the last
+records of the first. It is left out where the watermark has not moved.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class BackfillStep:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    """What besides the range decides the batches.
+    """The inputs besides the range that decide the batches.
 
-    :param limits: (topics of a source, its records a batch), for batches that no commit gives
+    :param limits: (topics of a source, its records a batch), for batches that are no recorded commit's
     :param version: of the job that runs
     """
 
@@ -59,7 +59,7 @@ class PlanInputs:
 def plan(resolved: Resolved, terms: PlanInputs, commits: Iterable[CommitRecord]) -> list[BackfillStep]:
     """Return the batches in their order.
 
-    :param commits: what the ledger has after ``resolved.base_commit``, oldest first; none are needed with empty state
+    :param commits: the ledger's commits after ``resolved.base_commit``, oldest first; none are needed with empty state
         unless the output is compared
     :raises RefusedError: when the source was read twice in between, or the ledger has forgotten a commit
     """
@@ -76,7 +76,7 @@ def plan(resolved: Resolved, terms: PlanInputs, commits: Iterable[CommitRecord])
 def _known(resolved: Resolved, commits: Iterable[CommitRecord]) -> Iterator[CommitRecord]:
     """Yield the commits that there were when the range was resolved.
 
-    Those since would cut it elsewhere, and what is written already would not be found again.
+    Later commits would cut it elsewhere, and batches that are written already would not be found again.
 
     :raises RefusedError: when one is missing
     """
@@ -103,7 +103,7 @@ class _Planner:
         self._position: Positions = dict(resolved.begins)
 
     def from_empty(self, commits: Iterable[CommitRecord]) -> None:
-        """Plan warm-up and range; of what is compared, the range's batches are the recorded ones."""
+        """Plan warm-up and range; for a comparison, the range's batches are the recorded ones."""
         self._go_on({**self._position, **self._resolved.starts}, emits=False)
         self._close(emits=False)
         if self._terms.kind is Output.COMPARE and self._resolved.commits is not None:
@@ -178,7 +178,7 @@ class _Planner:
         self._add(BackfillStep(ends=ends, emits=emits, commit=record.commit, exact=exact, closing=closing))
 
     def _go_on(self, to: Positions, *, emits: bool) -> None:
-        """Add what leads to a position, cut as the sources' limits say."""
+        """Add batches up to a position, cut by the sources' limits."""
         start = self._position
         totals: dict[str, int] = {}
         for (topic, partition), end in to.items():

@@ -25,11 +25,11 @@ _BY_BATCH: Final = ("differences", "diverged")
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What has been done; ``steps.json``.
+    """The progress; ``steps.json``.
 
     :param base: the batch that the lineage began with, -1 for none
-    :param ran: index of the step that each batch after it was, in their order; steps that were left out are not in it
-    :param differences: {batch: (commit, rows and digest that were delivered, that were found)} of those that differ
+    :param ran: the index of each later batch's step, in order; steps that were left out are not in it
+    :param differences: {batch: (commit, rows and digest delivered, rows and digest found)} of batches that differ
     :param diverged: {batch: commit} before the range that gave other rows, which was accepted
     """
 
@@ -49,7 +49,7 @@ class Done:
         return self.ran[-1] + 1 if self.ran else 0
 
     def cut(self, batch: int) -> Self:
-        """Return what had been done after an older batch."""
+        """Return the progress after an older batch."""
         return replace(
             self,
             ran=self.ran[: max(0, batch - self.base)],
@@ -59,7 +59,7 @@ class Done:
 
 
 def write(checkpoint: Checkpoint, done: Done) -> None:
-    """Keep what has been done."""
+    """Store the progress."""
     batches = {name: {str(batch): outcome for batch, outcome in getattr(done, name).items()} for name in _BY_BATCH}
     json_store.write(checkpoint.path.parent / _FILE, {"schema": _SCHEMA, **codec.dump(done), **batches})
 
@@ -72,9 +72,9 @@ def read(checkpoint: Checkpoint) -> Done | None:
 
 
 def settle(checkpoint: Checkpoint) -> Done | None:
-    """Return what has been done up to the newest batch that is whole, and remove what is left of later ones.
+    """Return the progress up to the newest batch that is whole, and remove the remains of later batches.
 
-    :returns: None when the checkpoint can't be gone on with
+    :returns: None when the checkpoint can't be continued
     """
     done = read(checkpoint)
     commits = {batch: checkpoint.removal("commits", batch) for batch in checkpoint.batches("commits")}
@@ -86,7 +86,7 @@ def settle(checkpoint: Checkpoint) -> Done | None:
     if last <= newest + 1 and not defects:
         return done.cut(newest)  # Spark has not noted the last one: it runs it again, as after any death
     if newest < 0 or not checkpoint.state_names_are_unique(newest):
-        return None  # what is left of later states would be mixed with what is run again
+        return None  # remains of later states would be mixed with the states of the repetition
     for defect in defects:
         log.warning("%s/%s %s", checkpoint.path, defect.path, defect.reason)
     log.warning("what was run after batch %d of %s was lost with the host: it is run again", newest, checkpoint.path)

@@ -1,4 +1,4 @@
-"""What somebody wants to be run again."""
+"""A request for a backfill, as a user gives it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Offsets = Mapping[str, Mapping[int, tuple[int, int]]]
 class BackfillState(StrEnum):
     """From which state the range is run."""
 
-    SAVEPOINT = "savepoint"  # that of the commit before it
+    SAVEPOINT = "savepoint"  # the state of the commit before it
     EMPTY = "empty"
 
 
 class Output(StrEnum):
-    """What becomes of the rows."""
+    """The use of the rows."""
 
     REEMIT = "reemit"  # into the sink itself
     TOPIC = "topic"  # to another topic
-    COMPARE = "compare"  # with what was delivered
+    COMPARE = "compare"  # with the delivered rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,11 @@ class BackfillRequest:
 
     :param commits: first and last commit
     :param offsets: source offsets; partitions that it does not name are not read
-    :param watermark: (after, up to), milliseconds since the epoch: what was committed after the commit that reached the
-        first, up to the one that reached the second
+    :param watermark: (after, up to), milliseconds since the epoch: the commits after the commit that reached the first,
+        up to the commit that reached the second
     :param time: (start, end), milliseconds since the epoch, end exclusive: per partition from the first record with the
         timestamp ``start`` or a later one, to the first one with ``end`` or a later one
-    :param state: ``savepoint``: what the range began with; ``empty``: nothing but ``warm_up``
+    :param state: ``savepoint``: the state that the range began with; ``empty``: nothing but ``warm_up``
     :param warm_up: with empty state: what before the range is run without output; a number of commits, or a timedelta
         for a range of time
     :param output: ``reemit``, ``compare`` or ``topic=NAME``
@@ -110,7 +110,7 @@ class BackfillRequest:
 
     @property
     def kind(self) -> Output:
-        """What becomes of the rows, without the topic's name."""
+        """The use of the rows, without the topic's name."""
         return Output.TOPIC if self.topic else Output(self.output)
 
     @property
@@ -139,7 +139,7 @@ class BackfillRequest:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` gave.
+        """Read the result of :meth:`to_json`.
 
         :raises RefusedError: when it can't be read
         """

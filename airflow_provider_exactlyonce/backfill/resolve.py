@@ -1,4 +1,4 @@
-"""What a request means in the cluster: from which source offsets to which, and which state it begins with."""
+"""Resolves a request in the cluster: from which source offsets to which, and the state that it begins with."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Resolved(Span):
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` gave.
+        """Read the result of :meth:`to_json`.
 
         :raises RefusedError: when it can't be read
         """
@@ -98,12 +98,12 @@ def positions_to_json(positions: Mapping[Place, int]) -> dict[str, dict[str, int
 
 
 def positions_from_json(body: Mapping[str, Mapping[str, int]]) -> Positions:
-    """Read what :func:`positions_to_json` gave."""
+    """Read the result of :func:`positions_to_json`."""
     return {(topic, int(partition)): offset for topic, of in body.items() for partition, offset in of.items()}
 
 
 class Resolver:
-    """Finds out what a request means now.
+    """Resolves requests by the ledger and the topics as they are now.
 
     :param reader: of the pipeline's ledger
     :param clusters: those that the pipeline's sources are read from
@@ -142,7 +142,7 @@ class Resolver:
     def resolve(self, request: BackfillRequest, begun: Resolved | None = None) -> Resolved:
         """Return the range, and the state that it begins with.
 
-        :param begun: what it meant when its first batch was written, None when none was: its batches stay as they are
+        :param begun: as it was resolved for its first written batch, None for none: its batches stay as they are
         :raises RefusedError: when the range is not there, or its state can't be made
         """
         if begun is None:

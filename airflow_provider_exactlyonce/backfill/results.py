@@ -1,7 +1,7 @@
-"""What a backfill has written, and what it gave: in its ledger, whatever became of its home.
+"""A backfill's written batches and its result: in its ledger, even if its home is lost.
 
-The claim of each of its runs says what the request meant, so that whoever asks for the same in other words, or from
-another home, runs the same batches; the last record of each has its result.
+The claim of each run has the resolved request, so that a request for the same in other words, or from another home,
+runs the same batches; a backfill's last record has its result.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecor
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillWritten:
-    """What the ledger of backfills has of one.
+    """One backfill's records in the ledger of backfills.
 
     :param batches: the record of each batch that it wrote, oldest first
-    :param result: what it gave, None when it has not ended
-    :param begun: what the request meant when the first batch was written; None when none was, or by an older release
+    :param result: its result, None when it has not ended
+    :param begun: the resolved request of the first written batch; None when there is none, or by an older release
     """
 
     batches: Sequence[CommitRecord] = ()
@@ -75,9 +75,9 @@ def source_of(span: Span) -> dict[str, dict[str, list[int]]]:
 
 
 def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> BackfillWritten:
-    """Return what the ledger of a pipeline's backfills has of one; nothing when there is no ledger.
+    """Return one backfill's records in the ledger of a pipeline's backfills; empty when there is no ledger.
 
-    :raises RefusedError: when records of the ledger are lost: it can't be told what was written
+    :raises RefusedError: when records of the ledger are lost, so that the written batches can't be determined
     """
     with LedgerReader(config, backfill_pipeline(pipeline)) as reader:
         if reader.tail() is None:
@@ -117,12 +117,12 @@ def describe(
     differences: Sequence[tuple[int, int, str, int, str]],
     diverged: Sequence[int],
 ) -> dict[str, Any]:
-    """Return the result as JSON values; what is compared is told as an audit tells it.
+    """Return the result as JSON values; differences have the form of an audit's violations.
 
     :param written: its commits
     :param suppressed: batches before the range, which ran without output
-    :param compared: commits that were compared with what was delivered
-    :param differences: (commit, rows and digest that were delivered, that were found)
+    :param compared: commits that were compared with their delivered rows
+    :param differences: (commit, rows and digest delivered, rows and digest found)
     :param diverged: commits before the range that gave other rows, which was accepted
     """
     resolved = begun.resolved

@@ -44,7 +44,7 @@ _REMIND_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRequest:
-    """What a request's home is for.
+    """The request that a home belongs to.
 
     :param pipeline: the pipeline whose source is run again
     :param home: the pipeline's own home
@@ -57,7 +57,7 @@ class SavedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """What a request meant when it was begun.
+    """A request as it was resolved when it was begun.
 
     :param version: of the job that runs it
     :param name: of the backfill: the same range, run by the same version to the same output, has the same
@@ -114,7 +114,7 @@ def adopt(home: Home, identity: str) -> None:
 
 
 def check_ledger(home: Home, tail: LedgerTail | None) -> None:
-    """Check that the ledger of backfills still has what the pipeline's backfills have written to it.
+    """Check that the ledger of backfills still has all records of the pipeline's backfills.
 
     :param home: the request's
     :param tail: the ledger's end, None when there is none
@@ -135,7 +135,7 @@ def check_ledger(home: Home, tail: LedgerTail | None) -> None:
 
 
 def known_ledger(home: Home) -> LedgerSeen | None:
-    """Return what the last backfill has seen of their ledger, None before the first.
+    """Return the ledger of backfills as the last backfill saw it, None before the first.
 
     :param home: a request's
     """
@@ -152,7 +152,7 @@ def note_ledger(home: Home, tail: LedgerTail) -> None:
 
 
 def asked_of(home: Home) -> SavedRequest:
-    """Return what a request's home is for.
+    """Return the request that a home belongs to.
 
     :raises RefusedError: when it is no such home
     """
@@ -165,12 +165,12 @@ def asked_of(home: Home) -> SavedRequest:
 
 
 def owner_of(home: Home) -> Home:
-    """Return the home of the pipeline whose request this is; it may have been moved since."""
+    """Return the home of the request's pipeline; it may have been moved since."""
     return Home(home.path.parent.parent)
 
 
 def begun(home: Home) -> Begun | None:
-    """Return what a request meant when it was begun, None when it was not."""
+    """Return a request as it was resolved when it was begun, None when it was not begun."""
     body = json_store.read(home.path / "resolved.json")
     if body is None:
         return None
@@ -205,12 +205,12 @@ def forget(home: Home, sure: Sure) -> None:
 
 
 def write_result(home: Home, result: Mapping[str, Any]) -> None:
-    """Keep what a backfill gave."""
+    """Store a backfill's result."""
     json_store.write(home.path / "result.json", result)
 
 
 def result_of(home: Home) -> dict[str, Any] | None:
-    """Return what a backfill gave, None when it has not ended."""
+    """Return a backfill's result, None when it has not ended."""
     return json_store.read(home.path / "result.json")
 
 
@@ -254,5 +254,5 @@ def turn(home: Home, give_up: Callable[[], None]) -> Iterator[Sure]:
 
 
 def driver_arguments(*, accept_nondeterminism: bool = False) -> list[str]:
-    """Return what a driver is told besides its home, so that it runs the backfill."""
+    """Return a driver's arguments besides its home, so that it runs the backfill."""
     return ["--backfill", *(["--accept-nondeterminism"] if accept_nondeterminism else [])]

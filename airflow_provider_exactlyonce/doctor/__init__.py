@@ -1,5 +1,5 @@
-"""The command ``exactlyonce doctor``: what is wrong with a pipeline, in plain words, and a repair of what is safe.
+"""The command ``exactlyonce doctor``: names a pipeline's problems in plain words, and makes the safe repairs.
 
-``probes`` look, ``checks`` judge what was seen, ``repairs`` change. Only the command calls it; drivers repair what
-they can by themselves at their start, in ``checkpoint.recovery``.
+``probes`` read, ``checks`` judge the facts, ``repairs`` change. Only the command calls it; drivers make their own
+repairs at their start, in ``checkpoint.recovery``.
 """

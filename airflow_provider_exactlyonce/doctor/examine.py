@@ -47,12 +47,12 @@ _ROUNDS: Final = 3
 
 @dataclass(kw_only=True)
 class Examination:
-    """What was found, and what was done about it.
+    """The findings, and the repairs.
 
     :param home: path of the home, None when it isn't known
-    :param findings: what is wrong, as it is now
-    :param done: what was repaired: (name of the finding, what was done)
-    :param refused: what was tried in vain: (name of the finding, why)
+    :param findings: the problems, as they are now
+    :param done: repairs: (name of the finding, the repair in a sentence)
+    :param refused: repairs that failed: (name of the finding, why)
     """
 
     pipeline: str
@@ -63,7 +63,7 @@ class Examination:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is wrong; what is told for information only doesn't count."""
+        """Whether nothing is wrong; findings for information only don't count."""
         return all(finding.severity is Severity.INFO for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Examination:
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """Return what is wrong, the worst first."""
+    """Return the findings, the worst first."""
     findings = [*facts.unseen, *(finding for check in _CHECKS for finding in check(facts))]
     if any(finding.name == "batch-too-long" for finding in findings):  # says the same, and more
         findings = [finding for finding in findings if finding.name != "driver-failed"]
@@ -88,7 +88,7 @@ def judge(facts: Facts) -> list[Finding]:
 
 
 def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, fix: bool = False) -> Examination:
-    """Look at a pipeline, and repair what is safe to repair.
+    """Examine a pipeline, and make the safe repairs.
 
     :param config: client configuration in librdkafka's names
     :param location: its home, None for where its last run started
@@ -120,7 +120,7 @@ def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, f
 
 
 def _choose(findings: Sequence[Finding], tried: set[tuple[str, str]]) -> list[Finding]:
-    """Return what is repaired in this round: each remedy once, and one lineage at most is made."""
+    """Return the findings to repair in this round: each remedy once, and at most one that makes a lineage."""
     chosen: dict[tuple[Remedy, str], Finding] = {}
     for finding in findings:
         if finding.remedy is not None and (finding.name, finding.what) not in tried:

@@ -1,4 +1,4 @@
-"""When a topic's retention may remove what somebody has to read again."""
+"""When a topic's retention may remove records that have to be read again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Expiry:
 
 
 def first(facts: Facts, starts: Mapping[Place, int]) -> Expiry | None:
-    """Return what may be removed first of all that has to be read, None when nothing may be soon.
+    """Return the first of the needed records that retention may remove, None when it removes none soon.
 
     :param starts: the offsets from where on
     """

@@ -1,4 +1,4 @@
-"""What the doctor has seen of a pipeline: gathered once, judged by the checks."""
+"""The facts of a pipeline that the doctor gathers once, and the checks judge."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HomeFacts:
 
     :ivar moved: what names the other home when this one was moved, or is a copy that is not finished
     :ivar torn: what home.json's reader says when it isn't whole
-    :ivar lost: what the reader of ``current`` says when it, or its lineage, isn't whole
+    :ivar lost: the error of the reader of ``current`` when it, or its lineage, isn't whole
     :param successors: the lineage of the newest run, and those that have replaced it
     :param unfinished: what killed restores have left
     """
@@ -70,7 +70,7 @@ class SavepointFacts:
     """The savepoints.
 
     :param whole: whose bytes are as they were, oldest commit first
-    :param damaged: {id: what is wrong with it}
+    :param damaged: {id: defect}
     :param leftovers: names of what interrupted saves and deletes have left
     """
 
@@ -83,11 +83,11 @@ class SavepointFacts:
 class HistoryFacts:
     """The ledger, read from its beginning to its end.
 
-    :param contradictions: what violates its own rules
-    :param stretches: {commit: what follows it up to the newest}, for each commit that somebody may go back to
+    :param contradictions: violations of its own rules
+    :param stretches: {commit: the commits after it up to the newest}, for each commit that may be restored
     :param incomplete: {commit: the first commit after it that is in the ledger no more}
     :param runs: the claims, oldest first
-    :param done: what the ledger has of the checkpoint's newest whole batch, None when it has forgotten it
+    :param done: the ledger's record of the checkpoint's newest whole batch, None when it was deleted
     """
 
     contradictions: Sequence[str] = ()
@@ -139,7 +139,7 @@ class TopicsFacts:
     cluster: str | None = None
 
     def is_there(self, cluster: SourceCluster, topic: str) -> bool:
-        """Whether a topic can be looked at."""
+        """Whether a topic can be read."""
         return self.problems.get((cluster, topic), ("", ""))[0] not in ("topic-missing", "topic-unavailable")
 
 
@@ -147,7 +147,7 @@ class TopicsFacts:
 class TransactionFacts:
     """Transactions that bear on the pipeline.
 
-    :param own: what the coordinator knows of the pipeline's transactional id, None when it knows nothing
+    :param own: the coordinator's description of the pipeline's transactional id, None when there is none
     :param others: open ones of others on the pipeline's topics
     :param hanging: open in a partition of the pipeline's topics and unknown to any coordinator
     :param held: {partition: offsets that are held back}
@@ -163,7 +163,7 @@ class TransactionFacts:
 
 @dataclass(kw_only=True)
 class Facts:
-    """All of it; what could not be looked at is None and has its finding in :attr:`unseen`.
+    """All facts; one that could not be read is None and has its finding in :attr:`unseen`.
 
     :param config: client configuration in librdkafka's names
     :ivar clusters: those that the pipeline's sources are read from, as its newest run has claimed
@@ -190,7 +190,7 @@ class Facts:
 
     @property
     def runs(self) -> bool:
-        """Whether a driver holds the pipeline, or has while it was looked at: then much moves that is no fault."""
+        """Whether a driver holds the pipeline, or did during the examination: then changes are no fault."""
         return self.in_motion or (self.driver is not None and self.driver.life is Life.ALIVE)
 
     @property
@@ -216,12 +216,12 @@ class Facts:
         )
 
     def named_lineage(self) -> Lineage | None:
-        """Return the lineage that a start would accept by what the ledger names, None when it isn't in the home."""
+        """Return the lineage that a start would accept by the ledger, None when it isn't in the home."""
         successors = self.home.successors if self.home else ()
         return next((lineage for lineage in successors if self.mismatch(lineage) is None), None)
 
     def missing_input(self, stretch: CommitSpan) -> MissingInput | None:
-        """Return the first of a stretch's source records that are gone; what can't be looked at now is not gone."""
+        """Return the first of a stretch's source records that are gone; in an unavailable topic none counts as gone."""
         topics = self.topics
         if topics is None:
             return None

@@ -1,4 +1,4 @@
-"""What the doctor can find: every kind by name, and one finding of it."""
+"""The doctor's findings: every kind by name, and a single finding."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Final
 
 
 class Severity(StrEnum):
-    """What a finding means for the guarantee."""
+    """A finding's effect on the guarantee."""
 
     ERROR = "error"  # the pipeline can't go on as it is, or would lose or repeat something
-    WARNING = "warning"  # it goes on; somebody should look
+    WARNING = "warning"  # it goes on; a person should look
     INFO = "info"  # as it may be; told because people ask
 
 
 class Remedy(StrEnum):
-    """What ``--fix`` can do about a finding, in the order in which it is done."""
+    """The repairs of ``--fix``, in the order in which they are made."""
 
     LEDGER_SETTINGS = "put the ledger topic's settings right"
     ABORT = "abort the pipeline's own transaction"

@@ -1,7 +1,7 @@
 """Looks at everything that a pipeline consists of. Nothing is changed, fenced or aborted; a driver may run meanwhile.
 
-What is compared is read in the order in which a driver changes it, backwards: a driver commits to the ledger, then
-Spark notes the batch, then the home its number. So a ledger that is read last is never behind what was read before.
+Facts are read in the reverse order of a driver's changes: a driver commits to the ledger, then Spark notes the batch,
+then the home its number. So the ledger, which is read last, is never behind the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def gather(
 
     :param config: client configuration in librdkafka's names
     :param location: its home, None for where its last run started
-    :param verified: {savepoint: what is wrong with its bytes}, of those that were read before; they are added
+    :param verified: {savepoint: defects of its bytes} of savepoints that were read before; new ones are added
     """
     facts, grown = Facts(pipeline=pipeline, config=config), False
     with ExitStack() as stack:
@@ -78,7 +78,7 @@ def gather(
 
 
 def seen(facts: Facts, subject: str, look: Callable[[], T]) -> T | None:
-    """Return what is seen of a subject; when that is not possible, note so, and the others are looked at."""
+    """Return the facts of a subject; when they can't be read, note that, so that the others are still read."""
     from confluent_kafka import KafkaException
 
     from airflow_provider_exactlyonce.kafka.wire import UnansweredError
@@ -275,7 +275,7 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
 
 
 def _starts(facts: Facts) -> set[int]:
-    """Return the commits after which somebody may have to run the following ones again."""
+    """Return the commits after which a replay may have to begin."""
     commits = {savepoint.commit for savepoint in facts.savepoints.whole} if facts.savepoints else set()
     if facts.done is not None:
         commits.add(facts.done)

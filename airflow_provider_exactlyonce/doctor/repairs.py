@@ -1,4 +1,4 @@
-"""What ``--fix`` does: only what can neither lose nor repeat a record, on a copy, and it says what it did."""
+"""The repairs of ``--fix``: they can neither lose nor repeat a record, work on copies, and are reported."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _NEED_KAFKA: Final = MAKING | {Remedy.LEDGER_SETTINGS, Remedy.ABORT, Remedy.ABOR
 
 
 def repair(facts: Facts, finding: Finding) -> str:
-    """Do what can be done about a finding; returns what was done, in a sentence.
+    """Repair a finding; returns the repair in a sentence.
 
-    :raises ExactlyOnceError: when it can't be; nothing has become worse
+    :raises ExactlyOnceError: when it can't be repaired; nothing has become worse
     """
     remedy = finding.remedy
     if remedy is None or facts.home is None:

@@ -1,4 +1,4 @@
-"""The checks, by subject: each takes the facts and yields findings; nothing is looked at here any more.
+"""The checks, by subject: each takes the facts and yields findings; nothing more is read here.
 
 ``examine`` runs them. What they judge was gathered by ``gather`` and ``probes``.
 """

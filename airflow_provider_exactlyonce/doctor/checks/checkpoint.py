@@ -79,7 +79,7 @@ def fits_ledger(facts: Facts) -> Iterator[Finding]:
     if checkpoint_facts is None or tail is None or tail.claim is None or facts.runs or not _belongs(facts):
         return
     if checkpoint_facts.restart is None or checkpoint_facts.restart.source is not RestartSource.CHECKPOINT:
-        return  # what is torn comes first
+        return  # torn files come first
     checkpoint, lineage = checkpoint_facts.checkpoint, checkpoint_facts.lineage
     try:
         check_not_ahead(checkpoint, lineage, tail)
@@ -156,7 +156,7 @@ def _restore(facts: Facts) -> Remedy | None:
 
 
 def _missing(facts: Facts, done: int) -> str | None:
-    """Return what a replay of everything after a commit would lack."""
+    """Return which record or commit a replay of everything after a commit would lack, None when it lacks none."""
     history = facts.history
     if history is None or done not in history.stretches:
         return None
@@ -167,7 +167,7 @@ def _missing(facts: Facts, done: int) -> str | None:
 
 
 def _planned(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Finding]:
-    """Judge what is planned and not committed: as a rule the batch that a stop has left to the next start."""
+    """Judge batches that are planned and not committed: as a rule one, which a stop has left to the next start."""
     checkpoint, lineage = checkpoint_facts.checkpoint, checkpoint_facts.lineage
     committed = lineage.batch_of(facts.newest)
     planned = [batch for batch in checkpoint.batches("offsets") if batch > committed]

@@ -1,4 +1,4 @@
-"""The driver that runs the pipeline, and what became of the last one."""
+"""The driver that runs the pipeline, and the end of the last driver."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def holds_no_stale_lease(facts: Facts) -> Iterator[Finding]:
 
 
 def _topic(error: DriverError) -> str:
-    """Return what there is help on: an error of ours by its name, a foreign one by its exit code."""
+    """Return the topic of the help: the name of an error of ours, the exit code of any other."""
     return error.kind if hasattr(exceptions, error.kind) else str(error.exit_code)
 
 

@@ -51,7 +51,7 @@ def fits(facts: Facts) -> Iterator[Finding]:
 
 
 def unfinished(facts: Facts) -> Iterator[Finding]:
-    """Check for what killed restores have left."""
+    """Check for remains of killed restores."""
     for path in facts.home.unfinished if facts.home else ():
         yield Finding(
             "unfinished-restore",

@@ -1,4 +1,4 @@
-"""Whether the ledger agrees with itself, and its topic keeps what is in it."""
+"""Whether the ledger is consistent, and its topic keeps its records."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 
 
 def are_whole(facts: Facts) -> Iterator[Finding]:
-    """Check the savepoints' bytes, and look for what interrupted saves, verifications and deletes have left."""
+    """Check the savepoints' bytes, and look for remains of interrupted saves, verifications and deletes."""
     savepoints = facts.savepoints
     if savepoints is None:
         return
@@ -33,7 +33,7 @@ def are_whole(facts: Facts) -> Iterator[Finding]:
 
 
 def can_be_restored(facts: Facts) -> Iterator[Finding]:
-    """Check that each savepoint is of this pipeline's past, and that what followed it can be run again."""
+    """Check that each savepoint is of this pipeline's past, and that the commits after it can be replayed."""
     savepoints, tail = facts.savepoints, facts.tail
     if savepoints is None or tail is None:
         return

@@ -31,7 +31,7 @@ def are_accepted(facts: Facts) -> Iterator[Finding]:
 
 
 def keep_unread_input(facts: Facts) -> Iterator[Finding]:
-    """Check that what is after the newest commit is there, and stays until it is read."""
+    """Check that the input after the newest commit is there, and stays until it is read."""
     topics, commit = facts.topics, facts.tail.commit if facts.tail else None
     if topics is None or commit is None or topics.recreated is not None:
         return
@@ -55,7 +55,7 @@ def keep_unread_input(facts: Facts) -> Iterator[Finding]:
 
 
 def are_not_compacted(facts: Facts) -> Iterator[Finding]:
-    """Check that a batch that is run again reads what it has read before."""
+    """Check that a batch that is run again reads the same records as before."""
     for name, settings in facts.topics.settings.items() if facts.topics else ():
         if settings.is_compacted:
             yield Finding(

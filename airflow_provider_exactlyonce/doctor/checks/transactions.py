@@ -1,4 +1,4 @@
-"""Whether transactions hold back the pipeline, or those who read its output."""
+"""Whether transactions hold back the pipeline, or the readers of its output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own_is_ended(facts: Facts) -> Iterator[Finding]:
 
 
 def others_are_ended(facts: Facts) -> Iterator[Finding]:
-    """Check for open transactions of others, and for those that nobody will end."""
+    """Check for open transactions of others, and for hanging ones."""
     transactions = facts.transactions
     if transactions is None:
         return

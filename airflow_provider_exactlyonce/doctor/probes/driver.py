@@ -1,6 +1,6 @@
-"""Looks at who runs a pipeline.
+"""Reads which driver runs a pipeline.
 
-The lease is read after the ledger: whoever claims the pipeline holds its lease first.
+The lease is read after the ledger: a driver holds the lease before it claims the pipeline.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _SPAN: Final = 100
 def names(facts: Facts) -> tuple[list[str], list[str], dict[SourceTopics, str]]:
     """Return the topics that the pipeline reads, and those that it writes, as far as its records tell.
 
-    Third is {pattern: why nobody knows which topics it matches now}.
+    Third is {pattern: why its topics are unknown now}.
     """
     tail = facts.tail
     away: dict[SourceTopics, str] = {}
@@ -47,7 +47,7 @@ def names(facts: Facts) -> tuple[list[str], list[str], dict[SourceTopics, str]]:
 
 
 def look(facts: Facts, client: WireClient) -> TopicsFacts:
-    """Look at the topics as a start would, and at what is left of their records."""
+    """Check the topics as a start would, and read the offsets of their remaining records."""
     from airflow_provider_exactlyonce.audit import topics
 
     (sources, sinks, away), clusters = names(facts), facts.clusters
@@ -174,7 +174,7 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
 
 
 def _written(facts: Facts, topics_facts: TopicsFacts) -> dict[tuple[Place, int], int]:
-    """Read when the records were written from which somebody may have to read again."""
+    """Read the times of the records from which a replay may have to read again."""
     from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 
     ends = facts.clusters.offsets.last_stable(topics_facts.ends)

@@ -17,7 +17,7 @@ _SILENT_SECONDS: Final = 60.0
 
 
 def look(facts: Facts, client: WireClient) -> TransactionFacts:
-    """Look at the pipeline's own transactional id, and at what is open on its topics."""
+    """Read the state of the pipeline's own transactional id, and the open transactions on its topics."""
     from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
 
     transactions = Transactions(client)

@@ -1,10 +1,10 @@
-"""The audit of a pipeline: the ledger first, then what is readable in its sink; then the same of its backfills.
+"""The audit of a pipeline: the ledger first, then the readable rows of its sink; then the same of its backfills.
 
-What is judged is fixed at the start: the sink's ends are taken first and the ledger's end after them, when everything
-up to there is decided. A pipeline may run meanwhile; what it commits later is not looked at.
+The judged range is fixed at the start: the sink's ends are read first and the ledger's end after them, when everything
+up to there is decided. A pipeline may run meanwhile; its later commits are not judged.
 
-What a backfill has written, into the sink itself or elsewhere, is told by its producer: the ledger of the backfills
-names them. It is judged by that ledger alone, and rows that the pipeline and a backfill both have are not doubled.
+A backfill's records, in the sink itself or elsewhere, are recognised by their producer: the ledger of the backfills
+names it. They are judged by that ledger alone, and rows that the pipeline and a backfill both have are not doubled.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _LEDGER_STEP: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """What is judged, and how.
+    """The commits to judge, and how.
 
     :param first: the first commit, 0 for the oldest that the ledger has
     :param last: the last one, 0 for the newest
     :param allow_foreign: others may write to the sink's topics; their records are counted and passed over
     :param patience_seconds: how long a transaction that was open at the start may go on before it is a violation
-    :param progress: told how far it is, in words, from time to time
+    :param progress: called with the progress, in words, from time to time
     """
 
     first: int = 0
@@ -137,7 +137,7 @@ class _Audit:
         return frozenset(record.producer_id for record in backfills.commits())
 
     def _audit_backfills(self, reader: LedgerReader) -> tuple[int, int]:
-        """Judge what the backfills have written, unless a part of the pipeline's commits was asked for.
+        """Judge the backfills' rows, unless a part of the pipeline's commits was asked for.
 
         :returns: how many there are, and their rows that agree
         """

@@ -1,4 +1,4 @@
-"""What an audit finds, and what it says in the end."""
+"""An audit's findings, and its report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Violation:
     """One fact that contradicts an invariant.
 
     :param invariant: ``I1`` to ``I7``
-    :param commit: the commit, or the one before what was found; 0 for none
+    :param commit: the commit, or the commit before the finding; 0 for none
     :param offset: of a record in topic and partition, -1 when it is about none
     """
 
@@ -58,15 +58,15 @@ class Findings:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, invariant: str, commit: int, message: str, place: Place = ("", -1), offset: int = -1) -> None:
-        """Note one more violation; the parameters are those of :class:`Violation`."""
+        """Note one more violation, with the parameters of :class:`Violation`."""
         self.counts[invariant] += 1
         if len(self.kept) < KEPT:
             self.kept.append(Violation(invariant, message, commit, *place, offset))
 
     def take(self, others: Findings, where: str) -> None:
-        """Take over what was found elsewhere.
+        """Add the findings of another audit.
 
-        :param where: said in front of each message
+        :param where: put in front of each message
         """
         self.counts.update(others.counts)
         room = KEPT - len(self.kept)

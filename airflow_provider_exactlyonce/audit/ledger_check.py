@@ -10,16 +10,16 @@ from airflow_provider_exactlyonce.tables.positions import is_table
 
 
 class LedgerCheck:
-    """Looks at a ledger's records in their order; keeps what it has to know of those before.
+    """Checks a ledger's records in their order; keeps the facts that it needs of earlier records.
 
     :param pipeline: whose ledger it is
-    :param oldest: the oldest commit that retention has kept; what is older is not judged
+    :param oldest: the oldest commit that retention has kept; older ones are not judged
     :param findings: get each violation
-    :ivar untold: commits with less than exactly once that do not tell where their rows are
-    :ivar records: source records that commits have read, as far as they say
-    :ivar uncounted: commits that don't say
+    :ivar untold: commits with less than exactly once that do not record where their rows are
+    :ivar records: source records that commits have read, as far as recorded
+    :ivar uncounted: commits that don't record it
     :ivar late_rows: rows behind the watermark that operators have left out
-    :ivar lost: {commit: its source ranges} of those whose rows may be lost, as the ledger has it
+    :ivar lost: {commit: its source ranges} of commits with possibly lost rows, as the ledger has it
     """
 
     def __init__(self, pipeline: str, oldest: int, findings: Findings) -> None:
@@ -142,7 +142,7 @@ class LedgerCheck:
                 ends[place] = end
 
     def _check_counts(self, record: CommitRecord) -> None:
-        """Check that what was read, and what was left out of it, fits the source ranges and the commit before."""
+        """Check the counts of records read and rows left out against the source ranges and the commit before."""
         offsets = sum(end - start for ranges in record.source.values() for start, end in ranges.values())
         if record.records is None:
             self.uncounted += 1

@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.ledger.records import SinkRange
 
 @dataclass(slots=True)
 class RangeFound:
-    """What is readable of one commit's range.
+    """The readable part of one commit's range.
 
     :param missing: the first of its offsets that is not readable; only meaningful where rows are missing
     """

@@ -24,7 +24,7 @@ _REMEMBERED_RANGES: Final = 200_000
 
 @dataclass
 class Totals:
-    """What was read so far."""
+    """The totals of the rows read so far."""
 
     rows: int = 0
     ranges: int = 0
@@ -35,7 +35,7 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedRecords:
-    """Which records of a sink are judged, and by what.
+    """The records of a sink that are judged, and the limits.
 
     :param topics: the sink's topics that can be judged; ranges in others are found_ranges out
     :param limits: {(topic, partition): offset} up to which everything is decided
@@ -76,7 +76,7 @@ class SinkCheck:
         self._partitions[place] = PartitionCheck(offset)
 
     def window(self, commits: Sequence[CommitRecord]) -> None:
-        """Judge some commits and what is readable before and between them."""
+        """Judge some commits and the readable records before and between them."""
         ranges_of: dict[Place, list[RangeFound]] = {}
         by_commit: dict[int, list[tuple[Place, RangeFound]]] = {}
         for record in commits:
@@ -97,7 +97,7 @@ class SinkCheck:
             self._judge(commit, committed[commit], ranges_of_commit, starts)
 
     def rest(self) -> None:
-        """Judge what is readable after the last commit."""
+        """Judge the readable records after the last commit."""
         places = [place for place in self._partitions if place in self.judged.limits]
         for place in places:
             self._partitions[place].open([], self.judged.limits[place])

@@ -1,4 +1,4 @@
-"""What of a sink topic's settings bears on its audit."""
+"""The settings of a sink topic that matter for its audit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SinkTopic:
     is_compacted: bool
 
     def may_have_expired(self, committed: int) -> bool:
-        """Whether retention may have removed what was committed then (milliseconds since the epoch)."""
+        """Whether retention may have removed rows committed at this time (milliseconds since the epoch)."""
         if self.retention_bytes >= 0:
             return True
         age = time.time() * 1000 - committed

@@ -1,4 +1,4 @@
-"""The command ``exactlyonce``: a file for each subcommand, what they have in common, and how answers are printed.
+"""The command ``exactlyonce``: a file for each subcommand, their common arguments, and how answers are printed.
 
-Each reads its arguments and calls what the operators call. Nothing is decided here, and nobody imports it.
+Each reads its arguments and calls the same functions as the operators. Nothing is decided here, and nobody imports it.
 """

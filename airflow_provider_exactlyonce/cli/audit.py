@@ -19,7 +19,7 @@ _PROGRESS_SECONDS: Final = 5.0
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "audit",
         _audit,

@@ -22,7 +22,7 @@ _SHOWN: Final = 100
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "audit-sinks",
         _audit,

@@ -26,7 +26,7 @@ EXIT_NOT_RUNNING: Final = 3  # as service managers have it
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     group = program.add_command(
         "broker",
         summary="run an embedded Kafka broker for development",

@@ -1,4 +1,4 @@
-"""How a command is declared, so that its ``--help`` says what it does, gives an example, and names its exit codes."""
+"""How a command is declared, so that its ``--help`` has a summary, an example, and the exit codes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class Command(argparse.ArgumentParser):
-    """A command, which may have commands of its own; options may stand before and after the name of such a command.
+    """A command or a group of subcommands. Options may precede or follow the subcommand.
 
-    :param summary: what it does, in one line without a capital and a full stop
+    :param summary: one line without a capital and a full stop
     :param example: arguments that it accepts
-    :param exit_codes: what each means
-    :param details: sentences on what else there is to know
-    :param default: the command that is meant when none is named
-    :param others: what the base takes
+    :param exit_codes: the meaning of each
+    :param details: further sentences
+    :param default: the subcommand that runs when none is named
+    :param others: arguments of the base
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Command(argparse.ArgumentParser):
     ) -> Command:
         """Add a command and return it.
 
-        :param function: runs it and returns the exit code, None for 0; none for one that has commands of its own
+        :param function: runs it and returns the exit code, None for 0; None for a group of subcommands
         :param summary: as of the class
-        :param exit_codes: what means something else than it does here
-        :param about: what the class takes
+        :param exit_codes: codes with another meaning than here
+        :param about: further arguments of the class
         """
         if self._adding is None:
             self._adding = self.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -66,7 +66,7 @@ class Command(argparse.ArgumentParser):
         return command
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        """As the base, which takes the name of a command at the first place only."""
+        """Parse as the base does, which accepts the subcommand as the first argument only."""
         return super().parse_known_args(self._name_first(list(args or ())), namespace)
 
     def _name_first(self, words: list[str]) -> list[str]:
@@ -80,7 +80,7 @@ class Command(argparse.ArgumentParser):
         return [words[at], *words[:at], *words[at + 1 :]]
 
     def _takes_a_value(self, word: str) -> bool:
-        """Whether the next word is the value of this option of a command, whose name may be cut short."""
+        """Whether the next word is the value of this subcommand's option; the option's name may be cut short."""
         options = self._options()
         return next((options[name].nargs != 0 for name in sorted(options) if name.startswith(word)), False)
 

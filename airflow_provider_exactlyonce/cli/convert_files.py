@@ -1,4 +1,4 @@
-"""The subcommand ``exactlyonce convert-files``: what 0.1.0's file sink has committed becomes a Delta table."""
+"""The subcommand ``exactlyonce convert-files``: makes a Delta table of the files that 0.1.0's file sink committed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.text_tables import pairs
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "convert-files",
         _convert,

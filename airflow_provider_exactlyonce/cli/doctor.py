@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "doctor",
         _doctor,
@@ -39,7 +39,7 @@ def add_to(program: Command) -> None:
 def _doctor(given: argparse.Namespace) -> int:
     from airflow_provider_exactlyonce.doctor.examine import examine
 
-    logging.getLogger("airflow_provider_exactlyonce").addHandler(logging.NullHandler())  # all is said in findings
+    logging.getLogger("airflow_provider_exactlyonce").addHandler(logging.NullHandler())  # the findings have it all
     config = kafka_config.from_environment(given.bootstrap_servers)
     with waiting(f"Kafka at {config['bootstrap.servers']}, or of the home"):
         examination = examine(check_pipeline_name(given.pipeline), config, given.home, fix=given.fix)

@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.streaming import settings
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "explain",
         _explain,

@@ -24,7 +24,7 @@ _UNKNOWN = "unknown"
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "list",
         _list,

@@ -1,4 +1,4 @@
-"""The command ``exactlyonce``: thin; every command calls what the operators call."""
+"""The command ``exactlyonce``: thin; every command calls the same functions as the operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the subcommands of ``exactlyonce`` answer: JSON for programs, lines for people."""
+"""The output of the subcommands of ``exactlyonce``: JSON for programs, lines for people."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ERASE_LINE: Final = "\r\033[K"
 
 
 def print_answer(given: argparse.Namespace, body: object, text: str) -> None:
-    """Print what a subcommand has to say, as JSON with ``--json``."""
+    """Print a subcommand's answer, as JSON with ``--json``."""
     print(json.dumps(body, indent=2) if given.json else text)
 
 
 def tell(text: str) -> None:
-    """Tell people at once what is going on; what programs read is the answer only."""
+    """Print a message for people at once, on stderr; programs read the answer on stdout."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -41,7 +41,7 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Give what tells how far something is; on a terminal each line is written over the last one."""
+    """Yield a function that prints progress; on a terminal each line overwrites the last one."""
     if not sys.stderr.isatty():
         yield tell
         return

@@ -26,10 +26,10 @@ def errors() -> list[str]:
 
 
 def find(topic: str) -> str:
-    """Return what the documentation says of a topic.
+    """Return the documentation of a topic.
 
     :param topic: a page's name, an error's name, or an exit code; upper and lower case are the same
-    :raises RefusedError: when there is nothing of that name; names what is like it
+    :raises RefusedError: when there is no such topic; suggests similar names
     """
     pages, parts = {name.casefold(): name for name in titles()}, {name.casefold(): name for name in errors()}
     name = topic.casefold().removesuffix(".md")

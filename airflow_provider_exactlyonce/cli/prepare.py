@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.devkit.jars import complete_spark, jar_directo
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "prepare",
         _prepare,

@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.text_tables import pairs
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "rescale",
         _rescale,

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.streaming.driver import options
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "run",
         _run,

@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.text_tables import pairs
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     group = program.add_command(
         "savepoint",
         summary="take, list, verify and delete savepoints",

@@ -26,7 +26,7 @@ _LIMIT: Final = 20
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     group = program.add_command(
         "state",
         summary="show what a pipeline keeps in its state",

@@ -27,7 +27,7 @@ _time: Final = partial(moments.text, timespec="milliseconds")
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "status",
         _status,
@@ -118,7 +118,7 @@ def _state_sizes(home: Home) -> list[dict[str, Any]]:
 
 
 def _lost(reader: LedgerReader, newest: ClaimRecord) -> list[str]:
-    """Return the commits whose rows may be lost, which can be in a pipeline that delivers at most once only."""
+    """Return the commits with possibly lost rows; only a pipeline that delivers at most once has any."""
     if newest.guarantee == EXACTLY_ONCE:
         return []
     claims = (record for _, record in reader.records() if isinstance(record, ClaimRecord))

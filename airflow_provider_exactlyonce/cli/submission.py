@@ -40,7 +40,7 @@ def submit_command(
 
 
 def environment(config: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
-    """Return what a driver's environment has beside ours.
+    """Return the variables of a driver's environment beside ours.
 
     :param config: client configuration in librdkafka's names
     :param conf: the user's Spark settings

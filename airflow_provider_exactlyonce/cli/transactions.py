@@ -26,7 +26,7 @@ _LONGEST_TIME_OUT_SECONDS: Final = 900.0  # Kafka's default of transaction.max.t
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     group = program.add_command(
         "transactions",
         summary="show the open transactions of a cluster, and abort one",

@@ -36,7 +36,7 @@ _EXIT_CODES: Final = {
 
 
 def add_to(program: Command) -> None:
-    """Add the command to those of the program."""
+    """Add the command to the program."""
     command = program.add_command(
         "upgrade",
         _upgrade,

@@ -1,4 +1,4 @@
-"""Whether a pipeline's driver lives, asked from outside: by whoever wants to end what it has open."""
+"""Whether a pipeline's driver lives, asked from outside before its transaction is aborted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.ledger.reader import tail_of
 def why_taken_for_alive(config: Mapping[str, Any], pipeline: str) -> str | None:
     """Return why a driver of the pipeline may be alive, None when there certainly is none.
 
-    Only the home that the last run started from is looked at: the lease of a copy tells nothing.
+    Only the home that the last run started from is read: the lease of a copy proves nothing.
 
     :param config: client configuration in librdkafka's names
     """

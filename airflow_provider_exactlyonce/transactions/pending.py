@@ -1,4 +1,4 @@
-"""Whether everything that was in topics at a point of time is decided, and who keeps it from being so.
+"""Whether all transactions in topics at a point of time are decided, and which producers keep them open.
 
 Everybody's producers count. No group is joined and nothing is committed.
 """
@@ -44,7 +44,7 @@ def present(config: Mapping[str, Any], topics: Iterable[str]) -> dict[str, dict[
 
 
 class Decisions:
-    """What is decided in topics of one cluster, for many who ask at once.
+    """Which transactions in topics of one cluster are decided, for many waiters at once.
 
     :param config: client configuration in librdkafka's names
     """
@@ -56,9 +56,8 @@ class Decisions:
     def undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | ExactlyOnceError]:
         """Return the partitions whose last stable offset has not passed the target.
 
-        :param wanted: targets by who asks
-        :return: by who asks; an error where a topic is gone, or ends before the target: it is not the one that was
-            looked at
+        :param wanted: {waiter: targets}
+        :return: {waiter: partitions}; an error where a topic is gone, or ends before the target and so was made anew
         """
         try:
             return self._undecided(wanted)
@@ -68,7 +67,7 @@ class Decisions:
         return {name: answer for waiter in wanted for name, answer in self.undecided({waiter: wanted[waiter]}).items()}
 
     def blockers(self, waiting: Iterable[Undecided]) -> Blockers:
-        """Find out who holds partitions back."""
+        """Find the transactions that hold partitions back."""
         return Blockers(self._config, waiting)
 
     def _undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | ExactlyOnceError]:
@@ -93,7 +92,7 @@ class Decisions:
 
 
 class Blockers:
-    """Which transactions hold partitions back, found out once for all who wait.
+    """The transactions that hold partitions back, looked up once for all waiters.
 
     :param config: client configuration in librdkafka's names
     :param waiting: for what all of them wait
@@ -118,7 +117,7 @@ class Blockers:
             self._unknown = f"who holds it back can't be said: {error}"
 
     def of(self, waiting: Sequence[Undecided]) -> list[str]:
-        """Say who holds these partitions back, and for how long, a sentence each, oldest first."""
+        """Return a sentence for each transaction that holds these partitions back, with its age, oldest first."""
         if self._unknown:
             return [self._unknown]
         targets = {partition.place: partition.target for partition in waiting}

@@ -132,7 +132,7 @@ class DeltaTableLog(TableLog):
 
     @override
     def begin(self) -> Position:
-        """Return the oldest version whose entry, and those of all after it, are in the log."""
+        """Return the oldest version from which on the log has every version's entry."""
         entries, _ = self._logged()
         oldest = int(self._opened().version())
         while oldest - 1 in entries:
@@ -179,7 +179,7 @@ class DeltaTableLog(TableLog):
         return newest == number - 1
 
     def _logged(self) -> tuple[set[int], set[int]]:
-        """Return the versions whose entries are in the log, and those of which it has checkpoints."""
+        """Return the versions with an entry in the log, and the versions with a checkpoint."""
         names = self._asked(lambda: self._store.names(LOG))
         numbered = [(int(name[:20]), name[20:]) for name in names if name[:20].isdecimal()]
         entries = {number for number, end in numbered if end == ".json"}
@@ -188,7 +188,7 @@ class DeltaTableLog(TableLog):
     def _whole(self, number: int) -> TableVersion:
         """Return the table as it is at a version.
 
-        :raises DataLostError: when nobody knows that any more
+        :raises DataLostError: when that is unknown by now
         """
         position = Position(number, SNAPSHOT)
         if position in self._known:
@@ -338,7 +338,7 @@ class DeltaTableLog(TableLog):
             )
 
     def _asked(self, ask: Callable[[], T]) -> T:
-        """Return what the store answers.
+        """Return the store's answer.
 
         :raises BatchFailedError: when it does not answer
         """
@@ -373,9 +373,9 @@ def entry_of(version: int) -> str:
 
 
 def actions_of(entry: bytes, what: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what an entry of the log consists of: the kind of each action, and its fields.
+    """Yield the actions of an entry of the log: the kind of each, and its fields.
 
-    :param what: whose entry it is, for messages
+    :param what: names the entry in messages
     :raises RefusedError: when it can't be read
     """
     for line in filter(bytes.strip, entry.splitlines()):

@@ -37,7 +37,7 @@ class IcebergTableLog(TableLog):
     """One table of a catalog.
 
     :param place: the catalog's, the namespace's and the table's name, with dots
-    :param properties: of the catalog, over those of pyiceberg's own configuration
+    :param properties: of the catalog; they override pyiceberg's own configuration
     """
 
     def __init__(self, place: str, properties: Mapping[str, str]) -> None:
@@ -105,7 +105,7 @@ class IcebergTableLog(TableLog):
     def _check_goes_on(self, table: Table, history: Sequence[Snapshot], start: Position) -> None:
         """Check that the last snapshot that was read is one of main's, so that those after it follow it.
 
-        :raises DataLostError: when it is not, or nobody knows
+        :raises DataLostError: when it is not, or that is unknown
         """
         last = start.version if start.file else start.version - 1
         there = f"{_number(history[0])} to {_number(history[-1])}" if history else "none"
@@ -126,7 +126,7 @@ class IcebergTableLog(TableLog):
             )
 
     def _version(self, table: Table, snapshot: Snapshot, schema_id: int | None, *, is_whole: bool) -> TableVersion:
-        """Return what a snapshot adds, or the whole table at it.
+        """Return the files that a snapshot adds, or the whole table at it.
 
         :param schema_id: of the columns of the snapshot before it
         """
@@ -242,7 +242,7 @@ class IcebergTableLog(TableLog):
         return self._catalog
 
     def _asked(self, ask: Callable[[], T]) -> T:
-        """Return what catalog or store answer.
+        """Return the answer of catalog or store.
 
         :raises BatchFailedError: when they do not answer
         """
@@ -252,7 +252,7 @@ class IcebergTableLog(TableLog):
 
 
 def _is_whole(table: Table, history: Sequence[Snapshot]) -> bool:
-    """Tell whether main has all of its snapshots; some writers forget whose child the oldest was."""
+    """Tell whether main has all of its snapshots; some writers drop the parent's id of the oldest one."""
     return _number(history[0]) == 1 if history else table.metadata.next_sequence_number() == 1
 
 

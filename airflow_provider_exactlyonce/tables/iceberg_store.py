@@ -23,7 +23,7 @@ def reaching_hdfs(table: str) -> Iterator[None]:
     """Refuse a table on HDFS where there is no client of it.
 
     :param table: how people know it
-    :raises RefusedError: naming what is missing
+    :raises RefusedError: naming the missing part
     """
     try:
         yield

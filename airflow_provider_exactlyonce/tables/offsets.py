@@ -1,4 +1,4 @@
-"""A table's positions, asked for as those of topics are."""
+"""A table's positions, with the interface of topics' offsets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_log(name: str, options: Mapping[str, str]) -> TableLog:
 
 
 class _Spec:
-    """What an ``OffsetSpec`` asks of a cluster, for a table: the position itself."""
+    """In place of an ``OffsetSpec``, for a table: the position itself."""
 
     def __init__(self, log: TableLog) -> None:
         self._log: Final = log
@@ -61,7 +61,7 @@ class TableOffsets(PartitionOffsets):
     """The positions of one table.
 
     :param log: of the table
-    :param identity: what the table has to be, None for what it is when it is first asked
+    :param identity: the id that the table must have, None for its id at the first request
     """
 
     def __init__(self, log: TableLog, identity: str | None = None) -> None:
@@ -81,9 +81,9 @@ class TableOffsets(PartitionOffsets):
         return {place: int(position) for place in wanted}
 
     def identity(self) -> str | None:
-        """Return what tells the table from one that is made in its place, None when it is not there.
+        """Return the table's id, which a table made in its place does not have; None when it is not there.
 
-        :raises DataLostError: when it is another one than it was
+        :raises DataLostError: when the id has changed
         """
         identity = self._log.identity()
         if identity is not None and self._identity not in (None, identity):
@@ -111,7 +111,7 @@ class TableOffsets(PartitionOffsets):
     def check_begin(self, position: int) -> None:
         """Check that a new pipeline can begin at a position.
 
-        :raises RefusedError: when what it would read first is not known any more, or can't be read
+        :raises RefusedError: when the versions to read first are not known any more, or can't be read
         """
         try:
             next(self._log.versions(Position.of(position)), None)

@@ -21,10 +21,10 @@ def opened_parquet(opened: BinaryIO) -> pq.ParquetFile:
 
 
 def columns_of(parquet: pq.ParquetFile) -> pa.Schema:
-    """Return a file's columns by what their values are; what is read from it can be cast to them.
+    """Return a file's columns with plain types; columns that are read from it can be cast to them.
 
-    Texts and bytes are such: delta-rs writes views of them, which Arrow can't filter, and pandas categories. Spark's
-    own form of times is of instants, and does not say so.
+    Texts and bytes are plain: delta-rs writes views of them, which Arrow can't filter, and pandas categories. Spark's
+    own form of times is of instants, without a mark.
     """
     import pyarrow as pa
 
@@ -35,7 +35,7 @@ def columns_of(parquet: pq.ParquetFile) -> pa.Schema:
 def _own(kind: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
     """Return a type as values of it are.
 
-    :param leaves: Parquet's types of what it is made of, and of all that follow it
+    :param leaves: Parquet's types of its parts, and of all columns after it
     """
     import pyarrow as pa
 

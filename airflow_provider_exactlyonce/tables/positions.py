@@ -1,4 +1,4 @@
-"""Where a reader is in a table's versions: one number, so that what knows offsets of topics knows those of tables.
+"""A reader's position in a table's versions: one number, so that code for offsets of topics works for tables.
 
 A position is a version and how many of its files are read: ``version * 1,000,000 + files``. The end of version 12 is
 the beginning of version 13, ``13000000``. A reader that begins with the whole table as it is at version 12 begins at
@@ -50,7 +50,7 @@ class Position:
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether what follows it is the whole table, or the rest of that."""
+        """Whether the whole table, or its rest, follows the position."""
         return self.file >= SNAPSHOT
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ def name_of(kind: str, place: str) -> str:
 
     :param kind: :data:`DELTA` or :data:`ICEBERG`
     :param place: its path, or what its catalog calls it
-    :raises RefusedError: when it could not be told from the names of several
+    :raises RefusedError: when it looks like the names of several
     """
     if "," in place:
         raise RefusedError(f"table {place!r}: a comma can't be in its name, which stands in lists of sources")

@@ -1,4 +1,4 @@
-"""What of a table may be gone too soon: properties by which it keeps less than its format does by itself."""
+"""Properties of a table that make it keep less than its format's defaults, so that versions may be gone too soon."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SECONDS: Final = {
 class _Retention:
     """One property.
 
-    :param usual: what is kept without it, in its own words
-    :param sink: what is in danger with less where a sink writes to the table
+    :param usual: the default, in the format's own words
+    :param sink: the danger of less where a sink writes to the table
     :param source: the same where it is a source
     """
 
@@ -61,7 +61,7 @@ def dangers(properties: Mapping[str, str], role: Literal["sink", "source"]) -> l
     """Return a sentence for each property of a table that keeps less than usual, or that can't be read.
 
     :param properties: the table's
-    :param role: what the table is to the pipeline
+    :param role: the table's role in the pipeline
     """
     found = []
     for name, retention in _RETENTIONS.items():

@@ -1,4 +1,4 @@
-"""What reading needs to know of a table, whatever format it has; and how much of it is one batch."""
+"""A table's versions as readers need them, in any format; and how much of them is one batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TableFile:
     """One data file, which never changes.
 
     :param path: as its :class:`TableStore` opens it
-    :param rows: None when nobody has said
+    :param rows: None when it is not recorded
     :param partition: values that are not in the file, as texts
     """
 
@@ -40,10 +40,10 @@ class TableFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TableVersion:
-    """What one version adds; or the whole table as it is at one.
+    """The files that one version adds; or the whole table as it is at a version.
 
-    :param files: those whose rows no older version has, in their order; of a whole table all
-    :param rewrite: what it does to rows of older versions, in words; None when it leaves them as they are
+    :param files: files with rows that no older version has, in their order; of a whole table all
+    :param rewrite: its change of older versions' rows, in words; None when it leaves them as they are
     :param columns: the table's columns from it on, as Spark writes a schema; None when they stay
     :param field_ids: of the table's columns and their parts at it, where files have ids
     :param committed: milliseconds since the epoch
@@ -87,8 +87,8 @@ class TableStore(ABC):
 class TableLog(ABC):
     """The versions of one table.
 
-    What a store or a catalog does not answer is a
-    :class:`~airflow_provider_exactlyonce.exceptions.BatchFailedError`: it may be asked again.
+    A request that a store or a catalog does not answer raises
+    :class:`~airflow_provider_exactlyonce.exceptions.BatchFailedError`: it may be repeated.
 
     :ivar name: as ledgers have it
     """
@@ -108,13 +108,13 @@ class TableLog(ABC):
     def field_ids(self) -> Mapping[str, int]:
         """Return the ids of its columns and their parts where files have them; other names are the files', too.
 
-        They are of when the versions were last asked for.
+        They are as of the last read of the versions.
         """
         return {}
 
     @abstractmethod
     def identity(self) -> str | None:
-        """Return what tells the table from one that is made in its place, None when it is not there.
+        """Return the table's id, which a table made in its place does not have; None when it is not there.
 
         :raises RefusedError: when it has a feature that can't be read
         """
@@ -154,9 +154,9 @@ class TableLog(ABC):
         return table
 
     def _answered(self, ask: Callable[[], T], *told: type[Exception]) -> T:
-        """Return what a store or a catalog answers.
+        """Return the answer of a store or a catalog.
 
-        :param told: errors that are an answer
+        :param told: errors that count as an answer
         :raises BatchFailedError: when it does not answer
         """
         try:
@@ -214,7 +214,7 @@ def batch_end(versions: Iterable[TableVersion], start: Position, files: int | No
 
 
 def files_between(versions: Iterable[TableVersion], start: Position, end: Position) -> Iterator[TableFile]:
-    """Yield the files of a range, in their order; no version behind it is looked at.
+    """Yield the files of a range, in their order; no later version is read.
 
     :param versions: from the start on
     """

@@ -1,5 +1,5 @@
-"""A real Kafka broker for development and tests, and what drivers start with: jars, an archive of Spark's classes.
+"""A real Kafka broker for development and tests, and drivers' jars with an archive of Spark's classes.
 
-Nothing here knows what a pipeline is. ``cli`` starts the broker; ``cli``, ``hooks`` and ``streaming`` take jars and
-archive from here.
+Nothing here knows of pipelines. ``cli`` starts the broker; ``cli``, ``hooks`` and ``streaming`` take jars and archive
+from here.
 """

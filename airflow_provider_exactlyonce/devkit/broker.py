@@ -39,8 +39,8 @@ PROBE_INTERVAL_SECONDS: Final = 0.1
 class EmbeddedBroker:
     """One broker on one data directory; start, stop or kill it as often as needed, it keeps data and port.
 
-    As a context manager, or started by itself, it lives no longer than the process that started it, however that one
-    ends. With ``detached`` it stays until somebody stops it.
+    As a context manager, or started by itself, it lives no longer than the process that started it, however that
+    process ends. With ``detached`` it stays until it is stopped.
 
     :param data_directory: made if absent; holds ``kafka/`` (topics), ``logs/server.log`` and ``server.properties``
     :param port: where clients connect, 0 for the one used here before or any free one
@@ -98,11 +98,11 @@ class EmbeddedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients connect to; the same after every restart."""
+        """The address for clients; the same after every restart."""
         return self.state.bootstrap_servers
 
     def secure_servers(self, protocol: str) -> str:
-        """What clients of a secure listener connect to; the same after every restart.
+        """Return the address for clients of a secure listener; the same after every restart.
 
         :param protocol: one of ``protocols``
         """
@@ -120,7 +120,7 @@ class EmbeddedBroker:
 
     @property
     def log_file(self) -> Path:
-        """What the broker writes, over all starts."""
+        """The broker's log, over all starts."""
         return log_path(self.data_directory)
 
     def start(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:

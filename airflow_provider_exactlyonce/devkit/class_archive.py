@@ -40,7 +40,7 @@ _OUTPUT_CHARACTERS: Final = 1500
 
 
 def environment(given: Mapping[str, str], conf: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a driver's environment needs for a start from the archive; nothing if there is none.
+    """Return the variables with which a driver starts from the archive; empty if there is no archive.
 
     :param given: the driver's environment without it
     :param conf: the user's Spark settings
@@ -49,7 +49,7 @@ def environment(given: Mapping[str, str], conf: Mapping[str, Any]) -> dict[str, 
         return {}  # a JVM that is to write an archive of the user's own does not start from ours
     try:
         archive = find()
-    except (DevkitError, OSError):  # whoever starts the driver will be told, with more detail
+    except (DevkitError, OSError):  # the start of the driver raises it again, with more detail
         return {}
     if archive is None:
         return {}
@@ -100,7 +100,7 @@ def make(progress: Progress) -> Path:
         archive = _whole_archive(base)
         if archive is None:
             with exclusive(base.with_name(f"{base.name}.lock"), progress):
-                archive = _whole_archive(base)  # whoever held the lock before us may have made it
+                archive = _whole_archive(base)  # the holder of the lock before us may have made it
                 if archive is None:
                     progress("putting Spark's classes into an archive; a small job runs, which takes about a minute")
                     archive = _publish(base)
@@ -119,9 +119,9 @@ def _publish(base: Path) -> Path:
 
 
 def _let_a_job_write(archive: Path) -> None:
-    """Run the job whose JVM writes its classes at its end.
+    """Run a job; its JVM writes its classes at its end.
 
-    :param archive: in a folder for what else the job writes
+    :param archive: in a folder for the job's other files
     """
     job = subprocess.run(
         [spark_submit(), "--master", "local[2]", str(_TRAINING), str(archive.parent)],

@@ -1,4 +1,4 @@
-"""A query that uses of Spark what most pipelines use, on rows that it makes itself.
+"""A query that uses the same parts of Spark as most pipelines, on rows that it makes itself.
 
 ``class_training.py FOLDER`` runs it, with its checkpoint in FOLDER, in the JVM whose classes are archived.
 """

@@ -1,4 +1,4 @@
-"""What the embedded broker is told: its ports, its ``server.properties``, its logging."""
+"""The embedded broker's configuration: its ports, its ``server.properties``, its logging."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Ports:
     """The ports of a broker, all on the loopback interface only.
 
     :param client: of the plain listener
-    :param secure: of the listeners that ask clients who they are, by security protocol
+    :param secure: of the listeners that authenticate clients, by security protocol
     """
 
     client: int
@@ -68,7 +68,7 @@ class Ports:
 
 
 def choose_ports(data_directory: Path, port: int, protocols: Collection[str] = ()) -> Ports:
-    """Take the wished port, else those of the last start here if they are free, else any.
+    """Choose the given port, else the ports of the last start here if they are free, else any.
 
     :param port: 0 for any
     :param protocols: security protocols that have a listener beside the plain one, such as ``SASL_SSL``
@@ -95,7 +95,7 @@ def write_properties(data_directory: Path, ports: Ports, extra: Mapping[str, str
     """Write ``server.properties`` and return where it is.
 
     :param extra: added to the defaults, and stronger than they
-    :raises DevkitError: when ``extra`` names what the devkit itself must set, or can't be written in that format
+    :raises DevkitError: when ``extra`` names a setting of the devkit's own, or can't be written in that format
     """
     listening = {"PLAINTEXT": ports.client, **ports.secure}
     clients = [f"{protocol}://{HOST}:{port}" for protocol, port in listening.items()]

@@ -6,4 +6,4 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 
 
 class DevkitError(ExactlyOnceError):
-    """The machine lacks something that the embedded broker needs; the message says what, and how to get it."""
+    """The machine lacks a requirement of the embedded broker; the message names it, and how to get it."""

@@ -90,7 +90,7 @@ def broker_jars(progress: Progress = logger.info) -> list[Path]:
 
 
 def spark_connector_jars(progress: Progress = logger.info) -> list[Path]:
-    """Return what ``spark.jars`` needs to read and write Kafka, resolving it first if it isn't there.
+    """Return the jars for ``spark.jars`` to read and write Kafka, resolving them first if they aren't there.
 
     :raises DevkitError: when it isn't there and can't be had
     """
@@ -98,7 +98,7 @@ def spark_connector_jars(progress: Progress = logger.info) -> list[Path]:
 
 
 def s3a_jars(progress: Progress = logger.info) -> list[Path]:
-    """Return what ``spark.jars`` needs to read and write S3, resolving it first if it isn't there.
+    """Return the jars for ``spark.jars`` to read and write S3, resolving them first if they aren't there.
 
     :raises DevkitError: when it isn't there and can't be had
     """
@@ -106,7 +106,7 @@ def s3a_jars(progress: Progress = logger.info) -> list[Path]:
 
 
 def gcs_jars(progress: Progress = logger.info) -> list[Path]:
-    """Return what ``spark.jars`` needs to read and write Google Cloud Storage, resolving it first if it isn't there.
+    """Return the jars for ``spark.jars`` to read and write Google Cloud Storage, resolving them first if needed.
 
     :raises DevkitError: when it isn't there and can't be had
     """
@@ -114,7 +114,7 @@ def gcs_jars(progress: Progress = logger.info) -> list[Path]:
 
 
 def azure_jars(progress: Progress = logger.info) -> list[Path]:
-    """Return what ``spark.jars`` needs to read and write Azure's storage, resolving it first if it isn't there.
+    """Return the jars for ``spark.jars`` to read and write Azure's storage, resolving them first if needed.
 
     :raises DevkitError: when it isn't there and can't be had
     """
@@ -122,7 +122,7 @@ def azure_jars(progress: Progress = logger.info) -> list[Path]:
 
 
 def complete_spark(progress: Progress = logger.info) -> None:
-    """Put the jars that a driver may need among Spark's own; what is there stays as it is.
+    """Put the jars that a driver may need among Spark's own; existing ones stay as they are.
 
     :raises DevkitError: when they aren't there and can't be had, or there is no Spark
     """
@@ -148,10 +148,10 @@ def jar_directory() -> Path:
 
 
 def resolve(progress: Progress, jars: JarSet = DEVKIT) -> None:
-    """Make sure that every jar is in the cache and is the one whose checksum is written down.
+    """Make sure that every jar is in the cache and has its recorded checksum.
 
     May be repeated, and by several processes at once: one downloads, the others wait. If it raises, or the process dies
-    here, the published folder is as it was; what Ivy had downloaded is used by the next call.
+    here, the published folder is as it was; Ivy's downloads are used by the next call.
 
     :param progress: called with one line per step; not at all when everything is there
     :param jars: which
@@ -161,7 +161,7 @@ def resolve(progress: Progress, jars: JarSet = DEVKIT) -> None:
         return
     try:
         with exclusive(cache_directory() / "lock", progress):
-            # Asked again, because whoever held the lock before us may have published it.
+            # Checked again, because the holder of the lock before us may have published it.
             problems = _problems_of_published(jars)
             if problems:
                 for problem in problems if jars.directory.exists() else ():
@@ -174,7 +174,7 @@ def resolve(progress: Progress, jars: JarSet = DEVKIT) -> None:
 
 
 def clear_cache() -> None:
-    """Remove what :func:`resolve` made, and nothing that somebody else put there."""
+    """Remove the files of :func:`resolve`, and no others."""
     cache = cache_directory()
     ours = ("kafka-*-spark-*", "s3a-*", "gcs-*", "azure-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
     for path in [path for pattern in ours for path in cache.glob(pattern)]:
@@ -191,7 +191,7 @@ def exclusive(lock: Path, progress: Progress) -> Iterator[None]:
     """Hold a lock of the cache; the kernel gives it back if the process dies.
 
     :param lock: a file in the cache, which is made if absent
-    :param progress: told if another process has it
+    :param progress: called if another process has it
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "w", encoding="utf-8") as file:
@@ -209,7 +209,7 @@ def _jars(jars: JarSet, progress: Progress, folder: str = "") -> list[Path]:
 def _download(jars: JarSet, progress: Progress) -> None:
     """Fetch into a staging folder, verify, and publish by one rename. Called with the lock held."""
     cache = cache_directory()
-    for abandoned in cache.glob(f"{STAGING_PREFIX}*"):  # whoever made it died, because the lock is ours
+    for abandoned in cache.glob(f"{STAGING_PREFIX}*"):  # its maker died, because the lock is ours
         shutil.rmtree(abandoned)
     ivy_cache = cache / "ivy"
     staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=cache))
@@ -249,7 +249,7 @@ def _problems(directory: Path, jars: JarSet) -> list[str]:
 
 
 def _problems_of_published(jars: JarSet) -> list[str]:
-    """Hash what is there, and stamp it if it is right."""
+    """Hash the published jars, and stamp them if they are right; returns the problems."""
     problems = _problems(jars.directory, jars)
     if not problems:
         with contextlib.suppress(OSError):  # a cache baked into an image may be read-only; it is hashed each time then
@@ -263,7 +263,7 @@ def _sha256(path: Path) -> str:
 
 
 def _facts(directory: Path, jars: JarSet) -> dict[str, object]:
-    """Collect what a stamp holds: which checksums, and each jar's size and times."""
+    """Collect a stamp's content: the checksums' hash, and each jar's size and times."""
     facts = {}
     for name in jars.digests:
         status = os.stat(directory / name)

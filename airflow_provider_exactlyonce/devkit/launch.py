@@ -1,4 +1,4 @@
-"""Start the devkit's JVMs under their guard, and keep what they write."""
+"""Start the devkit's JVMs under their guard, and keep their output."""
 
 from __future__ import annotations
 

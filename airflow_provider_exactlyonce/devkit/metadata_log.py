@@ -1,6 +1,6 @@
 """Read from a stopped broker's metadata log whether the controller still takes the broker for alive.
 
-Only what that one question needs of KRaft's record formats: a broker's registration, and the changes of it.
+Only two of KRaft's record formats are read: a broker's registration, and its changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UUID_BYTES: Final = 16
 
 
 def is_unfenced(log_directory: Path, broker_id: int) -> bool:
-    """Tell whether, by what is on disk, the broker is registered and not fenced.
+    """Tell whether the metadata log on disk has the broker as registered and not fenced.
 
     :param log_directory: the broker's ``log.dirs``; the answer is no if there is no metadata log in it
     """
@@ -48,7 +48,7 @@ def _values(content: bytes, first_offset: int) -> Iterator[bytes]:
 
 
 def _fenced(record: BytesIO, broker_id: int) -> bool | None:
-    """Return what a record makes of the broker, None if it says nothing about it."""
+    """Return whether a record fences the broker, None if it does not concern the broker."""
     from kafka.protocol.schemas.fields.codecs import Boolean, Int32, String, TaggedFields, UnsignedVarInt32
 
     text, tags = String(), TaggedFields([])

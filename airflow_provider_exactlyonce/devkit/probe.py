@@ -6,7 +6,7 @@ from typing import Any
 
 
 def why_not_ready(host: str, port: int, cluster_id: str, timeout_seconds: float = 0.5) -> str | None:
-    """Return what the broker still lacks, or None once it is registered and leads every partition it has.
+    """Return why the broker is not ready, or None once it is registered and leads every partition it has.
 
     :param cluster_id: as in its ``meta.properties``, so that another broker on this port is not mistaken for it
     """
@@ -22,9 +22,9 @@ def why_not_ready(host: str, port: int, cluster_id: str, timeout_seconds: float 
 
 
 def judge(metadata: Any, cluster_id: str) -> str | None:
-    """Return what a broker that answers still lacks.
+    """Return why a broker that answers is not ready, None when it is.
 
-    :param metadata: a ``ClusterMetadata``, in whose type the cluster's id is None for ever
+    :param metadata: a ``ClusterMetadata``; its type declares the cluster's id as None
     """
     if metadata.cluster_id != cluster_id:
         return f"the broker that answers belongs to cluster {metadata.cluster_id!r}, not {cluster_id!r}"

@@ -31,7 +31,7 @@ class ProcessIdentity:
         return ProcessIdentity.of(self.pid) == self
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, unless the process is gone, whoever may have its id by now."""
+        """Send a signal, unless the process is gone; another process with its id gets none."""
         with self._opened() as descriptor, suppress(ProcessLookupError):
             if descriptor is not None:
                 signal.pidfd_send_signal(descriptor, number)

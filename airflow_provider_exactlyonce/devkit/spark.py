@@ -12,12 +12,12 @@ from airflow_provider_exactlyonce.devkit.errors import DevkitError
 
 
 def spark_submit() -> str:
-    """Return the program: the one on the PATH, or that of this Python's environment."""
+    """Return the program on the PATH, or that of this Python's environment."""
     return shutil.which("spark-submit") or str(Path(sys.executable).with_name("spark-submit"))
 
 
 def spark_jars() -> Path:
-    """Return the folder of Spark's jars: that of SPARK_HOME, or of the installed pyspark.
+    """Return the folder of Spark's jars, of SPARK_HOME or of the installed pyspark.
 
     :raises DevkitError: when there is no Spark
     """

@@ -1,4 +1,4 @@
-"""The file by which a broker is found again, by another process or after a crash."""
+"""The file with which another process, or a start after a crash, finds a broker again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BrokerState:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients connect to."""
+        """The address for clients."""
         return f"{HOST}:{self.port}"
 
     def save(self, data_directory: Path) -> None:

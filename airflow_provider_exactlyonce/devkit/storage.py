@@ -1,4 +1,4 @@
-"""Bring the broker's storage into order before a start: format it, or settle what a kill left.
+"""Prepare the broker's storage for a start: format it, or settle it after a kill.
 
 Why a kill needs settling. The metadata of a killed broker say that it lives and leads its partitions. A broker that
 starts on them acts as that leader, loads the transactions whose markers are due, and tries to write them until the
@@ -52,7 +52,7 @@ def format_storage(
 
     :param features: levels other than the release's own
     :param cluster_id: of the cluster whose other brokers have their storage already, None for a new one
-    :raises DevkitError: when the tool refuses, with the end of what it says
+    :raises DevkitError: when the tool refuses, with the end of its output
     """
     identifier = cluster_id or base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     command = [

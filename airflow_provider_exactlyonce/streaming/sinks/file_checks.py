@@ -1,4 +1,4 @@
-"""What sinks that write Parquet files ask of their declaration and of the rows' columns."""
+"""Checks of the declaration and of the rows' columns, for sinks that write Parquet files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sink's ledger against the pipeline's, which every audit of a sink begins with, and against what a driver knows."""
+"""Compares a sink's ledger with the pipeline's, as every audit of a sink begins, and with a driver's knowledge."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
 
 class LedgerEntries(Iterable[SinkEntry]):
-    """What the ledger of a pipeline, which may run, has for a sink; made before the sink is looked at.
+    """A sink's entries in the ledger of a pipeline that may run; made before the sink is read.
 
     The ledger is read when this is iterated. A driver commits to a sink before it does to the ledger, and the ledger
-    forgets a commit before the sink does. So of what a sink was read to have before, only the commit under way can be
-    missing here, and nothing is here that the sink had forgotten.
+    forgets a commit before the sink does. So of the entries read from the sink before, only the commit under way can
+    be missing here, and no entry is here that the sink had forgotten.
 
     :param reader: of the pipeline's ledger
     :param sink: the sink's name
@@ -29,7 +29,7 @@ class LedgerEntries(Iterable[SinkEntry]):
     def __init__(self, reader: LedgerReader, sink: str) -> None:
         self._reader: Final = reader
         self._sink: Final = sink
-        #: The newest commit before the sink is looked at; it may not have been seen to have later ones.
+        #: The newest commit before the sink is read; the sink's read may lack later ones.
         self.newest: Final = self._place().commit
 
     @override
@@ -53,14 +53,14 @@ def compare(
     oldest: int = 0,
     check: Callable[[SinkEntry], str | None] = lambda commit: None,
 ) -> Iterator[str]:
-    """Yield what contradicts the pipeline's ledger.
+    """Yield the contradictions to the pipeline's ledger.
 
     :param entries: the sink's, by their commits
-    :param commits: what the pipeline's ledger has for the sink, in order; of a pipeline that may run as
+    :param commits: the sink's entries in the pipeline's ledger, in order; of a pipeline that may run as
         :class:`LedgerEntries`
-    :param place: what has the sink's entries, for messages
-    :param oldest: the first commit of which the sink can tell; those before it may be missing
-    :param check: returns what else is wrong with a commit that both have
+    :param place: where the sink's entries are, for messages
+    :param oldest: the first commit that the sink's entries cover; earlier ones may be missing
+    :param check: returns another defect of a commit that both have, None for none
     """
     judged, newest = 0, max([commits.newest, *entries]) if isinstance(commits, LedgerEntries) else math.inf
     for expected in commits:
@@ -80,7 +80,7 @@ def compare(
 
 
 def not_as_known(sink: str, newest: int, known: int, entry: SinkEntry) -> CommitUnknownError:
-    """Return the error for a sink whose ledger ends at another commit than the one that was claimed or made last.
+    """Return the error for a sink with a ledger that ends at another commit than was claimed or made last.
 
     :param newest: the commit that it ends at, 0 for none
     :param known: the commit that this driver knows of, 0 for none

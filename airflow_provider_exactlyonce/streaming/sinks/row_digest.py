@@ -1,4 +1,4 @@
-"""One number for a row that a sink is given: by it a batch that is run again is compared with what was committed."""
+"""A digest of the rows that a sink is given: with it a batch that is run again is compared with the committed one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def row_digest(values: Sequence[Column], kinds: Sequence[DataType]) -> Column:
 
 
 def _hashable(value: Column, kind: DataType) -> Column:
-    """Return a value of which Spark has a hash: of a map, which has no order, its entries in the order of their keys.
+    """Return a value that Spark can hash: of a map, which has no order, its entries in the order of their keys.
 
-    What has no map in it stays as it is, and so do its digests in ledgers. Spark hashes one value after the other and
-    leaves out nulls, so an entry says whether its value is one: else that of the next key could be taken for it.
+    A value without a map stays as it is, and so do its digests in ledgers. Spark hashes one value after the other and
+    leaves out nulls, so an entry records whether its value is null: else the next key's could be taken for it.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
@@ -37,7 +37,7 @@ def _hashable(value: Column, kind: DataType) -> Column:
             inner = of.getField("value")
             return F.struct(of.getField("key"), F.isnull(inner), _hashable(inner, kind.valueType))
 
-        # By all of an entry: of files that somebody else has written, Spark reads maps that have a key twice.
+        # By all of an entry: from other writers' files Spark reads maps that have a key twice.
         return F.sort_array(F.transform(F.map_entries(value), entry))
     if isinstance(kind, ArrayType) and _has_map(kind):
         return F.transform(value, lambda element: _hashable(element, kind.elementType))

@@ -31,7 +31,7 @@ class SinkRoutes:
     """Which rows of a query's result each sink gets.
 
     :param kafka: the Kafka sink's share, None when no sink is Kafka
-    :param others: those of the other sinks, in declared order
+    :param others: the other sinks', in declared order
     """
 
     kafka: Share | None
@@ -42,14 +42,14 @@ class SinkRoutes:
 
     @property
     def declared(self) -> object:
-        """What the pipeline's version is made of; a Kafka sink that gets everything is only itself."""
+        """The routes' part in the pipeline's version; a Kafka sink that gets everything is only itself."""
         if not self.others and self.kafka == Share(self.kafka.sink if self.kafka else None):
             return self.kafka.sink
         return self
 
     @property
     def facts(self) -> Mapping[str, tuple[str, ...]]:
-        """What readers can tell, and a new version of a job may change."""
+        """The properties that readers notice, and a new version of the job may change."""
         kafka = dict(self.kafka.sink.facts) if self.kafka is not None else {}
         if not self.others:
             return kafka
@@ -93,7 +93,7 @@ class SinkRoutes:
     def of(self, result: DataFrame) -> DataFrame:
         """Return the result as one column for each of the other sinks, and the Kafka sink's columns.
 
-        :param result: what the pipeline's function returned
+        :param result: the result of the pipeline's function
         :raises RefusedError: when a share does not fit it
         """
         from pyspark.sql import functions as F

@@ -1,8 +1,8 @@
 """The contract of a sink that is not Kafka: two-phase commit with a ledger of its own.
 
 The pipeline's ledger is in Kafka. Every other sink keeps a *sink ledger* where its rows are, so that a batch's rows and
-the entry that says so become visible together. In each batch all sinks commit in the order in which they are declared,
-and the pipeline's ledger commits last: what it has, every sink has, and who waits for it waits for the slowest. After a
+their entry become visible together. In each batch all sinks commit in the order in which they are declared, and the
+pipeline's ledger commits last: every sink has its commits, and a wait for it is a wait for the slowest sink. After a
 crash a sink may be one commit ahead of it; the batch is then run again and written only into the sinks that lack it.
 
 Steps of a batch, in the words of two-phase commit: :meth:`SinkCommitter.begin`, :meth:`SinkWriter.write` in the tasks,
@@ -38,7 +38,7 @@ NEITHER: Final = "neither"
 
 
 def never() -> bool:
-    """Tell that nobody has asked for a stop."""
+    """Return False: no stop was requested."""
     return False
 
 
@@ -126,7 +126,7 @@ class SinkEntry:
 class SinkAttempt:
     """One attempt to write one batch. Its name is never used twice.
 
-    :param name: what is staged is named by it
+    :param name: part of the names of everything staged
     :param run: the run that attempts it
     """
 
@@ -143,7 +143,7 @@ class SinkWriter(ABC):
     def write(self, rows: pa.RecordBatch) -> None:
         """Stage some rows.
 
-        *If it raises*, the attempt is aborted. *If we die here*, what is staged is removed by the next claim.
+        *If it raises*, the attempt is aborted. *If we die here*, the next claim removes the staged rows.
 
         :raises RecordRefusedError: a row that would be refused again; the text is marked, see
             :mod:`airflow_provider_exactlyonce.streaming.spark.typed_errors`
@@ -158,7 +158,7 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the task holds; called once, also after a failure."""
+        """Release the task's resources; called once, also after a failure."""
 
 
 #: Opens the writer of a task: the attempt, the task's number. It is pickled and sent to the executors.
@@ -238,8 +238,8 @@ class SinkCommitter(ABC):
 
         :raises FencedError: when a higher run has claimed the sink
         :raises BatchFailedError: nothing was committed
-        :raises CommitUnknownError: nobody knows; claim next. Or the newest commit of the sink is not the one that was
-            claimed or committed last: another driver was given the same run number, or the sink was set back
+        :raises CommitUnknownError: the outcome is unknown; claim next. Or the sink's newest commit is not the last that
+            was claimed or committed: another driver was given the same run number, or the sink was set back
         """
 
     @abstractmethod
@@ -267,17 +267,17 @@ class SinkCommitter(ABC):
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
         """Compare the sink with the commits that the pipeline's ledger has for it, in order.
 
-        The pipeline may run. The ledger is read when the commits are iterated, so what the sink has is read before, see
+        The pipeline may run. The ledger is read when the commits are iterated, so read the sink's entries before, see
         :func:`~airflow_provider_exactlyonce.streaming.sinks.ledger_comparison.compare`.
 
-        :returns: what contradicts them, naming commit and place; nothing when all is well
+        :returns: contradictions, naming commit and place; empty when all is well
         """
 
     @property
     def place(self) -> object:
         """Where it writes, as the target knows it: no other sink of the pipeline may have the same. None for no such.
 
-        Asked once, after it was opened; :attr:`Sink.exclusive_place` is the same by what was declared, before that.
+        Read once, after it was opened; :attr:`Sink.exclusive_place` is the same by the declaration, before that.
 
         :raises BatchFailedError: when the target does not answer
         """

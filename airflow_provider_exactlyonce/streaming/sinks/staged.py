@@ -89,7 +89,7 @@ class OpenStagedWriter:
 class StagedCommitter(SinkCommitter):
     """Derive from it, and write :meth:`entry_of`, :meth:`take_over`, :meth:`publish` and :meth:`close`.
 
-    :attr:`key` is what the target's ledger knows the sink by: the pipeline's name and the sink's. An exception of the
+    :attr:`key` identifies the sink in the target's ledger: the pipeline's name and the sink's. An exception of the
     target that is no :class:`~airflow_provider_exactlyonce.exceptions.ExactlyOnceError` means that it did not answer.
     """
 
@@ -137,7 +137,7 @@ class StagedCommitter(SinkCommitter):
             raise not_as_known(self.key[1], newest, known, entry)
 
     def superseded(self, run: int, by: int) -> FencedError:
-        """Return the error for a run whose sink is owned by a higher one, or by another driver with the same number."""
+        """Return the error for a run that lost the sink to a higher run, or to another driver with its number."""
         successor = "another driver with the same run number" if by == run else f"run {by}"
         return FencedError(f"run {run} of {self.key[0]} is superseded by {successor} in sink {self.key[1]}")
 
@@ -151,7 +151,7 @@ class StagedCommitter(SinkCommitter):
         with self._answering():
             self.take_over(run)
         for folder in self._folder.glob("*"):
-            if folder.name.isdecimal() and int(folder.name) <= run:  # else somebody else made it
+            if folder.name.isdecimal() and int(folder.name) <= run:  # else another process made it
                 shutil.rmtree(folder, ignore_errors=True)
         self._run = run
         newest = self._newest = self.tail()

@@ -1,7 +1,7 @@
-"""What sinks that write into a database's table ask of the table, whoever has read its catalog.
+"""Checks of a database's table for the sinks that write into it, whichever of them has read its catalog.
 
-PostgresSink reads PostgreSQL's own catalog: what it refuses (an index that is partial, deferred or not valid, a domain
-that rounds, a right that is missing) is not in SQLAlchemy's reflection, by which UpsertSink knows any database.
+PostgresSink reads PostgreSQL's own catalog: its refusals (an index that is partial, deferred or not valid, a domain
+that rounds, a missing right) are not in SQLAlchemy's reflection, which UpsertSink uses for any database.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a committer makes of a target that does not answer."""
+"""A committer's error for a target that does not answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def answering(what: str, unanswered: type[ExactlyOnceError] = BatchFailedError) 
     """Take an error that is none of the project's, as a sink of a user's own may raise, for a target without an answer.
 
     :param what: what did not answer, in the words before the error
-    :param unanswered: what is raised in its place
+    :param unanswered: the error that is raised in its place
     """
     try:
         yield

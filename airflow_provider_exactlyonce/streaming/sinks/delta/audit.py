@@ -1,4 +1,4 @@
-"""What the audit of a Delta sink reads: the table's log, version by version, and its word on each file."""
+"""Reads a Delta table for a sink's audit: its log, version by version, and its entry of each file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_history(files: DeltaFiles, ledger: SinkLedger, newest: int, *, replaces
             history.hold(_paths(added), [frozenset({entry.commit}), *history.held(_paths(removed))])
         elif "entry" not in metadata or not replaces:
             _follow(history, rows, name, added, removed)
-    # What was committed before the oldest version that is left, or before a conversion, nobody can tell any more.
+    # Commits before the oldest version that is left, or before a conversion, are unknown by now.
     history.since = converted if is_whole else None
     return history
 
@@ -62,7 +62,7 @@ def _follow(
     added: Sequence[Mapping[str, Any]],
     removed: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Note what a version of others has changed."""
+    """Note the changes of another writer's version."""
     history.lose(name, _paths(body for body in removed if body.get("dataChange", True)))
     history.hold(_paths(added), history.held(_paths(removed)))
     if removed and not any(body.get("dataChange", True) or "deletionVector" in body for body in (*added, *removed)):
@@ -82,7 +82,7 @@ def _rows(added: Mapping[str, Any]) -> int | None:
 
 
 def listed_files(log: DeltaLog) -> Iterator[ListedFile]:
-    """Yield the files of the version last looked at that are the table's own."""
+    """Yield the files of the version last read that are the table's own."""
     for file in log.files():
         if not is_elsewhere(file.path):
             yield ListedFile(name=file.path, size=file.size, rows=file.rows)

@@ -1,4 +1,4 @@
-"""What a commit changes of a Delta table: as its log says it, and by whole partitions."""
+"""A commit's changes of a Delta table: as actions of its log, and by whole partitions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from airflow_provider_exactlyonce.tables.delta_log import is_elsewhere
 def actions(
     added: Sequence[Mapping[str, Any]], removed: Sequence[LoggedFile], *, changes_rows: bool = True
 ) -> list[AddAction | RemoveAction]:
-    """Return what a version adds and removes, in the log's words.
+    """Return the log's actions for the files that a version adds and removes.
 
     :param added: files, as the tasks describe theirs
-    :param changes_rows: whether readers of single versions get what is added
+    :param changes_rows: whether readers of single versions get the added rows
     """
     now = int(time.time() * 1000)
     return [

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class DeltaCommitter(TableCommitter):
     """Writes versions of one table's log.
 
-    :param sink: what was declared
+    :param sink: the declaration
     :param pipeline: the pipeline's name
     :param stop_requested: tells that a version for which others are always faster should not be tried any longer
     :param earlier_rows: those of earlier commits that another format had, and that the first commit takes along
@@ -125,7 +125,7 @@ class DeltaCommitter(TableCommitter):
 
     @override
     def _prepare(self) -> None:
-        """Add columns; and wait until the newest commit is on disk, whose run may have been killed before it had."""
+        """Add columns; and flush the newest commit to disk, since its run may have been killed before that."""
         self._evolve(self._check_claim)
         if self._ledger.commit and self._table.is_local:
             version = self._ledger.committed_in()

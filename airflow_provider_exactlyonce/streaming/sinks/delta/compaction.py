@@ -19,7 +19,7 @@ _ROWS: Final = 2**16  # that are copied at a time
 
 
 class DeltaCompaction(Compaction):
-    """Files of the sink's directory, by the log as it was when it was last looked at.
+    """Files of the sink's directory, by the log as of the last read.
 
     :param opens: opens a writer of all columns that the table has
     :param metadata: what the version says of itself

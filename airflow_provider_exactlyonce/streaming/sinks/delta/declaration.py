@@ -1,4 +1,4 @@
-"""What a user declares of the Delta sink; its committer reads it."""
+"""The user's declaration of the Delta sink; its committer reads it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORDS: Final = "delta-rs' storage options"
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaDeclaration(TableDeclaration):
-    """The path and store of a ``DeltaSink``, which says what each is."""
+    """The path and store of a ``DeltaSink``, which describes them."""
 
     KIND: ClassVar = "DeltaSink"
 
@@ -40,7 +40,7 @@ class DeltaDeclaration(TableDeclaration):
 
     @property
     def options(self) -> dict[str, str]:
-        """What delta-rs is told of the store: the connection's, and over them those that are declared; never shown.
+        """The store's options for delta-rs: the connection's, overridden by the declared ones; never shown.
 
         :raises RefusedError: when the connection is not known here
         """

@@ -42,7 +42,7 @@ _LOOKED_AT: Final = 100
 
 @dataclass(frozen=True, kw_only=True)
 class _Standing:
-    """What the versions that make up a table say of the sink's commits.
+    """The sink's newest commit, by the versions that make up a table.
 
     :param newest: None when there is none
     """
@@ -51,11 +51,11 @@ class _Standing:
 
 
 class SinkLedger:
-    """What one sink of one pipeline has in a table's log and beside it.
+    """The ledger of one sink of one pipeline: in a table's log and beside it.
 
     :param log: the table's log
     :param files: the table's directory
-    :ivar of_sink: what the metadata of each of its versions says
+    :ivar of_sink: metadata in each of its versions
     """
 
     def __init__(self, log: DeltaLog, files: DeltaFiles, pipeline: str, sink: str) -> None:
@@ -74,23 +74,23 @@ class SinkLedger:
 
     @property
     def claim(self) -> SinkClaim:
-        """The newest claim of the highest run that has claimed; as of the version last looked at."""
+        """The newest claim of the highest run that has claimed; as of the version last read."""
         return SinkClaim(run=self._log.transaction(self._run) or 0, number=self._log.transaction(self._claim))
 
     @property
     def commit(self) -> int:
-        """The number of the newest commit, 0 when there is none; as of the version last looked at."""
+        """The number of the newest commit, 0 when there is none; as of the version last read."""
         if (standing := self._correction()) is not None:
             return standing.newest.entry.commit if standing.newest else 0
         return self._log.transaction(self._application) or 0
 
     @property
     def highest(self) -> int:
-        """The highest number that was ever committed; as of the version last looked at."""
+        """The highest number that was ever committed; as of the version last read."""
         return max(self._log.transaction(self._application) or 0, self._log.transaction(self._highest) or 0)
 
     def has(self, attempt: str) -> bool:
-        """Tell whether the newest commit was made by an attempt; as of the version last looked at."""
+        """Tell whether the newest commit was made by an attempt; as of the version last read."""
         if (standing := self._correction()) is not None:
             return standing.newest is not None and standing.newest.attempt == attempt
         return self.knows(attempt)
@@ -138,7 +138,7 @@ class SinkLedger:
         return all(metadata.get(key) == value for key, value in self.of_sink.items())
 
     def newest(self) -> Committed | None:
-        """Return the newest commit, None when there is none; as of the version last looked at.
+        """Return the newest commit, None when there is none; as of the version last read.
 
         :raises RefusedError: when it is neither in a note beside the log nor in the log
         """
@@ -187,16 +187,16 @@ class SinkLedger:
         return None
 
     def _in_log(self) -> tuple[LogEntry, _Standing] | None:
-        """Return the version that says what the newest commit is, and what it says, if it is still in the log."""
+        """Return the version that names the newest commit, and the commit, if it is still in the log."""
         for entry in standing_entries(self._files, self._log.version):
             if (told := self._told_by(entry)) is not None:
                 return entry, told
         return None
 
     def _correction(self) -> _Standing | None:
-        """Return what the transactions should say, None when they are right; as of the version last looked at.
+        """Return the right newest commit, None when the transactions name it; as of the version last read.
 
-        :raises RefusedError: when nobody knows
+        :raises RefusedError: when that is unknown
         """
         looked_at = self._log.table, self._log.version
         if looked_at[0] is not self._looked_at[0] or looked_at[1] != self._looked_at[1]:  # all handles are equal
@@ -224,7 +224,7 @@ class SinkLedger:
         return self._restored_to(restored[-1]) if restored else None
 
     def _is_as_noted(self) -> bool:
-        """Tell cheaply that the table still has what the transactions name: the log may be long.
+        """Tell cheaply whether the table still has the commit that the transactions name: the log may be long.
 
         Once it was set back, the files of a commit may be there again by another ``RESTORE``.
         """
@@ -232,9 +232,9 @@ class SinkLedger:
         return bool(noted and noted.files and {file.path for file in self._log.files()}.issuperset(noted.files))
 
     def _restored_to(self, entry: LogEntry) -> _Standing | None:
-        """Return what the transactions said when the table was as it was restored to, the log before it is gone.
+        """Return the newest commit as of the version that the table was restored to; older log entries are gone.
 
-        :raises RefusedError: when nobody knows
+        :raises RefusedError: when that is unknown
         """
         was = self._log.at(entry.restored) if entry.restored is not None else None
         if was is not None:
@@ -262,7 +262,7 @@ class SinkLedger:
         return is_attempt and number == told.newest.entry.commit
 
     def _told_by(self, entry: LogEntry) -> _Standing | None:
-        """Return what an entry in the log says of the newest commit, None when it says nothing."""
+        """Return the newest commit as an entry in the log names it, None when it names none."""
         metadata = entry.information.get(METADATA) or {}
         if not self.is_mine(metadata):
             return None
@@ -275,13 +275,13 @@ class SinkLedger:
 
 
 def _described(committed: Committed) -> dict[str, Any]:
-    """Return what a version's metadata says of a commit."""
+    """Return a commit as a version's metadata."""
     entry = json.loads(committed.entry.to_json())
     return {"attempt": committed.attempt, "entry": entry, "files": committed.files}
 
 
 def _committed(described: Mapping[str, Any]) -> Committed:
-    """Read what :func:`_described` gave."""
+    """Read the result of :func:`_described`."""
     entry, files = SinkEntry.from_json(json.dumps(described["entry"])), described["files"]
     return Committed(attempt=described["attempt"], entry=entry, files=None if files is None else tuple(files))
 

@@ -31,11 +31,11 @@ METADATA: Final = "exactlyonce"
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedFile:
-    """What a version of the log says of one of its files.
+    """One file of a version, as the log has it.
 
     :param path: relative to the table
     :param logged: the path as the log has it, escaped
-    :param rows: None when nobody has said
+    :param rows: None when it is not recorded
     :param partition: the values of the columns that the table is partitioned by, as texts
     :param bounds: of the columns that were asked for, when they are known: the least and the greatest value, times as
         numbers
@@ -50,7 +50,7 @@ class LoggedFile:
 
 
 class DeltaLog:
-    """The log of one table, as it was when it was last looked at.
+    """The log of one table, as of the last read.
 
     :param path: an absolute path, or a URL of delta-rs
     :param options: what delta-rs needs to know of the store
@@ -69,7 +69,7 @@ class DeltaLog:
 
     @property
     def table(self) -> DeltaTable:
-        """The table as it was when it was last looked at."""
+        """The table as of the last read."""
         return required(self._table, "a table is opened before it is asked")
 
     @property
@@ -83,7 +83,7 @@ class DeltaLog:
         return int(self.table.version())
 
     def open(self) -> bool:
-        """Look at the newest version, without what is known of older ones; returns whether there is a table."""
+        """Read the newest version, and forget older ones; returns whether there is a table."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
@@ -151,7 +151,7 @@ class DeltaLog:
         self.keep(0)
 
     def files(self, bounds_of: Sequence[str] = ()) -> list[LoggedFile]:
-        """Return the files of the version last looked at.
+        """Return the files of the version last read.
 
         :param bounds_of: columns whose least and greatest values are asked for
         """
@@ -186,7 +186,7 @@ class DeltaLog:
         metadata: Mapping[str, Any],
         blind: bool = True,
     ) -> None:
-        """Write the version after the one last looked at; it fails when somebody else has. Nobody knows when it fails.
+        """Write the version after the one last read; it fails when somebody else has. Nobody knows when it fails.
 
         :param files: what it adds to the table, and takes out of it
         :param transactions: {application: version}
@@ -218,7 +218,7 @@ class DeltaLog:
     def add_columns(
         self, fields: Sequence[Field], transactions: Mapping[str, int], metadata: Mapping[str, Any]
     ) -> None:
-        """Write the version after the one last looked at, with more columns; as :meth:`append`."""
+        """Write the version after the one last read, with more columns; as :meth:`append`."""
         from deltalake import CommitProperties, Transaction
 
         self.table.alter.add_columns(
@@ -235,7 +235,7 @@ class DeltaLog:
         return int(self.table.metadata().configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
 
     def foreign_versions(self, since: int) -> range:
-        """Return the versions after one, up to the one last looked at, that may be of others."""
+        """Return the versions after one, up to the one last read, that may be of others."""
         return range(since + 1, self.version if self.version == self.written else self.version + 1)
 
     def keep(self, version: int) -> None:
@@ -253,7 +253,7 @@ class DeltaLog:
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """What the log has of one version.
+    """The log's entry of one version.
 
     :param place: how people find it
     :param actions: the kind of each action, and its fields
@@ -275,7 +275,7 @@ class LogEntry:
 
     @property
     def information(self) -> Mapping[str, Any]:
-        """What the version says of itself, nothing when it says nothing."""
+        """The version's ``commitInfo``, empty when it has none."""
         return next(iter(self.bodies("commitInfo")), {})
 
     @property
@@ -327,12 +327,12 @@ def _fields(added: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
 
 
 def versions(files: DeltaFiles) -> list[int]:
-    """Return the versions whose entries are still in the log, in order."""
+    """Return the versions with an entry in the log, in order."""
     return [int(match[1]) for name in files.names(LOG) if (match := _VERSION.fullmatch(name))]
 
 
 def actions(files: DeltaFiles, version: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return what a version's entry in the log consists of: the kind of each action, and its fields.
+    """Return the actions of a version's entry in the log: the kind of each, and its fields.
 
     :raises FileNotFoundError: when the entry was cleaned up
     :raises RefusedError: when it can't be read

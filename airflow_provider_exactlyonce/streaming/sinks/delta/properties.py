@@ -1,4 +1,4 @@
-"""What a table asks of those who write to it: features and properties that this sink can't keep are refused by name."""
+"""A table's requirements of its writers: features and properties that this sink can't keep are refused by name."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def check_whole_files(table: DeltaTable, where: str) -> None:
 
 
 def check_features(files: DeltaFiles, where: str) -> None:
-    """Check what the log says of a table that delta-rs can't open.
+    """Check the features in the log of a table that delta-rs can't open.
 
     :param files: the table's directory
     :raises RefusedError: naming the features that are the reason

@@ -129,7 +129,7 @@ def required_columns(table: Schema) -> list[str]:
 
 
 def _check_rules(name: str, column: Mapping[str, Any], where: str) -> None:
-    """Check that a column and what is in it have no rules, also if the rows lack it: it would not be null then."""
+    """Check that a column and its parts have no rules, also if the rows lack the column: it would not be null then."""
     for key, what in _RULES.items():
         if key in column.get("metadata", {}):
             raise RefusedError(
@@ -148,7 +148,7 @@ def _fields(kind: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _nullable(described: Any) -> Any:
-    """Return a type or field with every part nullable, and without what describes it further."""
+    """Return a type or field with every part nullable, and without metadata."""
     if isinstance(described, list):
         return [_nullable(part) for part in described]
     if not isinstance(described, dict):

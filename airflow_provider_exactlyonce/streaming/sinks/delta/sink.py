@@ -24,8 +24,8 @@ class DeltaSink(DeltaDeclaration):
 
     :param path: of the table: an absolute path that driver, tasks and readers share, or a URL of delta-rs, such as
         ``s3://bucket/table``
-    :param mode: ``"append"``; ``"upsert"``: the last row of each key replaces what is there;
-        ``"overwrite partitions"``: a batch's rows replace all that is in their partitions
+    :param mode: ``"append"``; ``"upsert"``: the last row of each key replaces the key's row;
+        ``"overwrite partitions"``: a batch's rows replace all rows of their partitions
     :param key: for upsert, the columns that rows are replaced or deleted by; none of them may be null
     :param order: for upsert, the column whose greatest value tells which of several rows of a key in one batch is the
         last; without it that is the one that came last in its task, and rows of a key in two tasks are refused
@@ -39,7 +39,7 @@ class DeltaSink(DeltaDeclaration):
     :param conn_id: the connection to the store: one of ``EXACTLYONCE_STORES``, which operators fill; where that is not
         set, delta-rs' own environment
     :param storage_options: what else delta-rs needs to know of the store, in its words; never shown
-    :raises RefusedError: naming the parameter and what is accepted
+    :raises RefusedError: naming the parameter and the accepted values
     """
 
     @override

@@ -1,4 +1,4 @@
-"""What Delta's log says of a Parquet file, so that readers can leave it out: rows, nulls, least and greatest values."""
+"""Statistics of a Parquet file for Delta's log, so that readers can skip it: rows, nulls, least and greatest values."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _bounds(parts: Sequence[Any], path: tuple[str, ...], kind: pa.DataType) -> t
     if pa.types.is_boolean(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return None
     if pa.types.is_floating(kind) and len(path) > 1:
-        return None  # nobody has looked for NaN in there
+        return None  # NaN was not looked for in there
     valued = [part for part in parts if part.num_values]
     if not valued or any(not part.has_min_max for part in valued):
         return None

@@ -1,4 +1,4 @@
-"""What the file sink of 0.1.0 has left in a table's directory: rows of it would be missing in the table."""
+"""Finds files of 0.1.0's file sink in a table's directory: their rows would be missing in the table."""
 
 from __future__ import annotations
 

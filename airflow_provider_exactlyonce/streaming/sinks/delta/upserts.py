@@ -1,4 +1,4 @@
-"""What an upsert reads and writes of a Delta table: files as the log has them, copied as they are."""
+"""Reads and writes the files of a Delta table for an upsert: as the log has them, copied as they are."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
 
 
 class _Copies(PartitionedFiles):
-    """Files of one partition whose columns are those of the file that is copied."""
+    """Files of one partition, with the columns of the copied file."""
 
     def __init__(
         self, files: TableFiles, folder: str, format_: TableFormat, partition: Mapping[str, str | None]

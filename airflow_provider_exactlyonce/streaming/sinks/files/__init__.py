@@ -1,4 +1,4 @@
-"""What is left of 0.1's file sink: its names, which mean a Delta table now, and the way of its files into one.
+"""The remains of 0.1's file sink: its names, which mean a Delta table now, and the conversion of its files to one.
 
 ``convert-files`` uses the conversion; everything else is in the room of the Delta sink.
 """

@@ -45,7 +45,7 @@ _SINKS: Final = "_exactlyonce"
 
 @dataclass(frozen=True, kw_only=True)
 class OldFiles:
-    """What a file sink of 0.1.0 has committed below a path.
+    """The commits of a file sink of 0.1.0 below a path.
 
     :param log: its log
     :param records: the newest compaction and all that follow it, oldest first; all records when there is no compaction
@@ -76,12 +76,12 @@ class OldFiles:
 
     @property
     def partition_by(self) -> list[str]:
-        """The columns by which the newest file was written."""
+        """The columns by which the newest file is partitioned."""
         return list(self.files[-1].partition)
 
 
 def find(path: str) -> OldFiles:
-    """Return what there is to convert, once log and files agree. Nothing is changed.
+    """Return the files to convert, after checking that log and files agree. Nothing is changed.
 
     :param path: the sink's
     :raises RefusedError: naming what can't be converted, and the way out
@@ -142,7 +142,7 @@ def convert(old: OldFiles, partition_by: Sequence[str]) -> bool:
 
 
 def _written(old: OldFiles, open_writer: OpenWriter, attempt: SinkAttempt) -> Mapping[str, Any]:
-    """Write all rows; returns what the committer has to know of the newest commit's."""
+    """Write all rows; returns the description of the files for the committer, with the newest commit's rows."""
     try:
         with closing(open_writer(attempt, 0)) as writer:
             for rows in _rows(old):

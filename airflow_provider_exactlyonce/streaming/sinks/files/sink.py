@@ -39,7 +39,7 @@ class FileSink(DeltaSink):
             )
 
     def table(self, pipeline: str) -> FileTable:
-        """Return what its readers see of a pipeline's rows.
+        """Return the table of a pipeline's rows, for readers.
 
         :param pipeline: the pipeline's name
         """

@@ -1,4 +1,4 @@
-"""What the audit of an Iceberg sink reads: the table's snapshots, one by one, and its word on each file."""
+"""Reads an Iceberg table for a sink's audit: its snapshots, one by one, and its entry of each file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Changes:
-    """What a snapshot has changed.
+    """The changes of a snapshot.
 
     :param added: files with rows
     :param removed: files with rows
@@ -40,7 +40,7 @@ def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> 
 
     :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
     """
-    history = TableHistory()  # what was committed before the oldest snapshot that is left, nobody can tell any more
+    history = TableHistory()  # commits before the oldest snapshot that is left are unknown by now
     snapshots = list(table.history())
     row_deletes = RowDeletes(table, history, (snapshots[-1].sequence_number or 0) if snapshots else 0)
     for snapshot in reversed(snapshots):
@@ -64,9 +64,9 @@ def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> 
 
 
 def _follow(history: TableHistory, snapshot: Snapshot, changes: _Changes, left: list[int | None]) -> None:
-    """Note what a snapshot of others has changed.
+    """Note the changes of another writer's snapshot.
 
-    :param left: how many rows each file had that it has removed
+    :param left: the number of rows of each removed file
     """
     summary, name = snapshot.summary, _named(snapshot)
     added, removed = changes.added, _paths(changes.removed)

@@ -1,8 +1,8 @@
-"""One table of a catalog through pyiceberg: its newest metadata, and the next snapshot, if nobody else has written one.
+"""One table of a catalog through pyiceberg: its newest metadata, and the next snapshot, if no other has been written.
 
-This is all that knows pyiceberg's transactions. Their own commit is not used: it repeats an append on top of whatever
-others have written, a successor's commit of the same batch among it; and when it is told that an append has failed, it
-deletes the manifests, though a request whose answer was lost may have been carried out.
+Only this module knows pyiceberg's transactions. Their own commit is not used: it repeats an append on top of any other
+writer's snapshot, even a successor's commit of the same batch; and when an append is reported as failed, it deletes the
+manifests, though a request with a lost answer may have been carried out.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Properties = Callable[[int, int], Mapping[str, str]]
 
 
 class IcebergTable:
-    """One table, as it was when it was last looked at.
+    """One table, as of the last read.
 
     :param name: the catalog's, the namespace's and the table's, with dots
     :param properties: of the catalog
@@ -82,12 +82,12 @@ class IcebergTable:
 
     @property
     def metadata(self) -> TableMetadata:
-        """The table's metadata as it was when it was last looked at."""
+        """The table's metadata as of the last read."""
         return self._opened.metadata
 
     @property
     def version(self) -> int | None:
-        """The id of main's newest snapshot, None when there is none; as it was when it was last looked at."""
+        """The id of main's newest snapshot, None when there is none; as of the last read."""
         return self.metadata.current_snapshot_id
 
     @property
@@ -132,15 +132,15 @@ class IcebergTable:
         self._table = catalog.load_table(self._identifier)
 
     def has_passed(self, version: int | None) -> bool:
-        """Tell whether main's newest snapshot is another than one: on that one nobody writes any more."""
+        """Tell whether main's newest snapshot is another than this: on this one nobody writes any more."""
         return self.version != version
 
     def keep_after(self, version: int | None) -> None:
-        """Make what was last written outlive a loss of power."""
+        """Make the last write outlive a loss of power."""
         self.files.keep_metadata(self._opened)
 
     def create(self, schema: Schema, spec: PartitionSpec) -> None:
-        """Create the table, and its namespace; it fails when somebody else has.
+        """Create the table, and its namespace; fails when another process has.
 
         :raises RefusedError: when pyiceberg can't write where it would be
         """
@@ -148,7 +148,7 @@ class IcebergTable:
         if not catalog.namespace_exists(self._identifier[:-1]):
             with suppress(NamespaceAlreadyExistsError):  # made meanwhile
                 catalog.create_namespace(self._identifier[:-1])
-        if isinstance(catalog, MetastoreCatalog):  # others are told by a server
+        if isinstance(catalog, MetastoreCatalog):  # a server tells the others
             namespace = catalog.namespace_to_string(self._identifier[:-1])
             check_location(catalog._resolve_table_location(None, namespace, self._identifier[-1]), self._where)
         with self._reaching_hdfs():
@@ -173,13 +173,13 @@ class IcebergTable:
         removed: Sequence[DataFile] = (),
         changes_rows: bool = True,
     ) -> None:
-        """Write the snapshot after the one last looked at; it fails when there is another. Nobody knows when it fails.
+        """Write the snapshot after the one last read; it fails when there is another. Nobody knows when it fails.
 
         :param files: what it adds to the table
-        :param summary: what it says of itself
+        :param summary: its summary
         :param properties: of the table, which become visible with it
-        :param removed: files of the snapshot last looked at that it takes out
-        :param changes_rows: whether the table has other rows then; if not, who reads its changes passes over it
+        :param removed: files of the snapshot last read that it takes out
+        :param changes_rows: whether the table has other rows then; if not, readers of its changes skip it
         """
         draft = _Draft(self._opened)
         # An upsert that replaces nothing is an append, also to readers of changes.
@@ -195,7 +195,7 @@ class IcebergTable:
         self._commit((*updates, SetPropertiesUpdate(updates=dict(new_properties))), draft._requirements)
 
     def add_columns(self, columns: Sequence[NewColumn]) -> None:
-        """Add columns, if main has no other snapshot than the one last looked at; as :meth:`append`."""
+        """Add columns, if main has no other snapshot than the one last read; as :meth:`append`."""
         draft = _Draft(self._opened)
         update = draft.update_schema()
         for column in columns:
@@ -204,7 +204,7 @@ class IcebergTable:
         self._commit(draft._updates, (*draft._requirements, self._unmoved))
 
     def expire(self, snapshots: Sequence[int]) -> None:
-        """Forget snapshots, if main has no other one than the one last looked at; as :meth:`append`. No file goes."""
+        """Forget snapshots, if main has no other one than the one last read; as :meth:`append`. No file goes."""
         self._commit((RemoveSnapshotsUpdate(snapshot_ids=list(snapshots)),), (self._unmoved,))  # type: ignore[call-arg]
 
     def close(self) -> None:
@@ -248,7 +248,7 @@ class IcebergTable:
 
 
 def _incremental(catalog: Catalog) -> Catalog:
-    """Return a SQL catalog as one whose commits don't grow as much with the snapshots; others as they are."""
+    """Return a SQL catalog as one with commits that grow less with the snapshots; other catalogs as they are."""
     if catalog.__class__.__module__ != "pyiceberg.catalog.sql":  # which can't be imported without its extra
         return catalog
     from airflow_provider_exactlyonce.streaming.sinks.iceberg.sql_catalog import IncrementalSqlCatalog
@@ -305,7 +305,7 @@ class _Overwrite(_OverwriteFiles, _Append):
 
 
 class _Draft(Transaction):
-    """Updates that are staged, and committed by somebody else."""
+    """Updates that are staged here, and committed elsewhere."""
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)

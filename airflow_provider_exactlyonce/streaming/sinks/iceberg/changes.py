@@ -1,4 +1,4 @@
-"""What a commit changes of an Iceberg table by whole files, and a table whose files are not whole."""
+"""A commit's changes of an Iceberg table by whole files, and the refusal of a table with deletes beside files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The driver's half of the Iceberg sink: claims and commits are snapshots of the table's main branch.
 
-The catalog is asked for the snapshot last looked at with each write. A claim is a snapshot, too, without files. A
+The catalog is asked for the snapshot last read with each write. A claim is a snapshot, too, without files. A
 property of the table alone would not fence: Iceberg has no requirement that a property is as it was, so a write of
 before the claim would still be taken.
 """
@@ -46,7 +46,7 @@ _FOLDER: Final = "exactlyonce"
 class IcebergCommitter(TableCommitter):
     """Writes snapshots of one table.
 
-    :param sink: what was declared
+    :param sink: the declaration
     :param pipeline: the pipeline's name
     :param stop_requested: tells that a version for which others are always faster should not be tried any longer
     """
@@ -71,7 +71,7 @@ class IcebergCommitter(TableCommitter):
         super().__init__(
             sink, pipeline, table, ledger, stop_requested=stop_requested, verifies_checksums=verifies_checksums
         )
-        self._tasks_open: OpenIcebergWriter | None = None  # by which the tasks write
+        self._tasks_open: OpenIcebergWriter | None = None  # of the tasks' files
 
     @override
     def close(self) -> None:
@@ -89,7 +89,7 @@ class IcebergCommitter(TableCommitter):
         return self._opens_rows(self._tasks_open)
 
     def _opens(self, columns: Schema | None = None) -> OpenIcebergWriter:
-        """Return what opens writers of some columns of the table, all of them if none are given."""
+        """Return the opener of writers of some columns of the table, of all columns if none are given."""
         metadata = self._table.metadata
         form = TableFormat(
             columns=metadata.schema() if columns is None else columns,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class IcebergCompaction(Compaction):
-    """Files of the sink's location, by the table as it was when it was last looked at.
+    """Files of the sink's location, by the table as of the last read.
 
     :param opens: opens a writer of all columns that the table has
     :param run: this one

@@ -1,4 +1,4 @@
-"""What a user declares of the Iceberg sink; its committer reads it."""
+"""The user's declaration of the Iceberg sink; its committer reads it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARTS: Final = 3  # of a table's name, at least
 
 @dataclass(frozen=True, kw_only=True)
 class IcebergDeclaration(TableDeclaration):
-    """The table and catalog of an ``IcebergSink``, which says what each is."""
+    """The table and catalog of an ``IcebergSink``, which describes them."""
 
     KIND: ClassVar = "IcebergSink"
 
@@ -50,7 +50,7 @@ class IcebergDeclaration(TableDeclaration):
 
     @property
     def properties(self) -> dict[str, str]:
-        """What pyiceberg is told of the catalog: the connection's, and over them those that are declared; never shown.
+        """The catalog's properties for pyiceberg: the connection's, overridden by the declared ones; never shown.
 
         :raises RefusedError: when the connection is not known here, or is to an object store
         """

@@ -1,6 +1,6 @@
-"""The rows of one file as the table has them now: columns, and what they are made of, are found by their ids.
+"""The rows of one file as the table has them now: columns and their parts are found by their ids.
 
-Pyiceberg's own reader makes an empty one of an array or a map of structs that is null, and a copy must not.
+Pyiceberg's own reader makes a null array or map of structs an empty one, and a copy must not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def rows_of(table: IcebergTable, file: DataFile, columns: Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file of Parquet.
 
-    :param columns: of the table as it was when it was last looked at
+    :param columns: of the table as of the last read
     """
     metadata, kind = table.metadata, columns.as_struct()
     partition = {
@@ -78,7 +78,7 @@ def as_now(values: pa.Array, kind: IcebergType, was: IcebergType) -> pa.Array:
 
 
 def _by_offsets(values: pa.Array) -> pa.Array:
-    """Return arrays of one length, or views, as lists: what Arrow has written is read as what it was."""
+    """Return arrays of one length, or views, as lists: Arrow reads them back as the types that it wrote."""
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         return values
     ends = pc.cumulative_sum(pc.fill_null(values.value_lengths(), 0))

@@ -1,10 +1,10 @@
-"""The sink's own ledger in a table: what its snapshots say, and a property of the table.
+"""The sink's own ledger in a table: in the summaries of its snapshots, and in a property of the table.
 
-Every snapshot of the sink says in its summary which run wrote it, after which of its claims, and what the newest commit
-was then. A property of the table, written with each of them, says the same. Snapshots expire, and the property stays;
-the table is set back to an older snapshot, and the property is not. So main's snapshots are asked first, and the
-property when none of the sink's is left among them. Which claim is the newest is known from whichever has the higher
-run, and from the property if both have the same.
+The summary of every snapshot of the sink has the run that wrote it, that run's claim, and the newest commit of then.
+A property of the table, written with each snapshot, has the same. Snapshots expire, and the property stays; the table
+is set back to an older snapshot, and the property is not. So main's snapshots are read first, and the property when
+none of the sink's is left among them. The newest claim is that with the higher run of the two, and the property's if
+both have the same.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _ROWS: Final = f"{_PREFIX}.rows"
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerProperty:
-    """What the table's property says.
+    """The content of the table's property.
 
     :param run: the highest that has claimed
     :param highest: the highest number that was ever committed; it stays when the table is set back
-    :param snapshot: which the property was written with
+    :param snapshot: the snapshot that the property was written with
     :param sequence: its sequence number
     :param newest: the newest commit, None when there was none
-    :param claim_id: what tells the newest claim from others of its run
+    :param claim_id: distinguishes the newest claim from others of its run
     """
 
     run: int
@@ -61,9 +61,9 @@ class LedgerProperty:
 
     @classmethod
     def decoded(cls, text: str, what: str) -> LedgerProperty:
-        """Read what :meth:`encoded` gave.
+        """Read the result of :meth:`encoded`.
 
-        :param what: how people find it
+        :param what: names it in messages
         :raises RefusedError: when it can't be read
         """
         try:
@@ -76,7 +76,7 @@ class LedgerProperty:
 
 
 class SinkLedger:
-    """What one sink of one pipeline has in a table.
+    """The ledger of one sink of one pipeline in a table.
 
     :param where: sink and table, for messages
     """
@@ -89,18 +89,18 @@ class SinkLedger:
 
     @property
     def record(self) -> LedgerProperty | None:
-        """What the table's property says; as of the metadata last looked at."""
+        """The table's property, as of the metadata last read."""
         text = self._table.metadata.properties.get(self._property)
         return None if text is None else self._decoded(self._property, text)
 
     def named_snapshots(self) -> set[int]:
-        """Return the snapshots that the properties of all sinks name; as of the metadata last looked at."""
+        """Return the snapshots that the properties of all sinks name; as of the metadata last read."""
         properties = self._table.metadata.properties.items()
         return {self._decoded(name, text).snapshot for name, text in properties if name.startswith(f"{_PREFIX}.")}
 
     @property
     def claim(self) -> SinkClaim:
-        """The newest claim of the highest run that has claimed; as of the metadata last looked at."""
+        """The newest claim of the highest run that has claimed; as of the metadata last read."""
         record, snapshot = self.record, self._snapshot()
         said = _said_by(snapshot) if snapshot else {}
         run = int(said.get(_RUN, 0))
@@ -110,26 +110,26 @@ class SinkLedger:
 
     @property
     def commit(self) -> int:
-        """The number of the newest commit, 0 when there is none; as of the metadata last looked at."""
+        """The number of the newest commit, 0 when there is none; as of the metadata last read."""
         return newest.entry.commit if (newest := self.newest()) else 0
 
     def has(self, attempt: str) -> bool:
-        """Tell whether the newest commit was made by an attempt; as of the metadata last looked at."""
+        """Tell whether the newest commit was made by an attempt; as of the metadata last read."""
         return (newest := self.newest()) is not None and newest.attempt == attempt
 
     def knows(self, attempt: str) -> bool:
-        """Tell whether a snapshot that is kept is an attempt's, in main or not; as of the metadata last looked at."""
+        """Tell whether a snapshot that is kept is an attempt's, in main or not; as of the metadata last read."""
         return any(_said_by(snapshot).get(_ATTEMPT) == attempt for snapshot in self._table.metadata.snapshots)
 
     may_have = knows
 
     @property
     def highest(self) -> int:
-        """The highest number that was ever committed; as of the metadata last looked at."""
+        """The highest number that was ever committed; as of the metadata last read."""
         return max(record.highest if (record := self.record) else 0, self.commit)
 
     def newest(self) -> Committed | None:
-        """Return the newest commit, None when there is none; as of the metadata last looked at.
+        """Return the newest commit, None when there is none; as of the metadata last read.
 
         :raises RefusedError: when the table was set back so far that nobody knows, or may have been
         """
@@ -197,7 +197,7 @@ class SinkLedger:
         return self._is_mine(snapshot) and _ENTRY not in _said_by(snapshot)
 
     def committed_by(self, snapshot: Snapshot) -> Committed | None:
-        """Return what a snapshot has committed, None for a claim and for others' snapshots."""
+        """Return the commit of a snapshot, None for a claim and for others' snapshots."""
         if self._is_mine(snapshot) and self.is_commit(snapshot):
             return _committed(_said_by(snapshot))
         return None
@@ -216,17 +216,17 @@ class SinkLedger:
 
 
 def _said_by(snapshot: Snapshot) -> Mapping[str, str]:
-    """Return what a snapshot says beside what Iceberg has it say."""
+    """Return a snapshot's properties besides those of Iceberg itself."""
     return snapshot.summary.additional_properties if snapshot.summary is not None else {}
 
 
 def _summary(committed: Committed) -> dict[str, str]:
-    """Return what a snapshot says of a commit."""
+    """Return a commit as a snapshot's properties."""
     return {_ATTEMPT: committed.attempt, _ENTRY: committed.entry.to_json()}
 
 
 def _committed(summary: Mapping[str, str]) -> Committed | None:
-    """Read what :func:`_summary` gave, None when there was no commit yet."""
+    """Read the result of :func:`_summary`, None when there was no commit yet."""
     if _ENTRY not in summary:
         return None
     return Committed(attempt=summary[_ATTEMPT], entry=SinkEntry.from_json(summary[_ENTRY]))

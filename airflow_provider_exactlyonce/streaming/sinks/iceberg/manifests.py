@@ -1,4 +1,4 @@
-"""What the manifests of a table's newest snapshot name: files with rows, and files of rows that are deleted."""
+"""Reads the manifests of a table's newest snapshot: files with rows, and files of deleted rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table is partitioned by: as it is declared, as Iceberg has it, and each row's values."""
+"""The partitioning of a table: as it is declared, as Iceberg has it, and each row's values."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class _Declared:
 
     @classmethod
     def parsed(cls, text: str) -> _Declared:
-        """Read what a user declares."""
+        """Read a user's declaration."""
         match = _OF_COLUMN.fullmatch(text)
         if match is None:
             return cls(_IDENTITY, None, text)
@@ -97,7 +97,7 @@ class _Declared:
 
     @classmethod
     def of(cls, field: PartitionField, schema: Schema) -> _Declared:
-        """Return what a table has."""
+        """Return the declaration of a table's part."""
         kind, _, width = str(field.transform).removesuffix("]").partition("[")
         return cls(kind, int(width) if width else None, str(schema.find_column_name(field.source_id)))
 
@@ -107,17 +107,17 @@ class _Declared:
         return self.kind if self.width is None else f"{self.kind}[{self.width}]"
 
     def __str__(self) -> str:
-        """Return what a user declares."""
+        """Return the text of the declaration."""
         if self.kind == _IDENTITY:
             return self.column
         return f"{self.kind}({self.column})" if self.width is None else f"{self.kind}({self.width}, {self.column})"
 
 
 def check_declared(columns: StructType, partition_by: Sequence[str], where: str) -> None:
-    """Check that rows have what they are to be partitioned by.
+    """Check that rows have the columns of the declared partitioning.
 
     :param where: the sink, for messages
-    :raises RefusedError: naming what is declared, and the column's type
+    :raises RefusedError: naming the declaration, and the column's type
     """
     kinds = {field.name: field.dataType.simpleString() for field in columns.fields}
     for declared in partition_by:
@@ -171,9 +171,9 @@ def _plain_name(column: str) -> str:
 
 
 def live_fields(spec: PartitionSpec) -> list[PartitionField]:
-    """Return what a table is partitioned by, without what a table of version 1 has left in the place of dropped parts.
+    """Return the parts of a table's partitioning, without the dropped parts that a table of version 1 still lists.
 
-    Of these each partition has a null.
+    Each partition has a null for a dropped part.
     """
     return [field for field in spec.fields if not _is_dropped(field)]
 
@@ -183,12 +183,12 @@ def _is_dropped(field: PartitionField) -> bool:
 
 
 def first_dropped(spec: PartitionSpec, schema: Schema) -> PartitionField | None:
-    """Return a part whose column the table has no more, if there is one: pyiceberg can't write manifests then."""
+    """Return a part without a column in the table, if there is one: pyiceberg can't write manifests then."""
     return next((field for field in spec.fields if schema.find_column_name(field.source_id) is None), None)
 
 
 def check_spec(spec: PartitionSpec, schema: Schema, partition_by: Sequence[str], where: str) -> None:
-    """Check that a table is partitioned by what the sink declares.
+    """Check that a table is partitioned as the sink declares.
 
     :param where: sink and table, for messages
     :raises RefusedError: naming both, or a part that has no column any more

@@ -1,4 +1,4 @@
-"""What a table asks of those who write to it: what this sink can't keep is refused by name."""
+"""A table's requirements of its writers: those that this sink can't keep are refused by name."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def check_location(location: str, where: str) -> None:
 
 
 def of_metrics(table: TableMetadata) -> dict[str, str]:
-    """Return the properties by which a table says which statistics its files have."""
+    """Return the table's properties that choose the statistics of its files."""
     return {name: value for name, value in table.properties.items() if name.startswith(_METRICS)}

@@ -1,4 +1,4 @@
-"""Rows that others have deleted beside their files, as merge on read does it, and whose they are: for the audit.
+"""Rows that others have deleted beside their files, as merge on read does it, and their commits: for the audit.
 
 https://iceberg.apache.org/spec/#row-level-deletes
 """
@@ -41,7 +41,7 @@ class RowDeletes:
         # The newest deletes by value, or those that may be, in each partition, and for None anywhere.
         self._by_value: Final[dict[_Partition | None, int]] = {None: oldest}
         self._deleted: Final[dict[str, pa.Array]] = {}  # positions in each
-        self._doubted: Final[set[str]] = set()  # files of which nobody knows what is deleted
+        self._doubted: Final[set[str]] = set()  # files with unknown deletes
 
     def place(self, files: Iterable[ManifestEntry]) -> None:
         """Note where the files with rows are that a snapshot adds: it can delete rows of these by position, too.

@@ -96,7 +96,7 @@ def missing_columns(table: Schema, columns: spark.StructType, where: str, *, evo
 
 
 def check_paths(columns: Iterable[tuple[str, IcebergType]], where: str) -> None:
-    """Check that columns and their parts are told apart by their paths, as they have to be in Iceberg.
+    """Check that columns and their parts have unique paths, as Iceberg requires.
 
     :param columns: names and types
     :param where: the sink, and the table if there is one, for messages
@@ -134,9 +134,9 @@ def written_columns(table: Schema, columns: spark.StructType) -> Schema:
 
 
 def fits(written: Schema, table: Schema) -> bool:
-    """Tell whether what is written with some columns fits those of a table, of which others may have changed more.
+    """Tell whether files written with some columns fit a table that others may have changed since.
 
-    Comments are nothing to files, nor is a column that may be null since.
+    Comments don't matter to files, nor does a column that has become nullable.
     """
     became_required = {field.field_id for field in table.fields if field.required}
     became_required -= {field.field_id for field in written.fields if field.required}
@@ -181,7 +181,7 @@ def _has_required_part(kind: IcebergType) -> bool:
 
 
 def _shown(kind: IcebergType) -> str:
-    """Return a type without ids, and without what is required of its parts."""
+    """Return a type as text without ids, and without which of its parts are required."""
     if isinstance(kind, StructType):
         return f"struct<{', '.join(f'{field.name}: {_shown(field.field_type)}' for field in kind.fields)}>"
     if isinstance(kind, ListType):

@@ -28,13 +28,13 @@ class IcebergSink(IcebergDeclaration):
     :param conn_id: the connection to the catalog: one of ``EXACTLYONCE_STORES``, which operators fill
     :param catalog_properties: of the catalog, in pyiceberg's words, credentials too; they win over the connection's;
         never shown
-    :param mode: ``"append"``; ``"upsert"``: the last row of each key replaces what is there;
-        ``"overwrite partitions"``: a batch's rows replace all that is in their partitions
+    :param mode: ``"append"``; ``"upsert"``: the last row of each key replaces the key's row;
+        ``"overwrite partitions"``: a batch's rows replace all rows of their partitions
     :param key: for upsert, the columns that rows are replaced or deleted by; none of them may be null
     :param order: for upsert, the column whose greatest value tells which of several rows of a key in one batch is the
         last; without it that is the one that came last in its task, and rows of a key in two tasks are refused
     :param deleted: for upsert, a boolean column that is not in the table: where it is true the key's row is deleted
-    :param partition_by: what the table is partitioned by: columns; ``year``, ``month``, ``day`` or ``hour`` of one, as
+    :param partition_by: the table's partitioning: columns; ``year``, ``month``, ``day`` or ``hour`` of a column, as
         in ``"day(at)"``; ``"bucket(16, id)"`` and ``"truncate(16, name)"``
     :param schema: ``"fixed"``: a column that the table lacks is refused; ``"evolve"``: it is added at the start
     :param compression: ``zstd``, ``snappy``, ``gzip``, ``lz4`` or ``none``
@@ -43,7 +43,7 @@ class IcebergSink(IcebergDeclaration):
         ``max_file_bytes``, before the next batch; None for never
     :param expire_snapshots: whether snapshots that are past the table's retention are then removed from its metadata,
         which is read and written with each commit; files are left to ``remove_orphan_files``
-    :raises RefusedError: naming the parameter and what is accepted
+    :raises RefusedError: naming the parameter and the accepted values
     """
 
     @override

@@ -1,9 +1,9 @@
-"""A SQL catalog for a table that one writer commits to again and again: of the metadata only what is new is made.
+"""A SQL catalog for a table that one writer commits to again and again: only new parts of the metadata are encoded.
 
 Iceberg's metadata is one file with every snapshot that is kept, and each commit writes another. Pyiceberg's own catalog
 reads it twice for a commit, copies every snapshot, and makes JSON of each: at 10,000 snapshots that is a second. A file
-of metadata never changes, and so what was written is known as long as the catalog names it. When somebody else has
-written, all is read as before.
+of metadata never changes, so the written content is known as long as the catalog names that file. After another
+writer's commit, all is read as before.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ class IncrementalSqlCatalog(SqlCatalog):
 
 
 class _GrowingJson:
-    """The JSON of a list whose members never change, without its brackets."""
+    """The JSON of a list of unchanging members, without its brackets."""
 
     def __init__(self) -> None:
         self._members: Sequence[BaseModel] = ()
         self._json = b""
 
     def of(self, members: Sequence[BaseModel]) -> bytes:
-        """Return the JSON; of what the list began with the last time it is kept."""
+        """Return the JSON; that of the members of the last call, if the list begins with them, is reused."""
         count, known = len(self._members), self._json
         if count > len(members) or not all(map(is_, self._members, members)):
             count, known = 0, b""
@@ -103,7 +103,7 @@ class _GrowingJson:
 
 
 class _Kept(list[T]):
-    """What never changes, so that a deep copy of all of it is a list of the same."""
+    """A list of unchanging members: its deep copy is a list of the same members."""
 
     @override
     def __add__(self, more: list[T]) -> _Kept[T]:  # type: ignore[override]

@@ -35,7 +35,7 @@ class IcebergFiles(TableFiles):
         return self._store.system(name)
 
     def keep_metadata(self, table: Table) -> None:
-        """Make what a commit has written beside its data outlive a loss of power; pyiceberg does not wait for disks."""
+        """Flush a commit's metadata, so that it outlives a loss of power; pyiceberg does not wait for disks."""
         snapshot = table.metadata.current_snapshot()
         if self.local(table.metadata_location) is None:
             return

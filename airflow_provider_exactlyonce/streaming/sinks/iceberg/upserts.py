@@ -1,4 +1,4 @@
-"""What an upsert reads and writes of an Iceberg table: rows as its readers have them, by the ids of the columns."""
+"""Reads and writes the files of an Iceberg table for an upsert: rows as readers get them, by the ids of the columns."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
         return rows_of(self._table, file, columns)
 
     def _partitions(self, keys: pa.Table) -> tuple[list[int], set[Record]]:
-        """Return the places of those values of a partition that follow from a key, and what the keys have there."""
+        """Return the places of those partition values that follow from a key, and the keys' values there."""
         spec, columns = self._format.spec, self._format.columns
         ids = {columns.find_field(name).field_id for name in self.key.key}
         places = [place for place, field in enumerate(spec.fields) if field.source_id in ids]

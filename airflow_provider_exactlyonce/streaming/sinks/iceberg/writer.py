@@ -173,7 +173,7 @@ def describe(footer: pq.FileMetaData, format_: TableFormat, unordered: set[str])
 
 
 def _unbounded(footer: pq.FileMetaData, ids: Mapping[str, int]) -> set[int]:
-    """Return the columns of which a row group has values and no bounds."""
+    """Return the columns with values but no bounds in a row group."""
     unbounded = set()
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
@@ -200,7 +200,7 @@ def _may_be_nan(columns: Schema, key: int, unordered: set[str]) -> bool:
 
 
 def data_file(file: Mapping[str, Any], format_: TableFormat) -> DataFile:
-    """Return a file's entry in a manifest, of what its task has told."""
+    """Return a file's entry in a manifest, from its task's description."""
     statistics = dict(file["statistics"])
     for name in _BOUNDS:
         statistics[name] = {key: base64.b64decode(bound) for key, bound in statistics[name].items()}

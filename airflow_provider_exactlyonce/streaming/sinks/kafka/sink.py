@@ -30,7 +30,7 @@ class KafkaSink:
     :param bad_records: ``"stop"``: a source record that does not fit its schema, and a record above its topic's limit,
         stop the pipeline. ``"topic"``: they go to ``bad_records_topic`` in the same transaction, with the headers
         ``exactlyonce.origin`` and ``exactlyonce.reason``; the ledger counts them
-    :param bad_records_topic: None for ``<topic>.bad``; with a larger ``max.message.bytes``, for what is too large
+    :param bad_records_topic: None for ``<topic>.bad``; with a larger ``max.message.bytes``, for records too large
     :param offsets_group: a consumer group without members, whose offsets follow the pipeline's: committed in the
         batch's transaction, for tools that show a lag
     :param transaction_timeout_seconds: from the first record to the commit of one batch; at most the broker's
@@ -71,7 +71,9 @@ class KafkaSink:
             raise RefusedError(f"KafkaSink(bad_records={self.bad_records!r}): 'stop' or 'topic'")
         if self.diverts and (self.topic is None or self.bad_topic == self.topic):
             raise RefusedError("KafkaSink(bad_records='topic') needs a topic, and another one for bad records")
-        Compression(self.compression, self.compression_level)  # refuses what is no codec, and a level that it lacks
+        Compression(
+            self.compression, self.compression_level
+        )  # refuses an unknown codec, and a level that the codec lacks
         if self.transaction_timeout_seconds < 1:
             raise RefusedError(f"KafkaSink(transaction_timeout_seconds={self.transaction_timeout_seconds}): at least 1")
 
@@ -87,7 +89,7 @@ class KafkaSink:
 
     @property
     def facts(self) -> dict[str, tuple[str, ...]]:
-        """What readers can tell, and a new version of a job may change."""
+        """The properties that readers notice, and a new version of the job may change."""
         named = ("key", "value_format", "headers", "partition", "timestamp", "topic_column")
         given = {name: getattr(self, name) for name in named}
         return {

@@ -19,14 +19,14 @@ _SUFFIX: Final = ".json"
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptNote:
-    """What the sink knows of one attempt.
+    """The sink's note of one attempt.
 
     :param attempt: its name
     :param commit: the commit that it would be; 0 for a compaction, which is none
     :param run: the run that made it
     :param table: the id of the table, where another may be in its place later
-    :param entry: what it was to commit, for a compaction the newest commit before it; None as long as nobody has tried
-    :param files: what its commit adds to the table
+    :param entry: the entry to commit, for a compaction the newest commit before it; None before the first try
+    :param files: the files that its commit adds to the table
     """
 
     attempt: str
@@ -38,7 +38,7 @@ class AttemptNote:
 
     @property
     def was_tried(self) -> bool:
-        """Whether somebody has tried to commit it: Iceberg's notes of 0.1.0 have the files then, and no entry."""
+        """Whether a commit was tried: Iceberg's notes of 0.1.0 have the files then, and no entry."""
         return self.entry is not None or (self.table is not None and self.files is not None)
 
     def encoded(self) -> bytes:
@@ -48,9 +48,9 @@ class AttemptNote:
 
     @classmethod
     def decoded(cls, content: bytes, what: str) -> AttemptNote:
-        """Read what :meth:`encoded` gave.
+        """Read the result of :meth:`encoded`.
 
-        :param what: how people find it
+        :param what: names it in messages
         :raises RefusedError: when it can't be read
         """
         try:
@@ -120,7 +120,7 @@ class Attempts:
         self.forget(attempt)
 
     def tidy(self, attempt: str, files: Collection[str] | None) -> None:
-        """Remove what is beside the files of a commit: of tasks that ran twice.
+        """Remove an attempt's files that its commit lacks: of tasks that ran twice.
 
         :param files: the commit's; None when they are not known
         """

@@ -1,4 +1,4 @@
-"""What the audits of tables share: the history of a sink's commits in a table, and the files that it has now."""
+"""The common part of tables' audits: the history of a sink's commits in a table, and its present files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
 @dataclass(frozen=True, kw_only=True)
 class ListedFile:
-    """What a table says of one of its files.
+    """A table's entry of one of its files.
 
     :param size: bytes
-    :param rows: None when it does not say
+    :param rows: None when it is not recorded
     """
 
     name: str
@@ -29,13 +29,13 @@ class ListedFile:
 
 @dataclass
 class TableHistory:
-    """What the versions of a table say that are still kept, from the oldest on.
+    """The history in the kept versions of a table, from the oldest on.
 
     :ivar entries: the sink's commits
     :ivar commits: of each file with rows of the sink only, their commits, or more when others have written it
     :ivar since: the commit from which on they have all; None when that is the oldest that they have
-    :ivar removed: of each file that was taken out of the table and not put back, the version that did
-    :ivar findings: what contradicts itself
+    :ivar removed: of each file that was removed from the table and not put back, the version that removed it
+    :ivar findings: contradictions within the table
     """
 
     entries: dict[int, SinkEntry] = field(default_factory=dict)
@@ -46,13 +46,13 @@ class TableHistory:
 
     @property
     def oldest(self) -> int:
-        """The oldest commit of which they can tell, 0 for all."""
+        """The oldest commit that the kept versions cover, 0 for all."""
         return min(self.entries, default=0) if self.since is None else self.since
 
     def take(self, version: str, entry: SinkEntry) -> None:
         """Note a commit of the sink.
 
-        :param version: what has it, for messages
+        :param version: the version that has it, for messages
         """
         if entry.commit in self.entries:
             self.findings.append(f"commit {entry.commit}: {version} has it once more")
@@ -61,21 +61,21 @@ class TableHistory:
         self.entries[entry.commit] = entry
 
     def count(self, version: str, entry: SinkEntry, expected: int, counted: int) -> None:
-        """Compare the rows that a commit's version says with those of its files."""
+        """Compare the row count of a commit's version with its files'."""
         if counted != expected:
             self.findings.append(f"commit {entry.commit}: {version} says {expected} rows, and its files have {counted}")
 
     def hold(self, files: Iterable[str], held: Sequence[frozenset[int]]) -> None:
-        """Note whose rows are in files, unless rows of others may be among them, too.
+        """Note the commits of the rows in files, unless other writers' rows may be among them.
 
-        :param held: the commits of each source of these rows, none for another writer
+        :param held: the commits of each source of these rows, empty for another writer
         """
         if held and all(held):
             commits = frozenset().union(*held)
             self.commits.update(dict.fromkeys(files, commits))
 
     def held(self, files: Iterable[str]) -> list[frozenset[int]]:
-        """Return the commits whose rows are in each file, none where rows of others may be."""
+        """Return the commits of the rows in each file, empty where other writers' rows may be."""
         return [self.commits.get(file, frozenset()) for file in files]
 
     def exchange(self, version: str, removed: Sequence[str], added: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class TableHistory:
             self.removed.pop(file, None)
 
     def lose(self, version: str, files: Iterable[str], rows: int | None = None) -> None:
-        """Note that a version of others has changed rows of files, or removed them.
+        """Note that another writer's version has changed rows of files, or removed them.
 
         :param rows: how many of each it has deleted beside the file; None when the file itself was taken out
         """
@@ -106,9 +106,9 @@ class TableHistory:
                 self.findings.append(f"{_shown(commits)}: {version} has {did} of {file}")
 
     def doubt(self, version: str, files: Iterable[str], what: str) -> None:
-        """Note that a version of others may have deleted rows of files, and nobody can tell which.
+        """Note that another writer's version may have deleted unknown rows of files.
 
-        :param what: what can't be read
+        :param what: the deletes that can't be read
         """
         if commits := frozenset[int]().union(*self.held(files)):
             self.findings.append(
@@ -117,7 +117,7 @@ class TableHistory:
             )
 
     def rewrite(self, version: str, before: Sequence[int | None], after: Sequence[int | None]) -> None:
-        """Compare the rows of the files that a version has written in the place of others; None where nobody says."""
+        """Compare the row counts of a version's rewritten files with the replaced files'; None where one is unknown."""
         if None not in (*before, *after) and sum(filter(None, before)) != sum(filter(None, after)):
             self.findings.append(
                 f"{version} has {sum(filter(None, after))} rows instead of {sum(filter(None, before))}, and says "
@@ -127,7 +127,7 @@ class TableHistory:
     def differences(
         self, files: TableFiles, listed: Iterable[ListedFile], *, verifies_checksums: bool
     ) -> Iterator[str]:
-        """Yield which files differ from what their table says of them.
+        """Yield the files that differ from their table's entries.
 
         :param verifies_checksums: read all rows, and verify the checksums of the pages that have one
         """
@@ -143,7 +143,7 @@ def _shown(commits: frozenset[int]) -> str:
 
 
 def _difference(files: TableFiles, file: ListedFile, verifies_checksums: bool) -> str | None:
-    """Return how a file differs from what its table says of it, None when it does not."""
+    """Return how a file differs from its table's entry, None when it does not."""
     size = files.size(file.name)
     if size is None:
         return f"a file of the table with {file.rows} rows is missing"
@@ -155,7 +155,7 @@ def _difference(files: TableFiles, file: ListedFile, verifies_checksums: bool) -
         try:
             rows = _count(opened, verifies_checksums)
         except (OSError, pa.ArrowException) as error:
-            if getattr(error, "errno", None) is not None:  # of the store: nobody knows how the file is
+            if getattr(error, "errno", None) is not None:  # of the store: the file's state is unknown
                 raise
             return f"it can't be read: {error}"
     if file.rows is not None and rows != file.rows:

@@ -1,4 +1,4 @@
-"""What a commit changes of a table: worked out of the staged rows and the version that it comes after."""
+"""A commit's changes of a table: computed from the staged rows and the version before."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ File = TypeVar("File")
 
 @dataclass(frozen=True, kw_only=True)
 class Change(Generic[File]):
-    """What one version adds to a table, and removes from it.
+    """The files that one version adds to a table and removes from it.
 
     :param added: files, as the tasks describe theirs
     :param removed: files of the version before
-    :param rows: how many more rows the table has then, or less; None when it is not known how many it had
+    :param rows: the growth of the table's rows, perhaps negative; None when their number before is unknown
     """
 
     added: Sequence[Mapping[str, Any]]
@@ -30,9 +30,9 @@ class StagedRows(Protocol[File]):
     """The rows of an attempt, durable and not committed."""
 
     def change(self) -> Change[File]:
-        """Return what they change of the version last looked at; asked again when others were faster.
+        """Return their change of the version last read; called again when others were faster.
 
-        :raises RefusedError: when that version has what can't be changed, naming it
+        :raises RefusedError: when that version has a part that can't be changed, naming it
         """
 
 

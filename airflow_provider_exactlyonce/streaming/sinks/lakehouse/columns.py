@@ -1,4 +1,4 @@
-"""The columns of the rows against those of their table."""
+"""Checks the columns of the rows against their table's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The driver's half of a sink whose claims and commits are versions of a table.
+"""The driver's half of a sink that writes its claims and commits as versions of a table.
 
-What differs between tables is how one is looked at, and how a version is written.
+The kinds of table differ in how a table is read, and how a version is written.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class TableCommitter(SinkCommitter):
         self._attempt: AttemptNote | None = None
         self._key: Final = KeyColumns(key=tuple(sink.key), order=sink.order, deleted=sink.deleted)
         self._staged: StagedRows[Any] = AppendedRows(())
-        self._change = self._staged.change()  # what the version to write adds and takes out
+        self._change = self._staged.change()  # the files that the version to write adds and removes
         self._staged_rows = 0
         self._newest: Committed | None = None
         self._settling: list[Committed] = []  # commits beside whose files there may be others
         self._is_compaction_due = False
-        self._unneeded: list[str] = []  # attempts whose notes nobody needs once the newest commit is settled
+        self._unneeded: list[str] = []  # attempts with notes that are unneeded once the newest commit is settled
 
     @property
     @abstractmethod
@@ -126,20 +126,20 @@ class TableCommitter(SinkCommitter):
     @property
     @abstractmethod
     def _properties(self) -> Mapping[str, str]:
-        """The properties that the table has, as it was when it was last looked at."""
+        """The properties that the table has, as of the last read."""
 
     @property
     def _table_id(self) -> str | None:
-        """What tells the table from another in its place, None when nothing does."""
+        """The table's id, which a table made in its place does not have; None for none."""
         return None
 
     @abstractmethod
     def _create(self) -> None:
-        """Create the table; it fails when somebody else has."""
+        """Create the table; fails when another process has."""
 
     @abstractmethod
     def _shape(self) -> object:
-        """Return what of the table the rows have to fit."""
+        """Return the part of the table that the rows have to fit."""
 
     @abstractmethod
     def _check_shape(self) -> None:
@@ -157,7 +157,7 @@ class TableCommitter(SinkCommitter):
         """Write the next version, with more columns."""
 
     def _plan_claim(self) -> None:
-        """Work out what a claim says, when the table was looked at and fits."""
+        """Compute the claim's content, after the table was read and fits."""
 
     @abstractmethod
     def _write_claim(self) -> None:
@@ -180,18 +180,18 @@ class TableCommitter(SinkCommitter):
 
     @abstractmethod
     def _compaction(self) -> Compaction:
-        """Return what writes files of the version last looked at together."""
+        """Return a compaction of the version last read."""
 
     @abstractmethod
     def _history(self) -> TableHistory:
-        """Read what the table's versions say of the sink's commits; it is compared with the pipeline's ledger.
+        """Read the sink's commits from the table's versions, to compare them with the pipeline's ledger.
 
         :raises RefusedError: when they can't be read
         """
 
     @abstractmethod
     def _listed_files(self) -> Iterable[ListedFile]:
-        """Return the files of the table, and what it says of each."""
+        """Return the table's entries of its files."""
 
     @override
     def expect_columns(self, columns: StructType) -> None:
@@ -216,7 +216,7 @@ class TableCommitter(SinkCommitter):
             notes = self._attempts.notes()  # none is a successor's if the claim is the newest after that
             self._table.refresh()
             self._prepare()
-            self._check_claim()  # else what a successor has committed since would be taken for what was there before
+            self._check_claim()  # else a successor's commit since would be taken for an earlier one
             self._newest = self._ledger.newest()
             self._sweep(notes)
             self._note_version(self._newest, is_new=False)
@@ -351,7 +351,7 @@ class TableCommitter(SinkCommitter):
         try:
             self._create()
         except Exception:
-            if not self._table.open():  # else somebody else has made it, or this one has and the answer was lost
+            if not self._table.open():  # else another process has made it, or this one has and the answer was lost
                 raise
         else:
             invariant(self._table.open(), f"{self._sink.where} is there once it was made")
@@ -369,7 +369,7 @@ class TableCommitter(SinkCommitter):
         self._has_claimed = True
 
     def _prepare(self) -> None:
-        """Do what else a table needs between a claim and its first look at the ledger."""
+        """Prepare the table after a claim, before the ledger is read for the first time."""
 
     def _evolve(self, check: Callable[[], None]) -> None:
         """Add the columns that the table lacks.
@@ -386,19 +386,19 @@ class TableCommitter(SinkCommitter):
                 what=f"new columns {', '.join(column.name for column in missing)}",
             )
             self._table.refresh()
-            self._fitting = None  # without the columns it would not fit again, should somebody set it back
+            self._fitting = None  # without the columns it would not fit again, should the table be set back
 
     def _sweep(self, notes: Iterable[AttemptNote]) -> None:
-        """Remove what attempts have left that are certainly not committed, now that the claim is in the table.
+        """Remove the files of attempts that are certainly not committed, now that the claim is in the table.
 
-        An attempt that nobody has tried to commit is not. Nor is one at a number that was never committed, nor another
-        than the one that has made the newest commit, at its number, unless the table was set back. Of any other only
-        the note goes: its files may be in the table, in versions that it was set back behind, or in a table that was
-        here before. If they are not, who removes orphan files does.
+        Certainly not committed are: an attempt that nobody has tried to commit; an attempt at a number that was never
+        committed; and, unless the table was set back, an attempt at the newest commit's number other than that commit's
+        own. Of all others only the note is deleted: their files may be in the table, in versions that it was set back
+        behind, or in an earlier table at this place. If they are not, a removal of orphan files deletes them.
 
         A successor's attempts stay: they may be committed.
 
-        :param notes: those that were there before this run has seen that its claim is the newest
+        :param notes: the notes that were there before this run has seen that its claim is the newest
         """
         newest, highest = self._newest, self._ledger.highest
         for note in notes:
@@ -424,8 +424,8 @@ class TableCommitter(SinkCommitter):
     def _compact(self, newest: SinkEntry) -> None:
         """Write small files together, in a version of its own. Nothing of it is an error of a batch.
 
-        Its attempt has a note without an entry as long as nobody has tried to write the version: then the next claim
-        removes what it has written. From then on its files may be in the table, and stay.
+        Its attempt has a note without an entry before the first try to write the version: until then the next claim
+        removes its files. From then on its files may be in the table, and stay.
 
         :raises FencedError: when a higher run has claimed the sink
         :raises BatchFailedError: when nothing was written together, or no version was forgotten, or nobody knows
@@ -488,14 +488,14 @@ class TableCommitter(SinkCommitter):
         )
 
     def _opens_rows(self, opens: OpenTableWriter) -> OpenWriter:
-        """Return what opens the tasks' writers.
+        """Return the opener of the tasks' writers.
 
-        :param opens: what writes all rows of a task
+        :param opens: the opener of a writer of all rows of a task
         """
         return OpenUpsertWriter(rows=opens, columns=self._key) if self._sink.mode == UPSERT else opens
 
     def _stage(self, written: Sequence[Mapping[str, Any]]) -> StagedRows[Any]:
-        """Take what the tasks have told of the rows that they have written."""
+        """Return the staged rows, from the tasks' descriptions."""
         attempt = self._open_attempt()
         files = [file for task in written for file in task["files"]]
         if self._sink.mode == APPEND or not written:  # without tasks nothing is replaced
@@ -505,7 +505,7 @@ class TableCommitter(SinkCommitter):
         return self._rows_of_partitions(files)
 
     def _note_try(self, entry: SinkEntry) -> None:
-        """Work out what the next version changes, and note it before it is written."""
+        """Compute the changes of the next version, and note them before it is written."""
         attempt, self._change = self._open_attempt(), self._staged.change()
         note = replace(attempt, entry=entry, files=tuple(file["path"] for file in self._change.added))
         if note != attempt:
@@ -547,7 +547,7 @@ class TableCommitter(SinkCommitter):
             self._fitting = shape
 
     def _successor(self) -> str | None:
-        """Return who has claimed since, if anybody: with the same run number if the pipeline's ledger was set back."""
+        """Return the run that has claimed since, if any: with the same number if the pipeline's ledger was set back."""
         claim = self._ledger.claim
         if claim.run > self._run:
             return f"run {claim.run}"

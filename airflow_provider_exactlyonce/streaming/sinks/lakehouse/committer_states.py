@@ -1,4 +1,4 @@
-"""What the committer of a sink that stages files may do next.
+"""The states of a committer of a sink that stages files, and the transitions.
 
 An attempt whose commit is in doubt stays staged, and its committer is claimed anew. One that could not be aborted is
 left behind by the next attempt: its marker stays, so that a later claim removes what it has written.
@@ -23,7 +23,7 @@ class CommitterState(Enum):
 
 
 class CommitterEvent(Enum):
-    """What moves a committer on, named when it has succeeded; but for the claim, which forgets before it asks."""
+    """The events of a committer, after their success; ``CLAIM_BEGUN`` comes before the claim is written."""
 
     CLAIM_BEGUN = "claim begun"
     CLAIMED = "claimed"

@@ -1,8 +1,8 @@
-"""Small files of a table that are written together: which, by whom, and in what order.
+"""Compaction: small files of a table are rewritten as larger ones.
 
-A sink writes its own files together and nobody else's: of those it knows how they were written, and two sinks of one
-table never want the same. What is written is rows as they were read, so what it replaces must still be there, whole,
-in the version that it follows: else somebody's delete or upsert would be undone.
+A sink compacts its own files only: it knows how they were written, and two sinks of one table never choose the same.
+The rows are rewritten as they were read, so the replaced files must still be there, whole, in the version that the
+compaction follows: else another writer's delete or upsert would be undone.
 
 A batch waits meanwhile. So one compaction is as large as one file may be, and the rest is left to the next.
 """
@@ -32,7 +32,7 @@ class OwnFile:
 
     :param partition: only files of the same are written together
     :param size: bytes
-    :param entry: what the table says of it, in the words of its library
+    :param entry: the table's entry of it, as its library has it
     """
 
     name: str
@@ -85,7 +85,7 @@ class Compaction(ABC):
 
     :param open_writer: opens what writes rows as the tasks do
     :param target_bytes: as :func:`choose` has it
-    :ivar added: what is known of the files that have them, once they are written
+    :ivar added: descriptions of the new files, once they are written
     """
 
     def __init__(self, open_writer: OpenWriter, target_bytes: int) -> None:
@@ -96,11 +96,11 @@ class Compaction(ABC):
 
     @property
     def removed(self) -> list[OwnFile]:
-        """The files whose rows are written anew, once it was planned."""
+        """The files that are rewritten, once the compaction was planned."""
         return [file for group in self._groups for file in group]
 
     def plan(self) -> bool:
-        """Choose files of the version last looked at; returns whether others are left to the next compaction.
+        """Choose files of the version last read; returns whether others are left to the next compaction.
 
         :raises BatchFailedError: when none may be written anew
         """
@@ -127,7 +127,7 @@ class Compaction(ABC):
             self.added.extend(written["files"])
 
     def check(self) -> None:
-        """Check that the version last looked at has all that is replaced.
+        """Check that the version last read has all replaced files.
 
         :raises BatchFailedError: naming a file that others have taken out or written anew meanwhile
         """
@@ -137,7 +137,7 @@ class Compaction(ABC):
                 raise BatchFailedError(f"others have taken out {file.name} meanwhile: it is left to the next time")
 
     def has_landed(self) -> bool:
-        """Tell whether the version last looked at has what was written."""
+        """Tell whether the version last read has the written files."""
         return {file["path"] for file in self.added} <= {file.name for file in self._own_files()}
 
     @abstractmethod
@@ -146,7 +146,7 @@ class Compaction(ABC):
 
     @abstractmethod
     def _own_files(self) -> Iterable[OwnFile]:
-        """Return the sink's files of the version last looked at.
+        """Return the sink's files of the version last read.
 
         :raises BatchFailedError: when none may be written anew
         """

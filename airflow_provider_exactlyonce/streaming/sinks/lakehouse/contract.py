@@ -1,4 +1,4 @@
-"""What :class:`~.committer.TableCommitter` asks of a kind of table, and of the sink's ledger in it."""
+"""The interfaces that :class:`~.committer.TableCommitter` needs: of a kind of table, and of the sink's ledger in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import Comm
 
 
 class Table(Protocol):
-    """One table, as it was when it was last looked at.
+    """One table, as of the last read.
 
     :cvar VERSION: what a version is called there
     :cvar REFUSALS: errors of a write that say that this time it was not carried out
@@ -20,7 +20,7 @@ class Table(Protocol):
 
     @property
     def version(self) -> Any:
-        """What tells its newest version from others."""
+        """The id of its newest version."""
 
     def open(self) -> bool:
         """Look at the newest version; returns whether there is a table."""
@@ -32,7 +32,7 @@ class Table(Protocol):
         """Tell whether another version was written after one, which then is not the newest any more."""
 
     def keep_after(self, version: Any) -> None:
-        """Make what was written after a version outlive a loss of power."""
+        """Make the writes after a version outlive a loss of power."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class SinkClaim:
 
 
 class Ledger(Protocol):
-    """What one sink of one pipeline has in a table, as it was when it was last looked at."""
+    """The ledger of one sink of one pipeline in a table, as of the last read."""
 
     @property
     def claim(self) -> SinkClaim:
@@ -74,5 +74,5 @@ class Ledger(Protocol):
     def newest(self) -> Committed | None:
         """Return the newest commit, None when there is none.
 
-        :raises RefusedError: when nobody knows
+        :raises RefusedError: when that is unknown
         """

@@ -1,4 +1,4 @@
-"""What a user declares of a sink of a table, whichever kind of table it is; its committer reads it."""
+"""The user's declaration of a sink of a table of any kind; its committer reads it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_KEY: Final = (*_NO_ORDER, "float", "double")
 
 @dataclass(frozen=True, kw_only=True)
 class TableDeclaration(Sink):
-    """The mode, columns and format of a sink that writes versions of a table, which says what each is."""
+    """The mode, columns and format of a sink that writes versions of a table; its subclass describes them."""
 
     #: The sink's class, for messages.
     KIND: ClassVar[str]
@@ -130,10 +130,10 @@ class TableDeclaration(Sink):
             raise RefusedError(f"sink {self.name}: deleted={self.deleted!r} must be a boolean column")
 
     def _of_connection(self, words: str) -> dict[str, str]:
-        """Return what the connection says; nothing when there is none, or when no connections are given here.
+        """Return the connection's options; empty when there is none, or when no connections are given here.
 
-        :param words: whose words they are in, for messages
-        :raises RefusedError: when it is not among those that are
+        :param words: names the options' vocabulary, for messages
+        :raises RefusedError: when connections are given and it is not among them
         """
         if self.conn_id is None:
             return {}
@@ -141,5 +141,5 @@ class TableDeclaration(Sink):
 
 
 def _is_collated(kind: DataType) -> bool:
-    """Whether texts of a type may be equal, or ordered, by other rules than those of their bytes."""
+    """Whether texts of a type may be equal, or ordered, by other rules than by their bytes."""
     return getattr(kind, "collation", "UTF8_BINARY") != "UTF8_BINARY"

@@ -1,4 +1,4 @@
-"""The files of a table beside its metadata: what tasks write, and the sink's own notes."""
+"""The files of a table beside its metadata: the tasks' files, and the sink's own notes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 _BUFFER_BYTES: Final = 2**20
-_READABLE: Final = 0o644  # for those who audit the table, too
+_READABLE: Final = 0o644  # for the table's auditors, too
 
 
 class TableFiles(ABC):
@@ -40,7 +40,7 @@ class TableFiles(ABC):
         return name
 
     def replace(self, name: str, content: bytes) -> None:
-        """Put a whole file in the place of what is there, if anything, durably."""
+        """Write a whole file durably, in place of an existing one, if any."""
         if (path := self.local(name)) is None:
             with self.open_new(name) as file:
                 file.write(content)

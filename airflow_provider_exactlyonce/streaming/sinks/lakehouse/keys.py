@@ -17,11 +17,11 @@ _RANK: Final = "rank"
 
 @dataclass(frozen=True, kw_only=True)
 class KeyColumns:
-    """By what rows replace each other.
+    """The columns that decide which row replaces which.
 
     :param key: the columns of the key
-    :param order: the column whose greatest value tells the last row of a key, None for the one that came last
-    :param deleted: the boolean column of the rows to delete, which the table lacks; None when there are none
+    :param order: the column with its greatest value in the last row of a key, None for the row that came last
+    :param deleted: the boolean column that marks rows to delete, which the table lacks; None for no such column
     """
 
     key: tuple[str, ...]
@@ -34,10 +34,10 @@ class KeyColumns:
         return self.key if self.order is None or self.order in self.key else (*self.key, self.order)
 
     def last_of_each(self, rows: pa.Table, rank: pa.Array | None) -> tuple[pa.Array, dict[str, object] | None]:
-        """Tell of each row whether it is the last of its key, and name a key of which that is not known.
+        """Return for each row whether it is the last of its key, and a key with an unknown last row, None for none.
 
-        :param rows: what is compared of them
-        :param rank: of the rows when there is no order, None when nothing tells
+        :param rows: the columns to compare
+        :param rank: of the rows when there is no order, None when it is unknown
         """
         rank = rank if self.order is None else _ranks(rows[self.order])
         keys = rows.select(self.key)

@@ -71,7 +71,7 @@ class ParquetFile(ABC):
             self._waiting, self.waiting_bytes = [], 0
 
     def finish(self) -> dict[str, Any]:
-        """Make it durable; returns what the driver has to know of it, as JSON can have it."""
+        """Make the file durable; returns its description for the driver, as JSON values."""
         self.write_group()
         self._parquet.close()
         size, footer = self.size, self._parquet.writer.metadata
@@ -86,7 +86,7 @@ class ParquetFile(ABC):
         }
 
     def abandon(self) -> None:
-        """Close and remove it; nobody will refer to it."""
+        """Close and remove it; it is referred to nowhere."""
         with suppress(Exception):  # else Arrow closes it when it is collected, and complains of a closed file
             self._parquet.close()
         with suppress(Exception):
@@ -95,7 +95,7 @@ class ParquetFile(ABC):
 
     @abstractmethod
     def _statistics(self, footer: pq.FileMetaData) -> Any:
-        """Return what the table says of the values in the file."""
+        """Return the statistics of the file for the table."""
 
 
 class PartitionedFiles(ABC):
@@ -125,13 +125,13 @@ class PartitionedFiles(ABC):
                 begun += self._append(values, part.slice(begun))
 
     def finish(self) -> list[dict[str, Any]]:
-        """Close the files; returns what the driver has to know of them."""
+        """Close the files; returns their descriptions for the driver."""
         for values in list(self._open):
             self._finish(values)
         return self._done
 
     def close(self) -> None:
-        """Abandon what is still open, all of it; a file that can't be removed is told of afterwards."""
+        """Abandon all open files; raises afterwards if a file can't be removed."""
         errors: list[Exception] = []
         while self._open:
             try:
@@ -194,7 +194,7 @@ class TableWriter(SinkWriter):
     """Writes a task's rows as files of a table that no version of it has yet.
 
     :param columns: of the rows, as the table has them
-    :param required: those of them that must not be null
+    :param required: the columns that must not be null
     """
 
     def __init__(self, files: PartitionedFiles, columns: pa.Schema, required: Collection[str]) -> None:
@@ -222,7 +222,7 @@ class TableWriter(SinkWriter):
 
     @abstractmethod
     def _parted(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Return rows with what they are partitioned by, and what is written of them."""
+        """Return the columns that rows are partitioned by, and the columns to write."""
 
 
 def refused(message: str) -> RecordRefusedError:
@@ -238,7 +238,7 @@ def _filling(rows: pa.RecordBatch, size: int) -> int:
 
 
 def _parted(rows: pa.RecordBatch, by: Sequence[str], kept: pa.RecordBatch) -> Iterator[tuple[_Values, pa.RecordBatch]]:
-    """Yield what is kept of the rows of each partition, with the values that make it, as text."""
+    """Yield the kept columns of each partition's rows, with the partition's values as text."""
     if not by:
         yield (), kept
         return

@@ -50,14 +50,14 @@ class UpsertTarget(ABC, Generic[File]):
 
     @abstractmethod
     def current_files(self) -> Iterable[File]:
-        """Return the files of the version last looked at.
+        """Return the files of the version last read.
 
         :raises RefusedError: when it has what can't be written anew as it is, naming it
         """
 
     @abstractmethod
     def name(self, file: File) -> str:
-        """Return what tells a file from all others, for good."""
+        """Return a file's unique name, which never changes."""
 
     def check_removable(self, file: File) -> None:
         """Check that a version can take a file out.
@@ -67,7 +67,7 @@ class UpsertTarget(ABC, Generic[File]):
 
     @abstractmethod
     def filter(self, keys: pa.Table) -> Callable[[File], bool]:
-        """Return what tells, by what the table says of a file, whether it may have rows with some keys."""
+        """Return a predicate: whether a file may have rows with some keys, by the table's entry of the file."""
 
     @abstractmethod
     def read(self, file: File, names: Sequence[str]) -> pa.Table:
@@ -75,15 +75,15 @@ class UpsertTarget(ABC, Generic[File]):
 
     @abstractmethod
     def copy(self, file: File, kept: pa.Array) -> list[Mapping[str, Any]]:
-        """Write some rows of a file anew, at least one; returns what a task would tell of what it has written."""
+        """Rewrite some rows of a file, at least one; returns the new files' descriptions, as a task's."""
 
 
 class UpsertedRows(StagedRows[File]):
-    """Rows that come in the place of those with their keys, and keys whose rows go.
+    """Rows that replace those with the same keys, and keys of rows to delete.
 
-    :param written: what the tasks have told
+    :param written: the tasks' descriptions
     :param commit: the number of the commit, for messages
-    :raises RecordRefusedError: when nobody knows which row of a key is the last
+    :raises RecordRefusedError: when the last row of a key is unknown
     """
 
     def __init__(self, target: UpsertTarget[File], written: Sequence[Mapping[str, Any]], commit: int) -> None:

@@ -1,6 +1,6 @@
-"""The versions of a table, of which each is written as the next one after that which this run has looked at.
+"""The versions of a table: each is written as the successor of the version that this run has read last.
 
-So a run that was frozen anywhere can't write behind a claim that it has not seen; and one that looks again sees it.
+So a run that was frozen anywhere can't write after a claim that it has not seen; and a run that reads again sees it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import Tabl
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering
 
 _LOGGER: Final = logging.getLogger(__name__)
-#: After so many versions that others took first it is said, and a stop is heeded.
+#: After so many versions that others took first it is logged, and a stop is heeded.
 _TRIES: Final = 100
 #: The first pause between tries is at most so long, and each later one twice as long, until it was doubled so often.
 _FIRST_PAUSE_SECONDS: Final = 0.008
@@ -34,7 +34,7 @@ class TableVersions:
     """Writes versions of a table.
 
     :param where: the table, for messages
-    :param stop_requested: tells that one for which others are always faster should not be tried any longer
+    :param stop_requested: true when a version for which others are always faster should not be tried any longer
     """
 
     def __init__(self, table: Table, where: str, stop_requested: Callable[[], bool]) -> None:
@@ -48,9 +48,9 @@ class TableVersions:
         """Write a version after the newest one, whatever others write meanwhile, and however often they are faster.
 
         :param prepare: called when the table was looked at, before each try; raises when it must not be written then
-        :param landed: tells, once the table was looked at again, whether it was written though it failed
+        :param landed: returns, after the table was read again, whether the version was written though the write failed
         :raises BatchFailedError: when it was not written, and never will be
-        :raises CommitUnknownError: when nobody knows
+        :raises CommitUnknownError: when that is unknown
         """
         in_doubt = False
         for refused in itertools.count(1):
@@ -93,7 +93,7 @@ class TableVersions:
         """Wait before the next try. Each version of others is one that they have finished: at some time none is next.
 
         :param refused: how many tries were
-        :raises BatchFailedError: when nobody wants it to be tried for so long
+        :raises BatchFailedError: when a stop was requested and several tries have failed
         :raises CommitUnknownError: when it is not known, in addition, whether it was written
         """
         is_long = refused % _TRIES == 0

@@ -113,7 +113,7 @@ class PostgresCommitter(SinkCommitter):
     @override
     def claim(self, run: int) -> SinkEntry | None:
         self._run, self._attempt = run, None
-        self._connection.close()  # whatever it has open ends; what it has sent is decided before the lock is ours
+        self._connection.close()  # ends its transaction; a commit that was sent is decided before the lock is ours
         what = f"claiming {self._table} for run {run}"
         entry = self._patiently(what, partial(self._claim, run), lambda error: isinstance(error, BatchFailedError))
         self._has_claimed, self._newest = True, entry.commit if entry else 0
@@ -232,7 +232,7 @@ class PostgresCommitter(SinkCommitter):
             return staging.newest(connection, self._key)
 
     def _begin_locked(self) -> _Connection:
-        """Begin a transaction that has the claim's lock, which is free again when this fails, whoever may be frozen."""
+        """Begin a transaction with the claim's lock; on a failure close the connection, so that no lock is left."""
         connection = self._session()
         try:
             connection.execute(BEGIN)
@@ -247,10 +247,10 @@ class PostgresCommitter(SinkCommitter):
     def _patiently(self, what: str, ask: Callable[[], _T], passes: Callable[[Exception], bool]) -> _T:
         """Repeat until there is an answer.
 
-        A commit under way holds the lock, and the answer waits for it. A session that holds it and does nothing, of a
-        driver that is stopped or gone, is ended: it has not been told to commit.
+        A commit under way holds the lock, and the answer waits for it. An idle session that holds it, of a driver that
+        is stopped or gone, is ended: its commit was not sent.
 
-        :param what: what is done, for messages
+        :param what: the action, for messages
         :param passes: whether an error may be another answer a little later
         """
 
@@ -295,7 +295,7 @@ class PostgresCommitter(SinkCommitter):
         if self._sink.deleted is not None:
             if connection.execute(move.ambiguous(), arguments).fetchone():
                 raise self._ambiguous(attempt, written)
-            # In a statement of its own and first: another row of the batch may have what is unique in one of these.
+            # In a statement of its own and first: another row of the batch may have a unique value of one of these.
             connection.execute(move.delete_marked(), arguments)
         statement = {"insert": move.insert, "upsert": move.upsert, "delete": move.delete}[self._sink.mode]
         connection.execute(statement(), arguments)

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: where their parameters come from, and what a failed statement means.
+"""Connections to PostgreSQL: the source of their parameters, and the translation of its errors.
 
 No parameter is ever logged or shown: a password may be among them.
 """
@@ -35,7 +35,7 @@ _REFUSED_USER: Final = re.compile(
     r"password|no pg_hba.conf entry|(role|database) \"[^\"]*\" does not exist|permission denied"
 )
 _REFUSED_ROW: Final = ("22", "23")  # classes of SQLSTATE: data exception, integrity constraint violation
-#: Whoever waits for a lock sees what was committed meanwhile, whatever database and user have as their default.
+#: After a wait for a lock commits made meanwhile are visible, whatever database and user have as their default.
 BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 AMBIGUOUS_KEY: Final = "21000"  # ON CONFLICT would touch a row twice
 
@@ -63,7 +63,7 @@ def parameters_of(conn_id: str) -> Parameters:
 def connect(parameters: Parameters, application: str) -> psycopg.Connection[Any]:
     """Open a connection, outside of a transaction; its transactions are as :data:`BEGIN` begins them.
 
-    :param application: what the server's list of sessions shows
+    :param application: its name in the server's list of sessions
     :raises RefusedError: when the server refuses this user or database
     :raises BatchFailedError: when there is no answer
     """
@@ -91,11 +91,11 @@ def for_tasks(parameters: Parameters, connection: psycopg.Connection[Any]) -> Pa
 
 @contextmanager
 def translated_errors(what: str, table: str) -> Iterator[None]:
-    """Turn what psycopg raises into the project's errors, and roll nothing back.
+    """Turn psycopg's errors into the project's, and roll nothing back.
 
-    :param what: what is being done, for the message
+    :param what: the action, for the message
     :param table: the table that refuses a row, when one is refused
-    :raises RecordRefusedError: a row is refused for what it is
+    :raises RecordRefusedError: a row is refused for its content
     :raises BatchFailedError: everything else
     """
     try:
@@ -105,7 +105,7 @@ def translated_errors(what: str, table: str) -> Iterator[None]:
 
 
 def meaning(error: psycopg.Error, what: str, table: str) -> ExactlyOnceError:
-    """Return what an error of PostgreSQL means, see :func:`translated_errors`."""
+    """Return the project's error for an error of PostgreSQL, see :func:`translated_errors`."""
     state = error.sqlstate or ""
     if state[:2] not in _REFUSED_ROW and state != AMBIGUOUS_KEY:
         return BatchFailedError(f"PostgreSQL, {what}: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What a user declares of the PostgreSQL sink; its committer reads it."""
+"""The user's declaration of the PostgreSQL sink; its committer reads it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RIGHTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PostgresDeclaration(Sink):
-    """The columns, table and mode of a ``PostgresSink``, which says what each is."""
+    """The columns, table and mode of a ``PostgresSink``, which describes them."""
 
     table: str
     mode: str = "insert"
@@ -64,6 +64,6 @@ class PostgresDeclaration(Sink):
 
     @property
     def rights(self) -> Sequence[str]:
-        """What the user needs on the table."""
+        """The rights that the user needs on the table."""
         more = ["DELETE"] if self.deleted else []
         return [*_RIGHTS[self.mode], *more, *(["SELECT"] if self.commit_column and self.mode == "insert" else [])]

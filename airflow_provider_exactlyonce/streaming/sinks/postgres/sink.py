@@ -18,10 +18,10 @@ class PostgresSink(PostgresDeclaration):
     """Writes each micro-batch into a table in one transaction, with the ledger's entry.
 
     Tasks copy their rows into an unlogged staging table, in the schema ``exactlyonce`` of the same database; the driver
-    moves them. The columns of the rows are those of the table, by name.
+    moves them. The rows' columns are the table's, by name.
 
     :param table: ``table`` or ``schema.table``, which must exist
-    :param mode: ``"insert"``; ``"upsert"``: the last row of each key is inserted, or replaces what is there;
+    :param mode: ``"insert"``; ``"upsert"``: the last row of each key is inserted, or replaces the key's row;
         ``"delete"``: the rows with these keys are deleted
     :param key: the columns that rows are replaced or deleted by; for upsert a unique index over them must exist
     :param order: the column that tells which of several rows of a key in one batch is the last; without it two rows of

@@ -1,4 +1,4 @@
-"""What the PostgreSQL sink keeps beside the target table, in a schema of its own: claims, ledger and staging tables."""
+"""The PostgreSQL sink's own tables beside the target table, in a schema of its own: claims, ledger and staging."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Claim = tuple[int, datetime]
 
 
 def identity(key: Key) -> str:
-    """Return what names of staging tables and sessions of one sink have in common; at most 16 characters."""
+    """Return the common part of names of one sink's staging tables and sessions; at most 16 characters."""
     return hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
 
 
@@ -83,7 +83,7 @@ def _has(connection: psycopg.Connection[Any], *tables: str) -> bool:
 
 @contextmanager
 def _rights_named(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Tell of a right that is missing what gives it."""
+    """Name the statement that grants a missing right."""
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
@@ -136,7 +136,7 @@ def forget(connection: psycopg.Connection[Any], key: Key, before: int) -> None:
 
 
 def place_of(connection: psycopg.Connection[Any], table: PostgresTable) -> object:
-    """Return what tells a table from all others, in whatever cluster."""
+    """Return an identity of the table, unique over all clusters."""
     name = table.quoted.as_string(connection)
     try:
         row = connection.execute(places.POSTGRESQL.format(table="%(table)s"), {"table": name}).fetchone()
@@ -199,7 +199,7 @@ def _column(column: PostgresColumn) -> sql.Composed:
 
 
 def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequence[str]:
-    """Drop the staging tables of a run and of those before it; returns those that somebody still writes to."""
+    """Drop the staging tables of a run and of earlier runs; returns those that are still written to."""
     prefix = f"stage_{identity(key)}_"
     rows = connection.execute(
         "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -209,7 +209,7 @@ def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequ
     kept = []
     for (name,) in rows:
         made_by = name.removeprefix(prefix).partition("_")[0]
-        if not made_by.isdecimal() or int(made_by) > run:  # a name that is none of ours is somebody else's
+        if not made_by.isdecimal() or int(made_by) > run:  # a name that is none of ours is another's
             continue
         try:
             with connection.transaction():
@@ -228,7 +228,7 @@ def read_claim(connection: psycopg.Connection[Any], key: Key) -> Claim | None:
 def lock_claim(connection: psycopg.Connection[Any], key: Key) -> Claim | None:
     """Lock the claim until the transaction's end; returns it, None when there is none.
 
-    Whoever commits holds this lock: with it, no other commit is under way.
+    A commit holds this lock: with it, no other commit is under way.
     """
     return connection.execute(f"{_CLAIM} FOR UPDATE", key).fetchone()
 

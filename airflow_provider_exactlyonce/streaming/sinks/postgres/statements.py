@@ -19,7 +19,7 @@ class StagedMove:
 
     :param columns: the rows' columns that are stored
     :param key: what rows are updated or deleted by, nothing to insert only
-    :param order: the column by which the last row of a key is found, None when a key is there once
+    :param order: the column that orders a key's rows, None when each key has one row
     :param deleted: the boolean column of the rows to delete, None when there are none
     :param commit_column: the column that gets the commit's number
     """
@@ -47,7 +47,7 @@ class StagedMove:
         return self._into(self._staged)
 
     def delete_marked(self) -> sql.Composed:
-        """Return the statement that deletes the keys whose last row says so."""
+        """Return the statement that deletes the keys with a last row that is marked as deleted."""
         return self._delete(self._last()) + sql.SQL(" AND staged.{}").format(sql.Identifier(self.deleted or ""))
 
     def upsert(self) -> sql.Composed:

@@ -68,7 +68,7 @@ class PostgresColumn:
     :param modifier: the type's precision as the catalog encodes it, -1 for none
     :param generated: only the server gives its values
     :param filled: it has a default
-    :param collation: its schema and name, None for that of the type
+    :param collation: its schema and name, None for the type's own
     """
 
     name: str
@@ -211,7 +211,7 @@ def find(connection: psycopg.Connection[Any], table: str, rights: Sequence[str])
     """Read a table from the catalog.
 
     :param table: as SQL writes it: ``name`` by the search path, or ``schema.name``
-    :param rights: what is to be done with it
+    :param rights: the needed rights
     :raises RefusedError: when there is none, it can't be written to here, or a right is missing
     """
     try:

@@ -66,13 +66,13 @@ class PostgresWriter(SinkWriter):
         self._rows += rows.num_rows
 
     def finish(self) -> Mapping[str, Any]:
-        """Commit what is staged."""
+        """Commit the staged rows."""
         with self._marked():
             self._closing.close()
         return {"writer": self._writer, "rows": self._rows, "columns": self._columns}
 
     def close(self) -> None:
-        """Close the connection; what is not committed is gone."""
+        """Close the connection; uncommitted rows are gone."""
         with suppress(psycopg.Error, _AbandonedError):
             self._closing.__exit__(_AbandonedError, _AbandonedError(), None)
 

@@ -1,4 +1,4 @@
-"""The upsert sink: rows replace those of their key through SQLAlchemy, once for each commit.
+"""The upsert sink: rows replace rows of the same key through SQLAlchemy, once for each commit.
 
 For whatever database SQLAlchemy has; ``postgres`` is faster where it fits. ``commit`` calls it through ``sinks.spi``.
 """

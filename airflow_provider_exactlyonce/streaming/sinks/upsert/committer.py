@@ -174,7 +174,7 @@ class UpsertCommitter(SinkCommitter):
 
     @override
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
-        """Do nothing: what a task has told of, it has committed."""
+        """Do nothing: the tasks have committed their rows before they answered."""
 
     @override
     def commit(self, entry: SinkEntry) -> None:
@@ -195,7 +195,7 @@ class UpsertCommitter(SinkCommitter):
 
     @override
     def abort(self) -> None:
-        """Do nothing: the next attempt writes over what this one has written."""
+        """Do nothing: the next attempt overwrites this attempt's rows."""
 
     @override
     def settled(self, commit: int) -> None:

@@ -37,7 +37,7 @@ PLACES: Final = sa.Table(
 
 
 def make_tables(connection: sa.Connection) -> None:
-    """Make the sink's own tables where they are not there; of several who do, others may be first with each."""
+    """Make the sink's own tables where they are missing; another process may make each at the same time."""
     for left in reversed(range(len(METADATA.tables) + 1)):
         try:
             METADATA.create_all(connection)
@@ -67,7 +67,7 @@ def check_exact(row: sa.RowMapping, key: Mapping[str, str], table: sa.Table) -> 
 
 
 def identity(connection: sa.Connection, table: sa.Table) -> tuple[object, ...]:
-    """Return what tells a table from all others, in whatever server."""
+    """Return an identity of the table, unique over all servers."""
     url, dialect = connection.engine.url, connection.dialect.name
     name = connection.dialect.identifier_preparer.format_table(table)
     if dialect == "postgresql":

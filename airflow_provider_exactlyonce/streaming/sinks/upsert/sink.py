@@ -1,4 +1,4 @@
-"""The idempotent sink as a user declares it: rows replace what has their key, in any database that SQLAlchemy knows."""
+"""The user's declaration of the idempotent sink: rows replace rows of the same key, in any database of SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 class UpsertSink(Sink):
     """Writes each row over the one with its key: effectively once with a ``commit_column``, at least once without.
 
-    Tasks write straight into the table. A batch that is attempted again writes the same rows over themselves, so that
-    after its commit the table is what it would be had it run once. Until then readers may see a part of a batch, and
-    what an attempt has written that is repeated. Several rows of one key should not be in one batch: within a task the
-    last one stays, between tasks any.
+    Tasks write straight into the table. A batch that is attempted again overwrites its own rows, so that after its
+    commit the table is as if it had run once. Until then readers may see a part of a batch, and rows of an attempt that
+    is repeated. A batch should have one row per key: within a task the last row stays, between tasks any.
 
     Nothing holds a task back that was frozen in an attempt of long ago. With a ``commit_column`` it changes nothing;
     without one its old rows replace the newer ones, and stay.

@@ -75,9 +75,9 @@ def dataset(url: str, table: str) -> tuple[str, str]:
 
 @contextmanager
 def translated_errors(what: str, table: str) -> Iterator[None]:
-    """Turn what SQLAlchemy raises into the project's errors.
+    """Turn SQLAlchemy's errors into the project's.
 
-    :raises RecordRefusedError: a row is refused for what it is
+    :raises RecordRefusedError: a row is refused for its content
     :raises BatchFailedError: everything else
     """
     try:
@@ -175,9 +175,9 @@ def _unique_sets(inspector: sa.Inspector, table: sa.Table) -> list[Any]:
 def _check_no_other_key(
     table: sa.Table, key: Sequence[str], unique: Iterable[Sequence[str | None]], given: Sequence[str]
 ) -> None:
-    """Check that a row meets none but that of its key: ON DUPLICATE KEY changes whichever row it meets.
+    """Check that a row can conflict only by its key: ON DUPLICATE KEY changes whichever row it conflicts with.
 
-    :raises RefusedError: naming the columns by which it could meet another
+    :raises RefusedError: naming the columns by which it could conflict with another row
     """
     for names in unique:
         if not names or set(names) >= set(key):
@@ -233,7 +233,7 @@ def parameters(
 
 
 def _commit_of(table: sa.Table, commit_column: str) -> Any:
-    """Return by which commit a row was written: one from before the table had the column by none."""
+    """Return the commit that wrote a row: 0 for a row from before the table had the column."""
     return sa.func.coalesce(table.c[commit_column], sa.literal_column("0"))
 
 

@@ -1,4 +1,4 @@
-"""The second half of a write-ahead log: what is committed in it is delivered, in order, and noted."""
+"""The second half of a write-ahead log: committed records are delivered, in order, and noted."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _NOTE: Final = re.compile(r"(\d{20})-(\d+)\.json")
 
 
 class Target(ABC):
-    """What gets the rows. It is pickled with the job, and used by one thread of the driver."""
+    """The receiver of the rows. It is pickled with the job, and used by one thread of the driver."""
 
     @abstractmethod
     def deliver(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:
-        """Hand over all rows of a commit; whatever is raised, it is tried again, for ever.
+        """Deliver all rows of a commit; after any error it is tried again, for ever.
 
-        :param entry: which commit; its number is a good idempotency key
+        :param entry: the commit's; its number is a good idempotency key
         :param rows: in the order in which the tasks wrote them
         """
 
@@ -51,7 +51,7 @@ class Target(ABC):
 
     @property
     def can_be_asked(self) -> bool:
-        """Whether :meth:`has` is there."""
+        """Whether the target implements :meth:`has`."""
         return type(self).has is not Target.has
 
 
@@ -96,13 +96,13 @@ class Delivery:
         self._note = DeliveryProgress()
         self._place = 0  # up to here all is delivered
         self._claims: Collection[str | None] = ()
-        self._seen = 0  # up to here nobody else has claimed
+        self._seen = 0  # up to here no other driver has claimed
         self._oldest = 1  # the first position that is still there
         self._thread: threading.Thread | None = None
         self._is_over = False
 
     def start(self, claimed: int, claims: Collection[str | None]) -> None:
-        """Go on from what is noted, until somebody else has claimed. Does nothing when it runs already.
+        """Start the delivery after the noted position, until another driver has claimed. Does nothing when it runs.
 
         :param claimed: the position of this driver's claim
         :param claims: its claims, also those that it makes later
@@ -129,7 +129,7 @@ class Delivery:
         return max(0, self._goal - self._note.commit)
 
     def stop(self, seconds: float) -> None:
-        """Wait for what is to be delivered, but not for longer than this, and end."""
+        """Wait for the outstanding deliveries, but not for longer than this, and end."""
         if self._thread is None:
             return
         with self._changed:
@@ -177,9 +177,9 @@ class Delivery:
             self._changed.wait_for(lambda: self._ending or condition(), seconds)
 
     def _check_superseded(self) -> None:
-        """Look whether somebody else has claimed the log.
+        """Check whether another driver has claimed the log.
 
-        :raises FencedError: when somebody has
+        :raises FencedError: when another driver has
         """
         for record in self._log.following(self._seen):
             if record.claim not in self._claims:
@@ -211,7 +211,7 @@ class Delivery:
         :param in_doubt: the target may have this commit, and those after it: from a run that could not note it, or from
             before the log was set back
         :returns: whether that is so for the next one; commits are delivered in order, so a no counts for all after it
-        :raises FencedError: when somebody else has claimed the log meanwhile; it asks the target
+        :raises FencedError: when another driver has claimed the log meanwhile; it asks the target
         """
         invariant(record.entry is not None, "a commit has an entry")
         entry: SinkEntry = record.entry  # type: ignore[assignment]
@@ -253,7 +253,7 @@ class Delivery:
                     return
                 self._log.remove(record)
                 self._oldest = record.position + 1
-        except OSError as error:  # what is delivered must not be delivered again for this
+        except OSError as error:  # delivered rows must not be delivered again for this
             log.warning("sink %s: delivered commits could not be removed: %s", self._sink, error)
 
 

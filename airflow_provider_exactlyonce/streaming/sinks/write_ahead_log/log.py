@@ -1,6 +1,6 @@
 """The log: numbered files, each a line of JSON, and behind a commit's line its rows in Arrow's stream format.
 
-A position is created once: of two who want it one loses. So a frozen process that goes on finds its position taken,
+A position is created once: of two processes one loses. So a frozen process that goes on finds its position taken,
 and a claim knows everything that can take place before it.
 
 Release 0.1.0 wrote the same positions. Its commits name Parquet files instead of having their rows behind them, and the
@@ -46,7 +46,7 @@ class DataFile:
     :param rows: rows in it
     :param size: its bytes
     :param sha256: of its content, hexadecimal
-    :param partition: {column: value as text, None for null} by which it was written
+    :param partition: {column: value as text, None for null} of its rows
     """
 
     name: str
@@ -144,7 +144,7 @@ class FileLog:
                     yield from stream
 
     def changed(self, record: LogRecord) -> Iterator[str]:
-        """Yield the paths or URLs of what has the record's rows, and is missing or not as it was written."""
+        """Yield the paths or URLs of files with the record's rows that are missing or not as they were written."""
         parts = [(file.name, file.sha256) for file in record.files]
         if record.sha256 is not None:
             parts.append((self._name(record.position), record.sha256))
@@ -160,7 +160,7 @@ class FileLog:
                 yield self._storage.place(name)
 
     def following(self, position: int) -> Iterator[LogRecord]:
-        """Yield the records after a position up to the last one, without a look at the directory."""
+        """Yield the records after a position up to the last one, without listing the directory."""
         while True:
             position += 1
             try:
@@ -174,18 +174,18 @@ class FileLog:
 
         :param rows: what its checksum is of
         :raises FileExistsError: when that is taken
-        :raises OSError: nobody knows whether it was written
+        :raises OSError: it is unknown whether it was written
         """
         self._storage.create(self._name(record.position), record.encoded() + rows)
 
     def remove(self, record: LogRecord) -> None:
-        """Remove a record with its rows, which nobody must need any more."""
+        """Remove a record with its rows, which must not be needed any more."""
         for file in record.files:
             self._storage.remove(file.name)
         self._storage.remove(self._name(record.position))
 
     def remove_unfinished(self, position: int) -> None:
-        """Remove what dead processes have left of records up to one that is there."""
+        """Remove the remains that dead processes have left of records up to an existing one."""
         self._storage.remove_unfinished(self._folder, f"{position:020d}")
 
     def place(self, position: int) -> str:

@@ -49,7 +49,7 @@ _SECONDS_PER_HOUR: Final = 3600
 class WriteAheadLogSink(Sink):
     """Commits the result to a log of files, and delivers commit after commit to the target.
 
-    Exactly once when the target can be asked what it has, at least once otherwise; see :class:`Target`.
+    Exactly once when the target can tell whether it has a commit, at least once otherwise; see :class:`Target`.
 
     :param path: where the log is: an absolute path that every driver sees, or a URL of fsspec whose store has
         conditional writes: ``s3://``, ``gs://``, ``abfs://``
@@ -57,7 +57,7 @@ class WriteAheadLogSink(Sink):
     :param keep_hours: how long commits stay in the log after they were delivered; at least an hour
     :param wait_seconds: how long a batch waits for its delivery, so that a slow target slows the pipeline down; after
         that the log grows
-    :param drain_seconds: how long a driver that ends waits for what is not delivered; the next run does the rest
+    :param drain_seconds: how long a driver that ends waits for outstanding deliveries; the next run does the rest
     :param storage_options: what fsspec needs to know of the file system; never shown
     """
 

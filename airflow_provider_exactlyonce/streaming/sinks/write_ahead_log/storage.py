@@ -24,10 +24,10 @@ _LOCAL_URL: Final = "file://"
 
 
 def open_storage(path: str, options: Mapping[str, Any]) -> Storage:
-    """Open what a path or URL names.
+    """Open the storage at a path or URL.
 
     :param path: an absolute path, or a URL of fsspec
-    :param options: what fsspec needs to know of the file system
+    :param options: fsspec's options of the file system
     :raises RefusedError: when it can't publish a file atomically, or is unknown
     """
     local = path.removeprefix(_LOCAL_URL)
@@ -57,7 +57,7 @@ class Storage(ABC):
         """Publish a new file: whole, durable, and never over another.
 
         :raises FileExistsError: when the name is taken; it is as it was
-        :raises OSError: anything else; nobody knows whether it was created
+        :raises OSError: anything else; it is unknown whether it was created
         """
 
     def check_exclusive(self, folder: str) -> None:
@@ -101,7 +101,7 @@ class Storage(ABC):
         """Remove a file, if it is there."""
 
     def remove_unfinished(self, folder: str, through: str) -> None:  # noqa: B027 - a store has nothing unfinished
-        """Remove what dead processes have left of files that they did not create.
+        """Remove the remains of dead processes' files that were never created.
 
         :param through: the greatest name that is created: nothing up to it can be created any more
         """

@@ -156,7 +156,7 @@ def _check_tables(pipeline: str, routes: SinkRoutes, sources: Iterable[Source], 
 
 
 def _place_of(table: str) -> tuple[str, ...]:
-    """Return what two names of one table have in common: a path may be written as a URL, too."""
+    """Return the normal form of a table's name: a path may be written as a URL, too."""
     kind, place = parse(table)
     return (kind, *dataset_at(place)) if kind == DELTA else (kind, place)
 
@@ -180,7 +180,7 @@ def _check_shares(pipeline: str, sources: Sequence[Source]) -> None:
 
 
 def _check_offsets_group(pipeline: str, sink: KafkaSink | None, sources: Iterable[Source]) -> None:
-    """Check that offsets go to the cluster whose offsets they are."""
+    """Check that no source is on another cluster than the group that its offsets are committed to."""
     elsewhere = [source for source in sources if source.connection is not None]
     if sink is not None and sink.offsets_group is not None and elsewhere:
         raise RefusedError(

@@ -1,4 +1,4 @@
-"""What Spark needs for a home, by the file system that it is on: jars, and settings of a session."""
+"""Spark's requirements for a home, by its file system: jars, and settings of a session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HADOOP: Final = "spark.hadoop."
 
 @dataclass(frozen=True, kw_only=True)
 class SparkFileSystem:
-    """What Spark needs for homes of one scheme.
+    """Spark's requirements for homes of one scheme.
 
     :param own_jars: of this package, which nobody else brings
     :param jars: that others may bring
@@ -93,7 +93,7 @@ def driver_jars(arguments: Sequence[str], *, complete: bool = True) -> list[Path
 
 
 def session_settings(place: Any) -> dict[str, str]:
-    """Return what a session is made with that works on the checkpoint in a place, and that nobody submits.
+    """Return the settings of a session that works on the checkpoint in a place without spark-submit.
 
     :raises DevkitError: when jars aren't there and can't be had
     """
@@ -112,7 +112,7 @@ def _jars(scheme: str, *, complete: bool = True) -> list[Path]:
 
 
 def prepare(spark: SparkSession, place: Any) -> None:
-    """Let a driver's session work on the checkpoint in a place. What the user has set of Hadoop stays.
+    """Let a driver's session work on the checkpoint in a place. The user's own settings of Hadoop stay.
 
     :raises SettingRefusedError: when the user's file manager is not exclusive there
     :raises RefusedError: when Spark lacks a jar
@@ -143,7 +143,7 @@ def prepare(spark: SparkSession, place: Any) -> None:
 
 
 def give_access(spark: SparkSession, place: Any) -> None:
-    """Let Hadoop reach the file system of a place. What the user has set of Hadoop stays."""
+    """Let Hadoop reach the file system of a place. The user's own settings of Hadoop stay."""
     if is_local(place):
         return
     system, given = FILE_SYSTEMS[place.protocol], spark.sparkContext._jsc.sc().conf()

@@ -62,7 +62,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
 
 
 def submit_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what to pass to spark-submit: the user's settings, completed by required ones and defaults.
+    """Return the settings for spark-submit: the user's, completed by required ones and defaults.
 
     :param given: the user's Spark settings
     :raises SettingRefusedError: when the user's contradict a required one
@@ -73,7 +73,7 @@ def submit_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def program_of(job: str) -> list[str]:
-    """Return what spark-submit is given to run a job here: the program that tells a mistake in the job from a failure.
+    """Return the program that spark-submit runs for a job here: it distinguishes a mistake in the job from a failure.
 
     :param job: the job's file; one that Spark has to fetch first, and a program of this package, run by themselves
     """

@@ -1,4 +1,4 @@
-"""Finds, in the analysed plan, what may give other rows when a batch is run again, before a replay relies on it."""
+"""Finds nondeterministic parts in the analysed plan, before a replay relies on equal rows."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ _LOOK_UPS: Final = frozenset({"LogicalRelation", "DataSourceV2Relation", "HiveTa
 
 
 def find(frame: DataFrame) -> list[str]:
-    """Return what may give other rows, each described with its expression; empty when nothing is known to.
+    """Return the parts that may give other rows, each described with its expression; empty when none are known.
 
-    Processing time (``current_timestamp``) is not among it: a replay runs at the recorded time; ``now`` does not. User
-    functions are taken at their word: a function that is not marked as nondeterministic is trusted.
+    Processing time (``current_timestamp``) is not among them: a replay runs at the recorded time; ``now`` does not. A
+    user function that is not marked as nondeterministic is trusted.
 
     :param frame: the stream that goes to the sink
     """
@@ -109,7 +109,7 @@ def _is_of_an_order(limit: Any) -> bool:
 
 
 def _place(plan: Any, expression: Any) -> str:
-    """Return which column an expression is part of, or else which condition, and where the job says so, if known."""
+    """Return the column that an expression is part of, or else the condition, and its line in the job, if known."""
     if simple_name(expression) == "Alias":
         place = f", in column {expression.name()}"
     elif expression.dataType().typeName() == "boolean":
@@ -121,10 +121,10 @@ def _place(plan: Any, expression: Any) -> str:
 
 
 def _rows_kept_by_chance(plan: Any, needed: Set[int], shared: Mapping[int, Any]) -> Iterator[str]:
-    """Yield each ``dropDuplicates`` by some of the columns of which others are used: they are those of any row.
+    """Yield each ``dropDuplicates`` by some columns where others are used: their values come from any of the rows.
 
     :param needed: ids of the plan's columns that are used above it
-    :param shared: {id: plan} of what ``WITH`` names around it
+    :param shared: {id: plan} of the enclosing ``WITH``
     """
     name = simple_name(plan)
     if topics_of_mark(plan, name) is not None:

@@ -1,12 +1,12 @@
-"""The one adapter for what Spark knows of the batch that it has just run: late rows by operator, and records read.
+"""The one adapter for Spark's counts of the batch that it has just run: late rows by operator, and records read.
 
 Spark reports both after a batch; a commit needs them before. They are read from the metrics of the batch's own
 executed plan, which are complete when its job has ended. Metrics of a plan that is run again go on counting, so an
-attempt is the difference to where they stood when it began. What an earlier attempt has shuffled would be taken again,
-and nothing be read for it, so it is forgotten. What is broadcast is read once, before the first attempt.
+attempt's count is the difference to its start. The shuffled data of an earlier attempt would be reused, and nothing
+be read for it, so it is forgotten. Broadcast data is read once, before the first attempt.
 
-An aggregation drops what is late behind its first, partial step, and Spark counts the groups that were left of the
-rows. Where it counts any, the rows are counted too: the part of the plan below that step is run again, without the
+An aggregation drops late rows after its first, partial step, and Spark counts the dropped groups instead of rows.
+Where it counts any, the rows are counted too: the part of the plan below that step is run again, without the
 operator.
 
 Everything here is private to Spark 4.2. If its contract fails with another Spark, repair this module:
@@ -66,7 +66,7 @@ _BETWEEN: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCounts:
-    """What one attempt of a batch has read and left out.
+    """The counts of records that one attempt of a batch has read and left out.
 
     :param records: source records that were read, bad ones included; each once, whatever reads it again.
         None where streams share a topic and read others, too: then it is not known which records are the same
@@ -110,7 +110,7 @@ class ExecutedBatch:
         self._look(plan, is_read=False)
 
     def _look(self, node: Any, *, is_read: bool) -> None:
-        """Find what counts in a part of the plan.
+        """Find the metrics that count in a part of the plan.
 
         :param is_read: Spark has read all of it already, to broadcast it
         """
@@ -142,7 +142,7 @@ class ExecutedBatch:
             self._look(child, is_read=is_read or name == _BROADCAST)
 
     def counts(self) -> BatchCounts:
-        """Return what the attempt has read and left out so far; an aggregation's late rows are counted in a job."""
+        """Return the attempt's counts so far; an aggregation's late rows are counted in a job."""
         records, undecoded, fitting = self._records(), self._undecoded(), self._seen_to_fit()
         dropped = [(operator, operator.dropped()) for operator in self._operators]
         late = [operator.late(rows) for operator, rows in dropped if rows]
@@ -169,14 +169,14 @@ class ExecutedBatch:
         """Return the rows that an operator has left out, as it would have taken them.
 
         :param late: of :meth:`counts`
-        :raises ExactlyOnceError: when they can't be told from others
+        :raises ExactlyOnceError: when they can't be distinguished from others
         """
         operator = next(operator for operator in self._operators if operator.number == late.operator)
         return operator.late_frame()
 
 
 def _is_declared(node: Any) -> bool:
-    """Tell whether it reads a part of what a pipeline's sources are made of: topics of Kafka, or a table."""
+    """Tell whether it reads as a pipeline's sources do: from topics of Kafka, or from a table."""
     if str(node.stream().getClass().getName()) == _KAFKA_STREAM:
         return True
     position = json.loads(node.end().json())
@@ -208,13 +208,13 @@ class _Scan:
         return self._after - self._before
 
     def forget_further_reads(self) -> None:
-        """Have Spark's own progress tell what the batch has read, and not what counting late rows has."""
+        """Reset Spark's metric to the batch's own reads, without the reads of counting late rows."""
         if int(self._metric.value()) != self._after:
             self._metric.set(self._after)
 
 
 class _Decoded:
-    """Decodes what a part of a Kafka stream reads, in workers."""
+    """Decodes the records of a part of a Kafka stream, in workers."""
 
     def __init__(self, node: Any, scan: _Scan) -> None:
         self._scan: Final = scan
@@ -257,7 +257,7 @@ def _by_topics(numbers: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[
 
 
 class _Operator:
-    """An operator with state that leaves out what is behind its watermark.
+    """An operator with state that leaves out rows behind its watermark.
 
     :ivar number: Spark's, as in the checkpoint's ``state/<number>``
     """
@@ -269,7 +269,7 @@ class _Operator:
         self.number: Final = int(node.stateInfo().get().operatorId())
 
     def count_by(self, metric: Any) -> None:
-        """Count what it leaves out by one more metric, from where that stands now."""
+        """Count the left-out rows by one more metric, from its present value on."""
         self._metrics.append((metric, int(metric.value())))
 
     def dropped(self) -> int:
@@ -277,7 +277,7 @@ class _Operator:
         return sum(int(metric.value()) - before for metric, before in self._metrics)
 
     def late(self, dropped: int) -> LateRows:
-        """Return what it has left out, by what Spark has counted."""
+        """Return the left-out rows, by Spark's count."""
         watermark = self._node.eventTimeWatermarkForLateEvents()
         given = self._input()
         counts_groups = given is not None and given.is_aggregated and not given.has_state
@@ -296,7 +296,7 @@ class _Operator:
         return DataFrame(frame, self._spark)
 
     def _input(self) -> _Input | None:
-        """Return what it was written over, None for a join of two."""
+        """Return its input, None for a join of two inputs."""
         return None if simple_name(self._node) == _JOIN else _input(self._node.child())
 
     def _late_plan(self) -> Any:
@@ -312,7 +312,7 @@ class _Operator:
 
 @dataclass(frozen=True)
 class _Input:
-    """What an operator with state was written over.
+    """The job's own input of an operator with state, below the steps that Spark adds.
 
     :param is_aggregated: between the two is an aggregation's partial step
     """

@@ -66,7 +66,7 @@ class Expressions:
     def text(self, expression: Any, columns: Mapping[int, str], *, state: bool = False) -> str:
         """Return an expression's text.
 
-        :param columns: {id of an attribute: what it is made of}
+        :param columns: {id of an attribute: its text}
         :param state: state depends on it
         """
         text = _Text(columns).of(expression)
@@ -95,14 +95,14 @@ class Expressions:
         ]
 
     def maker(self, plan: Any, name: str, columns: Mapping[int, str]) -> str:
-        """Return what makes columns that are not made of expressions: a function, a generator, a table."""
+        """Return the origin of columns that no expression makes: a function, a generator, a table."""
         for expression in elements(plan.expressions()):
             if simple_name(expression) in _USER_FUNCTIONS or name == "Generate":
                 return self.text(expression, columns)
         return name[0].lower() + name[1:]
 
     def note_functions(self, text: str) -> None:
-        """Note the user functions in a text: they may be in what its columns are made of."""
+        """Note the user functions in a text; they may come from the expressions of its columns."""
         self.user_functions.update(text.split(_MARK)[1::2])
 
 
@@ -153,7 +153,7 @@ class _Text:
 
     def _cast(self, expression: Any) -> str:
         child = expression.child()
-        text = self.of(child)  # a literal's type is a matter of what it is compared with
+        text = self.of(child)  # a literal's type depends on the other side of the comparison
         return text if simple_name(child) == "Literal" else f"cast({text} as {expression.dataType().simpleString()})"
 
     def _aggregate(self, expression: Any) -> str:
@@ -173,7 +173,7 @@ class _Text:
         return f"struct({', '.join(f'{name}: {self.of(value)}' for name, value in zip(names, values, strict=True))})"
 
     def _window(self, start: Any, end: Any) -> str | None:
-        """Return what was written as ``window`` or ``session_window``, None for any other structure."""
+        """Return the ``window`` or ``session_window`` that a structure stands for, None for any other structure."""
         start, end = _bare(start), _bare(end)
         if {simple_name(start), simple_name(end)} != {"PreciseTimestampConversion"}:
             return None

@@ -1,7 +1,7 @@
 """Topics that a pipeline must not write to: those that it reads, and ledgers.
 
-What it writes to a topic that it reads is its next input, for ever; that can be meant, and is said then. A ledger is
-written by the driver that it is of, and by nobody else.
+Rows that it writes to a topic that it reads are its next input, for ever; if that is meant, it is declared. A ledger is
+written by its own pipeline's driver only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_topics(pipeline: str, written: Iterable[str], read: Collection[str], *
 
 
 def check_streams(pipeline: str, written: Collection[str], streams: Iterable[Stream], *, allowed: bool) -> None:
-    """Check the same for what a pipeline's function reads by itself, by topics' names or a pattern of them.
+    """Check the same for streams that a pipeline's function reads by itself, by topics' names or a pattern.
 
     :raises RefusedError: naming the topic
     """

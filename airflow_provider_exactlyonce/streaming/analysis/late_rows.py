@@ -1,4 +1,4 @@
-"""What becomes of rows behind the watermark, and how it is told."""
+"""The treatment of rows behind the watermark, and their texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LATE_ROWS: Final = ("count", "stop", "topic")
 
 @dataclass(frozen=True, kw_only=True)
 class LateRowsPolicy:
-    """What becomes of rows behind the watermark. They are always counted.
+    """The treatment of rows behind the watermark. They are always counted.
 
     :param stops: a batch that has any is not committed, and the pipeline ends
     :param topic: where they go in the batch's transaction, None for nowhere
@@ -48,9 +48,9 @@ class LateRowsPolicy:
     topic: str | None = None
 
     def judge(self, late: Sequence[LateRows]) -> None:
-        """Look at what a batch that is not committed yet has left out.
+        """Judge the late rows of a batch that is not committed yet.
 
-        :raises LateRowsError: when the pipeline stops at that
+        :raises LateRowsError: when the pipeline stops at late rows
         """
         if self.stops and late:
             raise LateRowsError(
@@ -64,7 +64,7 @@ COUNT_LATE_ROWS: Final = LateRowsPolicy()
 
 
 def policy(pipeline: str, late_rows: str, late_topic: str | None, sink_topic: str | None) -> LateRowsPolicy:
-    """Return what a declaration means.
+    """Return the policy of a declaration.
 
     :param late_rows: one of :data:`LATE_ROWS`
     :param late_topic: None for ``<sink_topic>.late``
@@ -87,7 +87,7 @@ def policy(pipeline: str, late_rows: str, late_topic: str | None, sink_topic: st
 
 
 def check_can_be_told(result: DataFrame) -> None:
-    """Check that the late rows of each operator can be told from others: no other operator with state is below it.
+    """Check that each operator's late rows can be distinguished: no other operator with state is below it.
 
     :param result: the stream that goes to the sinks
     :raises RefusedError: naming the operator
@@ -113,7 +113,7 @@ def _check(node: Any) -> str | None:
 
 
 def shown(late: Sequence[LateRows]) -> str:
-    """Return what was left out, for people."""
+    """Return a text of the left-out rows."""
     return ", ".join(
         f"{left_out.rows:,} behind {_time(left_out.watermark)} in operator {left_out.operator} ({left_out.name})"
         for left_out in late

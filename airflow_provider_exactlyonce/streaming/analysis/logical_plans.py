@@ -79,7 +79,7 @@ def check_sources(frame: DataFrame) -> None:
 def check_read_once(result: DataFrame) -> None:
     """Check that Spark reads each declared source once: it plans each reading up to an end of its own.
 
-    :param result: what the user's function makes of the sources' streams
+    :param result: the user's function's result for the sources' streams
     :raises RefusedError: naming the topics of one that it reads twice
     """
     read: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def check_read_once(result: DataFrame) -> None:
 
 
 def steps(plan: Any) -> Iterator[Any]:
-    """Yield a plan and all below it, but nothing of the declared sources: what they do is known."""
+    """Yield a plan and all plans below it, without those inside declared sources, which are known."""
     yield plan
     if topics_of_mark(plan, simple_name(plan)) is None:
         for child in elements(plan.children()):
@@ -105,7 +105,7 @@ def steps(plan: Any) -> Iterator[Any]:
 
 
 def runs_python(frame: DataFrame) -> bool:
-    """Whether any step of a query runs in a Python worker, those of its sources among them."""
+    """Whether any step of a query, its sources' included, runs in a Python worker."""
     plan = analyzed(frame)
     names = (name for node in tree(plan) for name in _names(node))
     return has_python_function(frame.sparkSession, plan) or any(map(_PYTHON.search, names))

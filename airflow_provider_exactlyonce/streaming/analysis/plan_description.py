@@ -1,7 +1,7 @@
-"""Describes, from the analysed plan of a job's result, what its state means: see :mod:`~…checkpoint.plan`.
+"""Describes the meaning of a job's state, from the analysed plan of its result: see :mod:`~…checkpoint.plan`.
 
-Spark compares the types of a state's keys and values with those of a new plan, and nothing else; what this module
-writes down tells a sum from a maximum. It walks the plan as the user's function has built it, down to the marks that
+Spark compares the types of a state's keys and values with those of a new plan, and nothing else; this description
+distinguishes a sum from a maximum. It walks the plan as the user's function has built it, down to the marks that
 sources leave, and names every column by the topic's column that it is made of.
 
 It touches classes that are private to Spark 4.2; ``tests/integration/streaming/analysis/test_plan_description.py`` is
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 _DAY_MILLISECONDS: Final = 24 * 60 * 60 * 1000
 
-#: {id of an attribute: what it is made of}
+#: {id of an attribute: its text}
 Columns = dict[int, str]
 
 
 def describe(frame: DataFrame, sink: Mapping[str, tuple[str, ...]]) -> QueryPlan:
-    """Return what a job computes; reads no data and asks no broker.
+    """Return a job's plan for comparisons; reads no data and asks no broker.
 
     :param frame: the stream that goes to the sink
-    :param sink: what readers of the sink can tell
+    :param sink: the sink's properties that its readers notice
     """
     plan = analyzed(frame)
     walk = _Walk()
@@ -78,7 +78,7 @@ class _Walk:
         }
 
     def need(self, ids: Iterable[int], plan: Any) -> None:
-        """Note which columns are used: Spark keeps no state for an aggregate that nobody reads."""
+        """Note which columns are used: Spark keeps no state for an unused aggregate."""
         self._needed.update(ids)
         name = simple_name(plan)
         if topics_of_mark(plan, name) is not None:
@@ -116,7 +116,7 @@ class _Walk:
             self.need((), child)
 
     def columns(self, plan: Any) -> Columns:
-        """Return what the columns of a plan are made of, and describe its operators on the way, outermost first."""
+        """Return the expressions of a plan's columns, and describe its operators on the way, outermost first."""
         name = simple_name(plan)
         topic = topics_of_mark(plan, name)
         if topic is not None:

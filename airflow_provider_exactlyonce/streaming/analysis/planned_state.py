@@ -89,7 +89,7 @@ def _asked(frame: DataFrame, output_mode: str, conf: Mapping[str, str]) -> tuple
 
 
 def _cause(message: str) -> str:
-    """Return what a Python worker raised, or else what Spark says first."""
+    """Return the error that a Python worker raised, or else the first line of Spark's message."""
     lines = [line.strip() for line in message.splitlines()]
     raised = [line for line in lines if _RAISED.match(line)]
     return raised[-1] if raised else lines[0]

@@ -15,12 +15,12 @@ _MARK: Final = "exactlyonce source "
 
 
 def mark(records: DataFrame, topics: SourceTopics) -> DataFrame:
-    """Return what a source reads with its mark."""
+    """Return a source's records with its mark."""
     return records.alias(f"{_MARK}{topics}")
 
 
 def counted(records: DataFrame, topics: SourceTopics) -> DataFrame:
-    """Return what a source reads and does not leave out, so that Spark counts it there.
+    """Return a source's records, after those that it leaves out, so that Spark counts them there.
 
     No filter of the user's moves below such a count. Two sources may read one topic, and Spark wants a name for each.
     """
@@ -35,7 +35,7 @@ def is_count(node: Any) -> bool:
 
 
 def topics_of_mark(plan: Any, name: str) -> str | None:
-    """Return the topics, as one text, whose source a plan node marks the end of, None for any other node.
+    """Return the topics, as one text, of the source that ends at a plan node, None for any other node.
 
     :param name: the simple name of the node's class
     """
@@ -46,7 +46,7 @@ def topics_of_mark(plan: Any, name: str) -> str | None:
 def sources_of(result: DataFrame) -> list[SourceTopics]:
     """Return the topics of each declared source in the order in which Spark numbers them.
 
-    :param result: what the user's function makes of them
+    :param result: the user's function's result for them
     """
     marks = dict.fromkeys(topics_of_mark(node, simple_name(node)) for node in tree(analyzed(result)))
     return [SourceTopics.parse(text) for text in marks if text is not None]

@@ -1,4 +1,4 @@
-"""Steps (a) and (d) of a run's start: what has to fit between topics, ledger and checkpoint."""
+"""Steps (a) and (d) of a run's start: checks that topics, ledger and checkpoint fit together."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class BatchStats(NamedTuple):
 
 
 class MeasuredBatches:
-    """Notes Arrow batches while somebody draws them.
+    """Measures Arrow batches while they are iterated.
 
     :param batches: as they come from Spark
     """
@@ -55,10 +55,10 @@ class MeasuredBatches:
 class BatchSizer:
     """The limits of a query's Arrow batches.
 
-    They start with the one in bytes, and go back to it for the rest of the run after a job that failed or a batch that
+    They start with the limit in bytes, and return to it for the rest of the run after a job that failed or a batch that
     became far too large: its rows differ too much for counting. The settings hold for all of a plan. So a query with
-    Python functions of its own keeps the limit in bytes, since nobody has seen the rows of those; and so does one whose
-    user has set another.
+    Python functions of its own keeps the limit in bytes, since the rows of those are unknown; and so does a query with
+    a limit that the user has set.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class BatchSizer:
         self._set: dict[str, str] = {}
 
     def plan(self, session: SparkSession, *, runs_python: bool) -> None:
-        """Begin with what the session has.
+        """Begin with the session's settings.
 
         :param runs_python: the query has Python functions of its own
         """

@@ -1,9 +1,9 @@
 """At least once: each batch by Spark's own Kafka sink, and a ledger record after it.
 
-Spark's sink writes outside of any transaction: readers see a batch's records as they come, and those of an attempt that
-failed stay. The ledger's record follows in a transaction of its own. A crash before it repeats the whole batch, so that
-records may be there twice, and none is missing. What is written where is not known: the record has rows and digest, so
-that replays compare, and no offsets.
+Spark's sink writes outside of any transaction: readers see a batch's records as they come, and records of a failed
+attempt stay. The ledger's record follows in a transaction of its own. A crash before it repeats the whole batch, so
+that records may be there twice, and none is missing. The written offsets are unknown: the record has rows and digest,
+so that replays compare, and no offsets.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AtLeastOnceWriter(BatchWriter):
 
     @override
     def write(self, frame: DataFrame) -> None:
-        kept = frame.persist()  # what is counted is what is written, and the plan runs once
+        kept = frame.persist()  # the counted rows are the written ones, and the plan runs once
         bad: DataFrame | None = None
         try:
             self._check_named(kept)
@@ -139,7 +139,7 @@ class AtLeastOnceWriter(BatchWriter):
 
 @contextmanager
 def _errors_known() -> Iterator[None]:
-    """Turn what a Spark job fails with into an error of this project."""
+    """Turn the failure of a Spark job into an error of this project."""
     try:
         yield
     except Exception as error:

@@ -14,13 +14,13 @@ from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a micro-batch reads.
+    """The input of a micro-batch.
 
     :param lineage: Spark's query id
     :param number: Spark's batch id
     :param source: {topic: {partition: (start, end)}}, end exclusive
     :param source_topic_ids: {topic: id}
-    :param recorded: the ledger's record that a replay of older commits finds for it, None for none
+    :param recorded: the ledger's record of the batch in a replay of older commits, None otherwise
     """
 
     lineage: str
@@ -32,7 +32,7 @@ class Batch:
 
 
 def planned_batch(checkpoint: Checkpoint, clusters: SourceClusters, lineage: str, number: int) -> Batch:
-    """Read what Spark has planned for a batch.
+    """Read Spark's plan for a batch.
 
     :param clusters: of the sources
     :raises ExactlyOnceError: when the checkpoint lacks the batch's offsets, or they aren't whole

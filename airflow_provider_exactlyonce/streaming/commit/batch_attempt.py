@@ -1,4 +1,4 @@
-"""The batch attempt at hand: what the transaction, which commits it, and the writer, which fills it, both know."""
+"""The current batch attempt, shared by the transaction, which commits it, and the writer, which fills it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _WRITING_SHARE: Final = 0.9  # of the transaction's time; the rest is for pre-co
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionOptions:
-    """What the batches of one query have in common.
+    """The options of all batches of one query.
 
-    :param definition: what the user declared, None when no sink is Kafka
-    :param routes: the Kafka sink's share and those of the others, None when Kafka gets the whole result alone
+    :param definition: the Kafka sink as the user declared it, None when no sink is Kafka
+    :param routes: the shares of the Kafka sink and of the others, None when Kafka gets the whole result alone
     :param bad_source_records: makes, of a batch's source ranges, the frame of the records that do not fit their schema,
         in the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka.columns.encode`
     :param mark: the backfill that every record is marked with, None for records without a mark
     :param allow_feedback: rows may go to a topic that the batch has read
-    :param executed: looks at the plan of the batch at hand, before it runs; None leaves unknown what was late
-    :param late: what becomes of rows behind the watermark
+    :param executed: reads the plan of the current batch, before it runs; None leaves late rows uncounted
+    :param late: the treatment of rows behind the watermark
     """
 
     definition: KafkaSink | None
@@ -57,7 +57,7 @@ class BatchAttempt:
     :param listener: where the tasks' sequencer listens
     :param others: the sinks that are not Kafka, None for none
     :ivar targets: with those that rows have named, too
-    :ivar counts: what the attempt has read and left out, None while it is not known
+    :ivar counts: of the records that the attempt has read and left out, None while they are unknown
     """
 
     def __init__(
@@ -89,18 +89,18 @@ class BatchAttempt:
         return self.run.options.transaction_timeout_milliseconds / 1000 * _WRITING_SHARE
 
     def open(self, batch: Batch) -> None:
-        """Begin with a batch, of which nothing is known yet."""
+        """Begin with a new batch."""
         self._batch, self._plan, self.counts = batch, None, None
 
     def look_at_plan(self) -> None:
-        """Look at the batch's plan before it runs, so that what this attempt counts is known from what others have."""
+        """Read the counts in the batch's plan before it runs, to distinguish this attempt's from earlier attempts'."""
         self._plan = None if self.options.executed is None else self.options.executed(self.batch)
 
     def count(self, frame: DataFrame, tag: str | None = None) -> None:
-        """Count what the attempt has read and left out, once its job has ended.
+        """Count the records that the attempt has read and left out, after its job has ended.
 
         :param tag: of the attempt's jobs
-        :raises BatchFailedError: when it can't be: what is not known must not be taken for nothing
+        :raises BatchFailedError: when they can't be counted: unknown must not be taken for none
         """
         if self._plan is None:
             return
@@ -122,7 +122,7 @@ class BatchAttempt:
             )
 
     def judge_late_rows(self) -> None:
-        """Decide what follows from the rows that were counted as late.
+        """Judge the rows that were counted as late.
 
         :raises ExactlyOnceError: when the batch must not be committed with them
         """
@@ -132,7 +132,7 @@ class BatchAttempt:
     def bad_records(self) -> DataFrame | None:
         """Return the batch's source records that do not fit their schema, None when there are none.
 
-        They are read again, unless what was counted shows that there are none.
+        They are read again, unless the counts show that there are none.
         """
         read_bad = self.options.bad_source_records
         return None if read_bad is None or self._all_fit() else read_bad(self.batch.source)

@@ -42,17 +42,17 @@ class TransactionalSink(ABC):
         """Open a batch attempt.
 
         Called first in each attempt, after the one before was aborted. *If it raises*, nothing is open. *If we die
-        here*, the next run's start aborts what is open.
+        here*, the next run's start aborts an open transaction.
 
-        :raises ProducerLostError: somebody else may have taken over; recover next
+        :raises ProducerLostError: another driver may have taken over; recover next
         """
 
     @abstractmethod
     def committed(self, batch: Batch) -> CommitRecord | None:
         """Return the ledger's record of this batch, None when it has not been committed.
 
-        Called after begin, and after recover. Reads what is known without asking the ledger again: between the claim
-        and a successful begin nobody else can have committed.
+        Called after begin, and after recover. Does not read the ledger again: between the claim and a successful begin
+        no other driver can have committed.
 
         :raises RefusedError: when the ledger shows that the checkpoint was rolled back
         """
@@ -63,7 +63,7 @@ class TransactionalSink(ABC):
 
         Nothing is written but into a sink that was set back and lacks the commit.
 
-        :param diverged: told when rows or digest differ; raises the error, or returns to go on
+        :param diverged: called when rows or digest differ; raises the error, or returns to go on
         """
 
     @abstractmethod
@@ -86,7 +86,7 @@ class TransactionalSink(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Make rows and record visible together. Never followed by abort: what is not committed was aborted.
+        """Make rows and record visible together. Never followed by abort: an uncommitted attempt was aborted.
 
         *If we die here*, the next run finds the batch in the ledger or attempts it again.
 
@@ -103,9 +103,9 @@ class TransactionalSink(ABC):
 
     @abstractmethod
     def recover(self) -> None:
-        """Find out what became of an attempt whose producer was lost or whose commit is unknown.
+        """Determine the outcome of an attempt after its producer was lost, or with an unknown commit.
 
-        Afterwards :meth:`committed` tells.
+        Afterwards :meth:`committed` has the outcome.
 
         :raises FencedError: a higher run owns the pipeline
         """

@@ -216,7 +216,7 @@ class BatchTransaction(TransactionalSink):
             self._run.session.abort()
         except (FencedError, ProducerLostError):
             raise
-        except Exception as error:  # what the attempt has left is settled by a claim, too
+        except Exception as error:  # a claim settles the remains of the attempt, too
             raise ProducerLostError(f"the attempt may not be aborted: {type(error).__name__}: {error}") from error
 
     @override

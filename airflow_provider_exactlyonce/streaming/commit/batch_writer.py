@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """What a batch attempt has written to Kafka.
+    """The totals that a batch attempt has written to Kafka.
 
     :param rows: records, bad ones left out
     :param digest: sum modulo 2**64 of their xxhash64
@@ -31,7 +31,7 @@ class Sums:
 class BatchWriter(ABC):
     """Writes the rows of one batch attempt after the other. Called by the transaction only, from one thread.
 
-    What :attr:`ranges`, :attr:`topics` and :meth:`sums` tell is that of the last :meth:`write`.
+    :attr:`ranges`, :attr:`topics` and :meth:`sums` are of the last :meth:`write`.
 
     :param attempt: the one at hand
     """
@@ -54,7 +54,7 @@ class BatchWriter(ABC):
     @property
     @abstractmethod
     def ranges(self) -> Mapping[str, Mapping[int, SinkRange]]:
-        """What is written where, {topic: {partition: range}}; empty when that can't be known."""
+        """The written ranges, {topic: {partition: range}}; empty when they can't be known."""
 
     @property
     @abstractmethod
@@ -63,4 +63,4 @@ class BatchWriter(ABC):
 
     @abstractmethod
     def sums(self) -> Sums:
-        """Return what was written."""
+        """Return the totals of the written records."""

@@ -1,7 +1,7 @@
-"""The commit coordinator: what happens to a micro-batch, from Spark's callback to the commit.
+"""The commit coordinator: runs a micro-batch from Spark's callback to the commit.
 
-It runs in the driver, inside ``foreachBatch``, because only there do the batch id, a hook before the tasks start, and a
-retry of the whole batch come together.
+It runs in the driver, inside ``foreachBatch``, because only there are the batch id, a hook before the tasks start, and
+a retry of the whole batch available together.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def _refuse(record: CommitRecord, error: DivergedError) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """What the coordinator asks of, and tells to, the driver around it.
+    """The coordinator's questions and messages to the driver around it.
 
-    :param plan: reads what Spark has planned for a batch id
+    :param plan: reads Spark's plan for a batch id
     :param stop_reason: why a stop was asked for, None when it was not
-    :param committed: told of each commit: the record, seconds since the batch began, whether it was committed before
+    :param committed: called with each commit: record, seconds since the batch began, whether it was committed before
     :param diverged: decides when a committed batch gives other rows: raises the error, or returns to go on
     """
 
@@ -92,7 +92,7 @@ class CommitCoordinator:
         began = time.monotonic()
         timed_out = 0
         for attempt in range(1, self._max_batch_attempts + 1):
-            attempt_began = math.inf  # what is not planned yet has taken none of its time
+            attempt_began = math.inf  # an unplanned batch has taken none of its time
             try:
                 batch = self._planned(number)
                 attempt_began = time.monotonic()
@@ -114,7 +114,7 @@ class CommitCoordinator:
                 return
 
     def _planned(self, number: int) -> Batch:
-        """Read what Spark has planned. A source's cluster that is away is asked again: nothing is open meanwhile."""
+        """Read Spark's plan. Retries while a source's cluster does not answer: nothing is open meanwhile."""
         for tried in range(1, _PLAN_TRIES):
             try:
                 return self._callbacks.plan(number)

@@ -37,7 +37,7 @@ _Answer = dict[TopicPartition, tuple[int, int]]
 
 
 class TransactionalWriter(BatchWriter):
-    """Writes rows into the open transaction, and those of other sinks beside them, in one Spark job."""
+    """Writes rows into the open transaction, and the other sinks' rows beside them, in one Spark job."""
 
     def __init__(self, attempt: BatchAttempt) -> None:
         super().__init__(attempt)
@@ -183,7 +183,7 @@ class TransactionalWriter(BatchWriter):
     ) -> list[_Answer]:
         """Run a stage's tasks once.
 
-        :param attempt: what they are told of the batch attempt in Kafka, None to write nothing there
+        :param attempt: describes the batch attempt in Kafka for the tasks, None to write nothing there
         :param reason: why they were cancelled, None when they were not
         """
         context = stage.sparkSession.sparkContext
@@ -214,7 +214,7 @@ class TransactionalWriter(BatchWriter):
 
 
 def _agreed(written: Mapping[TopicPartition, GrantedRange], answers: list[_Answer]) -> dict[str, dict[int, SinkRange]]:
-    """Join what the sequencer has seen with what the tasks say, and compare them."""
+    """Compare the sequencer's ranges with the tasks' answers, and merge them."""
     told: _Answer = {}
     for answer in answers:
         for place, (count, digest) in answer.items():

@@ -20,13 +20,13 @@ K = TypeVar("K")
 #: The local property of a Spark job that says which sinks its tasks write to; without it they only sum up.
 SHARES_PROPERTY: Final = "exactlyonce.shares"
 
-#: {sink: [rows, digest, what its writer has told, None when it only summed up]}
+#: {sink: [rows, digest, its writer's result, None when it only summed up]}
 ShareAnswers = Mapping[str, tuple[int, int, Mapping[str, Any] | None]]
 
 
 @dataclass(frozen=True)
 class TaskShare:
-    """What a task needs to know of a sink.
+    """A sink's column and writer, for a task.
 
     :param column: the column with its rows, see ``column_of`` in
         :mod:`airflow_provider_exactlyonce.streaming.sinks.sink_routes`
@@ -52,7 +52,7 @@ def add_up(sums: dict[K, tuple[int, int]], key: K, rows: int, digest: int) -> No
 
 
 class Tee:
-    """Gives the sinks their rows while somebody draws the batches through :meth:`passing`.
+    """Gives the sinks their rows while the batches are iterated through :meth:`passing`.
 
     :param described: the job's :data:`SHARES_PROPERTY`
     :param task: the task's number
@@ -77,7 +77,7 @@ class Tee:
         self._stack.close()
 
     def passing(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Hand out shares, and yield what remains for Kafka."""
+        """Route the other sinks' shares, and yield the remaining rows for Kafka."""
         for batch in batches:
             for share in self._shares:
                 rows = _rows_of(batch, share.column)
@@ -86,7 +86,7 @@ class Tee:
             yield _for_kafka(batch, [share.column for share in self._shares])
 
     def finish(self) -> ShareAnswers:
-        """Return what each sink got, once its writer has made it durable."""
+        """Return the totals and the result of each sink, after its writer has made the rows durable."""
         answers = {name: writer.finish() for name, writer in self._writers.items()}
         return {name: (rows, digest, answers.get(name)) for name, (rows, digest) in self._sums.items()}
 

@@ -1,10 +1,10 @@
-"""One driver's hold on a pipeline: the start of a run, its claim, and what the ledger says.
+"""One driver's hold on a pipeline: the start of a run, its claim, and the ledger's end.
 
 The start has four steps. (a) Without side effects: home, lease and ledger are read and the start is refused if anything
 does not fit, so that a mistyped copy of a production pipeline never fences the real one. (b) InitProducerId with (-1,
--1) aborts what is open and fences every older run. (c) A claim goes to the ledger in a transaction of its own. (d)
-Checkpoint and ledger are compared. After every (b) comes a (c), and nothing is decided but from a read of the ledger up
-to the claim's own offset; a foreign record in between means: choose again.
+-1) aborts an open transaction and fences every older run. (c) A claim is written to the ledger in a transaction of its
+own. (d) Checkpoint and ledger are compared. After every (b) comes a (c), and every decision comes from a read of the
+ledger up to the claim's own offset; a foreign record in between means: choose again.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class RunOptions:
     :param token: start token of this driver
     :param version: content hash of the job
     :param transaction_timeout_milliseconds: from the first record to the commit of one batch
-    :param left: the lease that was found left by a driver, None where nobody has looked
+    :param left: the lease that was found left by a driver, None where it was not read
     :param accept_home: the home was moved on purpose: it replaces the one that the ledger names
     :param allow_single_replica: topics may have one replica on a cluster of several brokers
     :param ledger_retention: how much of the ledger's history stays
     :param backfill: the backfill that this run is of, None for the pipeline itself
-    :param plan: what the backfill's request meant when it was begun
-    :param source_patterns: the expressions by which its sources find topics
+    :param plan: the backfill's request as it was resolved when it was begun
+    :param source_patterns: the expressions with which its sources find topics
     :param source_connections: {topics of a source, as text: its connection}, of those with a cluster of their own
     """
 
@@ -118,7 +118,7 @@ class Run:
         self._history: Final = History(self._reader, options.ledger_retention)
         self._savepoints: Final = Savepoints(home.savepoints)
         self._lease: leases.Lease | None = None
-        self._left: leases.Lease | None = options.left  # by who had the pipeline before
+        self._left: leases.Lease | None = options.left  # by the pipeline's former holder
         self._lineage: Lineage | None = None
         self._tail: LedgerTail | None = None
 
@@ -129,7 +129,7 @@ class Run:
 
     @property
     def newest_own(self) -> CommitRecord | None:
-        """The newest commit; None when another backfill, whose topics are others, wrote it."""
+        """The newest commit; None when another backfill, with other topics, wrote it."""
         commit = self.tail.commit
         return commit if commit is not None and commit.backfill == self.options.backfill else None
 
@@ -180,7 +180,7 @@ class Run:
         self._claim_until_settled(give_up)
 
     def record_lost(self, record: CommitRecord) -> None:
-        """Note in the ledger that rows of a commit may be lost, in a claim of this run's that says so from now on.
+        """Record in the ledger that rows of a commit may be lost, in a new claim of this run.
 
         :raises FencedError: when a higher run has taken over
         """
@@ -199,7 +199,7 @@ class Run:
         if tail is not None and tail.claim is not None and tail.claim.run > self.number:
             raise self._superseded_by(tail.claim)
         held = leases.read(self.home.lease)
-        if self._has_left_lineage():  # after the lease: who switches holds it, and lets go last
+        if self._has_left_lineage():  # after the lease: a process that switches holds it, and releases it last
             raise FencedError(
                 f"run {self.number} of {self.pipeline} is superseded: the home was restored, rescaled or moved while "
                 f"this driver gave no sign of life, and lineage {self.lineage.id} is not used any more. Start the "
@@ -247,7 +247,7 @@ class Run:
         return True
 
     def _has_left_lineage(self) -> bool:
-        """Whether the home goes on in another lineage than this run has claimed; what can't be read says nothing."""
+        """Whether the home has another current lineage than this run has claimed; False when it can't be read."""
         return self.number > 0 and self.home.uses(self.lineage.id) is False
 
     def expired(self) -> Expired:

@@ -40,7 +40,7 @@ _FORGOTTEN_AT_ONCE: Final = 100
 
 @dataclass
 class _Attempted:
-    """The batch at hand: which sinks are written to, and what the tasks have told."""
+    """The current batch: the sinks that are written to, and the tasks' answers."""
 
     batch: Batch
     commit: int
@@ -63,7 +63,7 @@ class SinkGroup:
         self._committers: Final = committers
         self._accept: Final = accept_nondeterminism
         self._newest: dict[str, SinkEntry | None] = {}
-        self._joined_after: dict[str, int] = {}  # a sink that is new gets what is committed from now on
+        self._joined_after: dict[str, int] = {}  # a new sink gets the commits from now on
         self._forgotten = 0  # before this commit
         self._run = 0
         self._claimed = False
@@ -71,12 +71,12 @@ class SinkGroup:
 
     @property
     def sums(self) -> dict[str, OtherSink]:
-        """What the batch at hand gives to each sink, whether it is written there or was before."""
+        """The current batch's totals for each sink, whether it is written now or was before."""
         sums = self._attempted.sums if self._attempted else {}
         return {name: replace(given, dataset=self._committers[name].dataset) for name, given in sums.items()}
 
     def tasks(self) -> list[TaskShare]:
-        """Return what the tasks of all batches need to know."""
+        """Return the sinks' shares for the tasks of all batches."""
         return [
             TaskShare(name, column_of(position), committer.open_writer())
             for position, (name, committer) in enumerate(self._committers.items())
@@ -134,7 +134,7 @@ class SinkGroup:
                 self._joined_after[name] = newest.commit if newest else 0
         self._claimed = True
         if newest is not None:
-            self.settled(newest)  # whoever committed it may have died before it could say so
+            self.settled(newest)  # its driver may have died before it called this
 
     def owed(self, newest: CommitRecord | None) -> SinkEntry | None:
         """Return the entry of the commit that sinks have and the ledger lacks, None when there is none.
@@ -177,9 +177,9 @@ class SinkGroup:
             context.setLocalProperty(name, None)  # type: ignore[arg-type]  # null removes it
 
     def collect_results(self, answers: Sequence[ShareAnswers]) -> None:
-        """Take what the tasks of the attempt have told.
+        """Add up the answers of the attempt's tasks.
 
-        :raises BatchFailedError: when a task has not written what it was asked to
+        :raises BatchFailedError: when a task has not written its share
         """
         for name in self._committers:
             attempted = self._open()
@@ -193,9 +193,9 @@ class SinkGroup:
                 attempted.results[name] = results
 
     def verify_committed(self) -> None:
-        """Compare what the tasks have given with what the sinks that have this commit were given.
+        """Compare the tasks' totals with the entries of the sinks that have this commit already.
 
-        :raises DivergedError: when it differs
+        :raises DivergedError: when they differ
         """
         for name, entry in self._newest.items():
             attempted = self._open()
@@ -228,7 +228,7 @@ class SinkGroup:
 
         :raises FencedError: when a higher run has claimed one
         :raises BatchFailedError: when one has not committed; those before it have
-        :raises CommitUnknownError: nobody knows whether one has; claim next
+        :raises CommitUnknownError: it is unknown whether a sink has committed; claim next
         """
         attempted = self._open()
         for name in list(attempted.writing):
@@ -245,7 +245,7 @@ class SinkGroup:
             failpoints.reach("after-sink-commit")
 
     def abort(self) -> None:
-        """End the open attempts, but for one whose commit may have taken place."""
+        """Abort the open attempts, except one that may have been committed."""
         if self._attempted is not None:
             for name in list(self._attempted.writing):
                 with answering(f"sink {name}, abort"):

@@ -69,7 +69,7 @@ def by_topic(rows: pa.RecordBatch, default: str | None) -> Iterator[tuple[str, p
     if "topic" not in rows.schema.names:
         yield str(default), rows
         return
-    import pyarrow.compute as pc  # only those who name topics by row pay for its import
+    import pyarrow.compute as pc  # only jobs that name topics by row pay for its import
 
     named = rows["topic"]
     for topic in pc.unique(named).to_pylist():

@@ -64,11 +64,11 @@ ATTEMPT_PROPERTY: Final = "exactlyonce.attempt"
 
 @dataclass(frozen=True, kw_only=True)
 class WriterSettings:
-    """What the tasks of all batches of a query share.
+    """The settings of the tasks of all batches of a query.
 
     :param config: client configuration in librdkafka's names
-    :param sequencer_key: of which a batch attempt's secret is made
-    :param topic: where rows without a topic of their own go, None when each has one
+    :param sequencer_key: makes the secret of each batch attempt
+    :param topic: for rows without a topic of their own, None when each row has one
     """
 
     config: Mapping[str, str] = field(repr=False)
@@ -80,7 +80,7 @@ class WriterSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteTask:
-    """What a task of a batch attempt needs to know.
+    """A task's part of a batch attempt.
 
     :param targets: the topics that the driver knows; a task looks up others
     :param first_task: the number of the attempt's first task in this Spark job
@@ -123,9 +123,9 @@ def _described(text: str, settings: WriterSettings) -> WriteTask:
 
 
 def write_stage(records: DataFrame, settings: WriterSettings | None, shares: Sequence[TaskShare] = ()) -> DataFrame:
-    """Return the frame whose tasks write these records, a row in :data:`RESULT_SCHEMA` each.
+    """Return a frame that writes these records in its tasks; each task gives a row in :data:`RESULT_SCHEMA`.
 
-    It is planned once, with the query; what differs from batch to batch comes in :data:`ATTEMPT_PROPERTY` and
+    It is planned once, with the query; the batch's own values come in :data:`ATTEMPT_PROPERTY` and
     :data:`airflow_provider_exactlyonce.streaming.commit.row_router.SHARES_PROPERTY`.
 
     :param records: the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka.columns.encode`, and those
@@ -158,7 +158,7 @@ def _client(config: Mapping[str, str]) -> WireClient:
 
 
 def _shrinkage(target: TopicFacts, compression: Compression) -> Shrinkage:
-    """Return what this worker process has seen of a topic; it serves many tasks."""
+    """Return the compression that this worker process has measured for a topic; it serves many tasks."""
     kept = compression if target.keeps(compression.codec) else UNCOMPRESSED
     return _shrinkages.setdefault((target.topic_id, kept), Shrinkage(kept))
 
@@ -184,7 +184,7 @@ def write(
     with Tee(shares, context.getLocalProperty(SHARES_PROPERTY), number) as tee:
         rows = tee.passing(iter(drawing)) if shares else iter(drawing)
         written = {} if settings is None else _write_records(rows, settings, context)
-        for _ in rows:  # without a Kafka sink nobody has drawn them
+        for _ in rows:  # without a Kafka sink they were not iterated
             pass
         share_answers = tee.finish()
     places = [[*place, count, digest] for place, (count, digest) in written.items()]
@@ -244,7 +244,7 @@ def _answer(task: int, written: bytes) -> pa.RecordBatch:
 
 
 def _flush_bytes(task: WriteTask) -> int:
-    """Return how many bytes to encode at a time: what fills a body for every partition, and stays in the cache."""
+    """Return how many bytes to encode at a time: enough for a body of every partition, within the cache."""
     known = task.targets.get(task.settings.topic or "")
     if known is None:
         return FLUSH_BYTES_MAXIMUM
@@ -364,7 +364,7 @@ class _Sender:
                     self._error = error
 
     def _send(self, topic: str, bodies: list[Body]) -> None:
-        """Send bodies in the order in which their partitions are free; those of one partition stay in order."""
+        """Send bodies in the order in which their partitions are free; one partition's bodies stay in order."""
         self._flushes += 1
         count = self._targets[topic].partitions
         first = first_place(self._number, count) + self._flushes

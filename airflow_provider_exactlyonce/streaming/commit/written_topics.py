@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class WrittenTopics:
-    """What the ledger knows of the topics of one running query's sink.
+    """The topics of one running query's sink, as the ledger has them.
 
-    :param definition: what the user declared, None when no sink is Kafka
+    :param definition: the Kafka sink as the user declared it, None when no sink is Kafka
     :param late_topic: where late rows go, None for nowhere
     """
 
@@ -68,9 +68,9 @@ class WrittenTopics:
         return {name: known[name] for name in names}
 
     def earlier(self, written: Collection[str]) -> dict[str, tuple[str, int]]:
-        """Return what a commit's record tells of the topics that it has not written to.
+        """Return the known topics that a commit has not written to, for its record.
 
-        :param written: those that it has written to
+        :param written: the topics that it has written to
         """
         return {name: (topic.topic_id, topic.commit) for name, topic in self.known.items() if name not in written}
 
@@ -89,9 +89,9 @@ class WrittenTopics:
         return {name: topic_id for name, topic_id in topics.items() if name not in named}
 
     def told_since(self, commit: int) -> int:
-        """Return from which commit on every topic is told that was written to.
+        """Return the commit from which on the records name every topic that was written to.
 
-        :param commit: the number of the next one
+        :param commit: the number of the next commit
         """
         newest = self._run.newest_own
         return newest.sink_topics_since or commit if newest is not None else commit

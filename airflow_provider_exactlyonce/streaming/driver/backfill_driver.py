@@ -2,8 +2,8 @@
 
 It has a home, a lineage, a transactional.id and a ledger of its own, so that the pipeline is not touched: it may run,
 stop, be upgraded meanwhile. Only one backfill of a pipeline runs at a time. Each batch that is written is committed as
-the pipeline's are; a last record, without rows, says that the backfill is done and what it gave. Whoever asks for the
-same again finds that record, and nothing is run.
+the pipeline's are; a last record, without rows, has the result of the finished backfill. The same request finds that
+record, and nothing is run.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class BackfillDriver:
     def _check_sources(self, run: Run, topics: Mapping[str, TopicFacts]) -> None:
         """Check that the sources are those that the pipeline has read.
 
-        :param topics: those of the pipeline's cluster
+        :param topics: of the pipeline's cluster
         """
         with LedgerReader(self._options.config, self._asked.pipeline) as reader:
             tail = reader.tail()
@@ -231,9 +231,9 @@ class BackfillDriver:
         return self._asked.request.kind is not Output.COMPARE
 
     def _written(self, begun: Begun, topics: Mapping[str, TopicFacts]) -> results.BackfillWritten:
-        """Return what is written, now that the claim keeps others from writing more.
+        """Return the written batches, now that the claim keeps others from writing more.
 
-        :raises RefusedError: when a topic that has it was recreated since
+        :raises RefusedError: when one of their topics was recreated since
         :raises ExactlyOnceError: when a request in other words has begun meanwhile
         """
         written = results.written_of(self._options.config, self._asked.pipeline, begun.name)
@@ -322,7 +322,7 @@ class BackfillDriver:
     def _lineage(
         self, begun: Begun, order: list[SourceTopics], done: Done | None, tail: LedgerTail | None
     ) -> tuple[Lineage, Done]:
-        """Make the backfill's lineage, or find it, and let it follow what other backfills have committed since."""
+        """Make the backfill's lineage, or find it, and advance it past other backfills' commits since."""
         home = self._options.home
         lineage = home.current() if done is not None else None
         if lineage is None or done is None:
@@ -422,7 +422,7 @@ def _sink(pipeline: PipelineDefinition, request: BackfillRequest) -> KafkaSink:
 
 
 def _late(pipeline: PipelineDefinition, sink: KafkaSink) -> LateRowsPolicy:
-    """Return what becomes of late rows: those that go to a topic stand beside the backfill's rows."""
+    """Return the policy for late rows; their topic, if any, is that beside the backfill's own topic."""
     declared = pipeline.late_rows
     if declared.topic is None or sink.topic == pipeline.kafka_sink("a backfill").topic:
         return declared

@@ -1,4 +1,4 @@
-"""What all drivers have in common, whatever they run: run, Spark session, queries, signs of life, and an end."""
+"""The base of all drivers: run, Spark session, queries, signs of life, and an end."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class DriverLifecycle:
     """One driver's process from its start to its exit code; :meth:`run` is called once, the others from its work.
 
     :param name: of the pipeline that the ledger knows
-    :ivar report: what the driver tells of itself
+    :ivar report: the driver's reports
     :ivar stop: why it should stop
     :ivar savepoints: served until the end, once the driver has set it
-    :ivar closing: what is closed last
+    :ivar closing: resources that are closed last
     :ivar begins: where the checkpoint begins of which the stream was planned
     """
 
@@ -101,7 +101,7 @@ class DriverLifecycle:
             self.closing.close()
 
     def _do(self, work: Callable[[], None]) -> None:
-        """Do the work; what a sink gives up before the first batch once a stop is asked for, it gives up for that."""
+        """Do the work; a sink's failure before the first batch counts as the stop, if a stop was requested."""
         try:
             work()
         except BatchFailedError as error:
@@ -215,7 +215,7 @@ class DriverLifecycle:
         process: ProcessBatch,
         needs_restart: Callable[[], bool] = lambda: False,
     ) -> QueryRunner:
-        """Return what runs the stream's queries on the lineage's checkpoint.
+        """Return the runner of the stream's queries on the lineage's checkpoint.
 
         :param process: called with each batch
         :param needs_restart: whether the query has to be started again to go on

@@ -1,4 +1,4 @@
-"""What a job's ``main()`` runs: the driver of its pipeline, or of a backfill."""
+"""A job's ``main()``: runs the driver of its pipeline, or of a backfill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("exactlyonce")
 
 
 def main(pipeline: PipelineDefinition, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a pipeline and exit with the code of what happened; see :mod:`airflow_provider_exactlyonce.exceptions`."""
+    """Run a pipeline and exit with the outcome's code; see :mod:`airflow_provider_exactlyonce.exceptions`."""
     process.driver_begins()
     driver_log.configure()
     try:

@@ -1,4 +1,4 @@
-"""What a driver is started with: its command line and its environment."""
+"""A driver's options: from its command line and its environment."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ exit codes:
 
 @dataclass(frozen=True, kw_only=True)
 class DriverOptions:
-    """What a driver is started with.
+    """The options of a driver.
 
     :param until: ``available`` ends when all that was available at the start is committed; ``forever`` doesn't end;
         others end at a target, see :mod:`airflow_provider_exactlyonce.policies.termination`
     :param goal: name under which the target is kept for later starts of the same run
     :param standby: wait, ready to run, for the end of the driver that holds the pipeline, if one does
-    :param supervisor: pid and start time of the process whose standby it is, None for nobody's
-    :param backfill: the home is that of a backfill, which is run and ends
-    :param interval: Spark's processing-time trigger, but for ``available``; None for what the pipeline says
+    :param supervisor: pid and start time of the process that supervises this standby, None without one
+    :param backfill: the home is a backfill's, which is run and ends
+    :param interval: Spark's processing-time trigger, except for ``available``; None for the pipeline's own
     """
 
     home: Home
@@ -68,9 +68,9 @@ class DriverOptions:
 
 
 def add_arguments(add: Callable[..., object]) -> None:
-    """Declare what the command line takes.
+    """Declare the arguments of the command line.
 
-    :param add: :meth:`argparse.ArgumentParser.add_argument`, or what stands for it
+    :param add: :meth:`argparse.ArgumentParser.add_argument`, or a substitute
     """
     add(
         "--home",

@@ -75,7 +75,7 @@ class SavepointService:
             self._records = {**dict(sorted(self._records.items())[-_RECORDS_KEPT:]), batch: record}
 
     def stop_reason(self) -> str | None:
-        """Return why the driver should begin no further batch: somebody wants a savepoint and a stop.
+        """Return why the driver should begin no further batch: a savepoint with a stop was requested.
 
         The stop is noted as one that was asked for, so that a supervisor does not take it for a failure.
         """
@@ -89,7 +89,7 @@ class SavepointService:
     def close(self, *, serve: bool) -> None:
         """End; nothing is being taken after it.
 
-        :param serve: take what is still asked for, because the driver ends in order
+        :param serve: take the savepoints that are still requested, because the driver ends in order
         """
         self._ended.set()
         if self._thread.is_alive():
@@ -106,9 +106,9 @@ class SavepointService:
             log.exception("no more savepoints are taken by this driver")
 
     def _answer_all(self, *, last: bool) -> bool:
-        """Answer what can be; the rest is looked at again, and taken by whoever asked once the driver has ended.
+        """Answer the possible requests; others are tried again, or served by the requester after the driver's end.
 
-        Returns whether all that is asked for is certainly taken.
+        Returns whether all requested savepoints are certainly taken.
         """
         taken = True
         try:

@@ -1,4 +1,4 @@
-"""What a driver tells of itself: its status document, and its last words."""
+"""A driver's reports: its status document, and its last status."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class DriverReport:
     :param token: the driver's start token
     :param pipeline: its name
 
-    :ivar status: what was told last
-    :ivar tables: gives the tables as the sinks have left them, by the sinks' names; asked whenever something is told
+    :ivar status: the last status
+    :ivar tables: returns the tables as the sinks have left them, by the sinks' names; called for each status
     :ivar batch_began: seconds since the epoch when the batch that is being written began, None between two
     """
 
@@ -48,12 +48,12 @@ class DriverReport:
     def own(self, *, alone: bool = False) -> None:
         """Write the document from now on, unless a later run does.
 
-        :param alone: nobody else does, whatever it says
+        :param alone: no other driver owns it, whatever the document says
         """
         self._owned, self._alone = True, alone
 
     def tell(self, **changes: Any) -> None:
-        """Change what is told."""
+        """Change the status, and write it."""
         with self._lock:
             now, tables = time.time(), self.tables()
             self.status = replace(self.status, updated=now, batch_began=self.batch_began, tables=tables, **changes)
@@ -64,13 +64,13 @@ class DriverReport:
                 status.write(self._home.status, self.status)
 
     def read(self, source: SourceRanges) -> None:
-        """Note what the last commit has read, for the lag."""
+        """Note the offsets that the last commit has read, for the lag."""
         self._read = source
 
     def available(self, offsets: Mapping[Place, int] | None) -> None:
-        """Tell the lag behind what can be read by now.
+        """Report the lag behind the offsets that can be read by now.
 
-        :param offsets: {(topic, partition): last stable offset} of the source's partitions, None while nobody knows
+        :param offsets: {(topic, partition): last stable offset} of the source's partitions, None while unknown
         """
         self._available = offsets
         lag = self._lag()
@@ -125,7 +125,7 @@ class DriverReport:
     def failed(self, error: Exception, meaning: ExactlyOnceError | None) -> int:
         """Tell a failure; returns the exit code.
 
-        :param meaning: what it means, None for an error that is not ours
+        :param meaning: the project's error for it, None for another error
         """
         self.batch_began = None  # its attempt is aborted
         described = DriverError(
@@ -159,7 +159,7 @@ class DriverReport:
 
 
 def _given(record: CommitRecord) -> str:
-    """Return what a commit has read and what each sink was given, for a log."""
+    """Return a text of the records that a commit has read and the rows of each sink, for a log."""
     counts = f"{record.primary_rows:,} rows"
     if len(record.rows_by_sink) > 1:
         counts = ", ".join(f"{rows:,} rows for {name}" for name, rows in record.rows_by_sink.items())

@@ -1,8 +1,7 @@
-"""When a run that is neither for ever nor for what is available has done its work.
+"""When a run with a target (commits, watermark, duration) has reached it.
 
-Whatever is counted from the first start on is turned into a fixed target then and kept in the home, under a name that
-all starts of the run share: a driver that is started again after a crash, or by the task's next try, goes on to the
-same target.
+A target that counts from the first start is fixed then and kept in the home, under a name that all starts of the run
+share: a driver that is started again after a crash, or by the task's next try, goes on to the same target.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Goal:
             json_store.write(self._home.commands / f"goal-{self._name}.json", {"value": self._value})
 
     def reached(self, commit: int, watermark: int) -> str | None:
-        """Return what has been reached, None while it has not.
+        """Return a text when the target has been reached, None while it has not.
 
         :param commit: number of the pipeline's last commit
         :param watermark: its watermark, milliseconds since the epoch, 0 for none

@@ -1,4 +1,4 @@
-"""Why a driver begins no further batch: its work is done, a signal came, or somebody asked for a stop."""
+"""Why a driver begins no further batch: its work is done, a signal came, or a stop was requested."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StopReasons:
         self._requested = self._requested or reason
 
     def requested(self) -> str | None:
-        """Return the newest signal, or the first request, None when there was none; asks nobody."""
+        """Return the newest signal, or the first request, None when there was none; makes no request."""
         return self._requested
 
     def reason(self) -> str | None:
@@ -115,7 +115,7 @@ class StopReasons:
         return self.done is not None
 
     def _on_signal(self, number: int, _: object) -> None:
-        if self.interrupted and number == signal.SIGINT:  # somebody at a terminal has no patience
+        if self.interrupted and number == signal.SIGINT:  # a person at a terminal has no patience
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._requested, self.interrupted = f"signal {signal.Signals(number).name}", True

@@ -1,4 +1,4 @@
-"""What a user declares and runs as a job: the pipeline, its sources, its file, and what it promises.
+"""The parts of a user's job: the pipeline, its sources, its file, and its guarantee.
 
-Nothing here runs a batch: ``driver`` does, with what is declared here. Commands and tests load jobs through ``loader``.
+Nothing here runs a batch: ``driver`` runs the declared pipeline. Commands and tests load jobs through ``loader``.
 """

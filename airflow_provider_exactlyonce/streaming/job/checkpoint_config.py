@@ -29,7 +29,7 @@ _POLL_SECONDS: Final = 0.2
 
 
 class CheckpointingMode(StrEnum):
-    """What a reader of the output may rely on: a pipeline's guarantee."""
+    """A pipeline's guarantee, on which readers of the output may rely."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
@@ -37,7 +37,7 @@ class CheckpointingMode(StrEnum):
 
 
 class OnCancellation(StrEnum):
-    """What becomes of the checkpoint when somebody asks the driver to stop; a signal alone is no request."""
+    """The treatment of the checkpoint when the driver is requested to stop; a signal alone is no request."""
 
     RETAIN = "retain"
     DELETE = "delete"
@@ -55,7 +55,7 @@ class CheckpointConfig:
         ``max_batch_attempts``
     :param max_concurrent: 1
     :param unaligned: False
-    :param on_cancellation: what becomes of the checkpoint when somebody asks for a stop
+    :param on_cancellation: the treatment of the checkpoint when a stop is requested
     :param retained: batches that Spark keeps the files of; None for Spark's default, 100
     :param savepoints: which savepoints are kept
     :raises RefusedError: when a value can't be, or Spark can't honour it
@@ -120,10 +120,10 @@ class CheckpointConfig:
         return {_RETAINED: str(self.retained)}
 
     def guarantee(self, given: str | None) -> CheckpointingMode:
-        """Return what the pipeline guarantees.
+        """Return the pipeline's guarantee.
 
-        :param given: the pipeline's ``guarantee``, None when it does not say
-        :raises RefusedError: when there is no such guarantee, or both are said and differ
+        :param given: the pipeline's ``guarantee``, None when it is not declared
+        :raises RefusedError: when there is no such guarantee, or both are declared and differ
         """
         if given is not None and given not in tuple(CheckpointingMode):
             raise RefusedError(f"guarantee={given!r}: one of {', '.join(CheckpointingMode)}")
@@ -137,9 +137,9 @@ class CheckpointConfig:
     def transaction_timeout_seconds(self, given: int, default: int) -> int:
         """Return how long a batch's transaction may take.
 
-        :param given: what the sink says
-        :param default: what it says when nobody has said anything
-        :raises RefusedError: when both are said and differ
+        :param given: the sink's
+        :param default: the value when neither is declared
+        :raises RefusedError: when both are declared and differ
         """
         if self.timeout is None:
             return given
@@ -155,7 +155,7 @@ class CheckpointConfig:
         """Return how often a batch is attempted.
 
         :param given: the pipeline's ``max_batch_attempts``, None when it does not say
-        :raises RefusedError: when both are said and differ
+        :raises RefusedError: when both are declared and differ
         """
         if self.tolerable_failed_checkpoints is None:
             return default if given is None else given

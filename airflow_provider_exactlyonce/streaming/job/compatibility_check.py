@@ -37,7 +37,7 @@ def check_compatibility(
     :param checkpoint: where the savepoint's checkpoint lies; only read
     :param spark: a session to plan in; it gets the settings that the checkpoint fixes
     :param asked: Spark settings that the job would be submitted with
-    :raises RefusedError: when the job's function fails, with its line; when what it computes can't be described
+    :raises RefusedError: when the job's function fails, with its line; when its plan can't be described
     """
     conf = Checkpoint(checkpoint).conf()
     file = inspect.getsourcefile(job.function) or "the job"

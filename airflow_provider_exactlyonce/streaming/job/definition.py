@@ -1,4 +1,4 @@
-"""What is known of a pipeline once it is declared."""
+"""The definition of a declared pipeline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PipelineDefinition:
 
     :param name: unique per Kafka cluster; ledger and transactional.id are named by it
     :param sources: by the function's argument; one source without a name is its only positional argument
-    :param routes: who gets what of the result
+    :param routes: each sink's share of the result
     :param output_mode: ``append``, ``update`` or ``complete``, as in Spark
     :param max_batch_attempts: attempts of one batch before the query fails
     :param ledger_retention: how much of the ledger's history stays
@@ -71,7 +71,7 @@ class PipelineDefinition:
 
     @property
     def source_patterns(self) -> tuple[str, ...]:
-        """The expressions by which its sources find topics."""
+        """The expressions with which its sources find topics."""
         patterns = [source.topics.pattern for source in self.sources.values()]
         return tuple(pattern.expression for pattern in patterns if pattern is not None)
 
@@ -114,7 +114,7 @@ class PipelineDefinition:
     def kafka_sink(self, what: str) -> KafkaSink:
         """Return the Kafka sink.
 
-        :param what: what is to be done with it
+        :param what: its use, for the message
         :raises RefusedError: when the pipeline has none
         """
         if self.sink is None:
@@ -141,10 +141,10 @@ class PipelineDefinition:
         return self.applied({name: source.stand_in(spark) for name, source in self.sources.items()})
 
     def applied(self, frames: Mapping[str, DataFrame]) -> DataFrame:
-        """Return what the function makes of its sources' streams.
+        """Return the function's result for its sources' streams.
 
         :param frames: by the sources' names in :attr:`sources`
-        :raises RefusedError: when that is no stream
+        :raises RefusedError: when the result is no stream
         """
         from pyspark.sql import DataFrame
 
@@ -157,7 +157,7 @@ class PipelineDefinition:
         return result
 
     def check(self, result: DataFrame) -> None:
-        """Check that what is declared fits the stream that goes to the sinks.
+        """Check that the declarations fit the stream that goes to the sinks.
 
         :raises RefusedError: when it does not
         """
@@ -190,10 +190,10 @@ class PipelineDefinition:
         return columns.with_digest(records)
 
     def describe(self, spark: SparkSession, result: DataFrame, unsure: Sequence[str] = ()) -> JobDescription:
-        """Return what this version says of itself, for the savepoints of what it commits.
+        """Return this version's description, for the savepoints of its commits.
 
-        :param result: the stream that goes to the sink, or the one for planning only
-        :param unsure: what may give other rows when a batch is run again
+        :param result: the stream that goes to the sink, or the stream for planning only
+        :param unsure: parts that may give other rows when a batch is run again
         """
         from airflow_provider_exactlyonce.streaming.analysis.plan_description import describe
 

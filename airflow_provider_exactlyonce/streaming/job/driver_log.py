@@ -18,7 +18,7 @@ AWAY: Final = {"cluster_is_away": True}
 class ClusterAway(logging.Filter):
     """Lets one line a minute through of those that say that the cluster is away, with a count of the others.
 
-    They come from kafka-python, several times a second, and from whoever asks the cluster for something.
+    They come from kafka-python, several times a second, and from every failed request to the cluster.
 
     :param clock: seconds
     """
@@ -53,4 +53,4 @@ def configure() -> None:
         handler.addFilter(ClusterAway())
     logging.getLogger("kafka").setLevel(logging.ERROR)
     logging.getLogger("aiobotocore").setLevel(logging.WARNING)  # where it has found credentials, again and again
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # what it tells is raised, too
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # its errors are raised, too

@@ -1,8 +1,8 @@
-"""The guarantee planner: what each link of a pipeline gives, and what is left of it from end to end.
+"""The guarantee planner: derives the guarantee of each link of a pipeline, and that from end to end.
 
-A source gives a replay or not, the engine a checkpoint, a sink rows that are not doubled by a replay. Records are lost
-if any link loses them; they are doubled if a sink doubles what is replayed and anything is replayed, or if it repeats
-by itself what it has. What neither happens to is exactly once.
+A source can be replayed or not, the engine has a checkpoint, a sink does or does not double replayed rows. Records are
+lost if any link loses them; they are doubled if a sink doubles replayed rows and anything is replayed, or if a sink
+repeats rows by itself. If neither can happen, the guarantee is exactly once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Link:
     """One source, the engine, or one sink.
 
     :param link: ``source``, ``engine`` or ``sink``
-    :param replayable: of a source: whether what was read can be read again
+    :param replayable: of a source: whether records can be read again
     :param checkpointed: of a source, its position; of the engine, its state
     :param writes: of a sink: how a replay does not double its rows, in the words of the SPI
     :param loses: records may be lost here
@@ -83,12 +83,12 @@ class Link:
 
     @property
     def gives(self) -> str:
-        """What it gives by itself."""
+        """The link's own guarantee."""
         return _left(loses=self.loses, doubles=self.doubles or self.repeats)
 
     @property
     def row(self) -> dict[str, str]:
-        """What the table has of it."""
+        """The link's row in the table."""
         words = {None: "-", True: "yes", False: "no"}
         return {
             "link": f"{self.link} {self.name}",
@@ -102,11 +102,11 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveryGuarantee:
-    """What a pipeline's links give.
+    """The guarantee of a pipeline's links.
 
-    :param declared: what it declares
+    :param declared: the declared guarantee
     :param allow_weaker: it runs with less
-    :param unsure: what may give other rows when a batch is run again
+    :param unsure: parts that may give other rows when a batch is run again
     """
 
     pipeline: str
@@ -122,17 +122,17 @@ class DeliveryGuarantee:
 
     @property
     def doubles(self) -> bool:
-        """Whether records may be doubled: by a link that doubles what is replayed, if anything is, or by one alone."""
+        """Whether records may be doubled: by a link that repeats by itself, or doubles replayed rows if any are."""
         return any(link.repeats or (link.doubles and self._replays) for link in self.links)
 
     @property
     def gives(self) -> str:
-        """What the weakest link leaves, one of :class:`CheckpointingMode` or :data:`NO_GUARANTEE`."""
+        """The guarantee from end to end, one of :class:`CheckpointingMode` or :data:`NO_GUARANTEE`."""
         return _left(loses=self.loses, doubles=self.doubles)
 
     @property
     def reason(self) -> str:
-        """What makes it less than exactly once, in words; of all links, when it is not less."""
+        """Why it is less than exactly once, in words by link; or that no link loses or doubles a record."""
         weak = [link for link in self.links if link.loses or link.repeats or (link.doubles and self._replays)]
         return (
             "; ".join(f"{link.link} {link.name}: {link.reason}" for link in weak) or "no link loses or doubles a record"
@@ -140,7 +140,7 @@ class DeliveryGuarantee:
 
     @property
     def is_weaker(self) -> bool:
-        """Whether the pipeline can't have what it declares."""
+        """Whether the pipeline can't have its declared guarantee."""
         if self.declared is CheckpointingMode.AT_LEAST_ONCE:
             return self.loses
         if self.declared is CheckpointingMode.AT_MOST_ONCE:
@@ -162,7 +162,7 @@ class DeliveryGuarantee:
         return any(link.replayable for link in self.links)
 
     def check(self) -> None:
-        """Check that the pipeline can have what it declares.
+        """Check that the pipeline can have its declared guarantee.
 
         :raises RefusedError: with the table
         """
@@ -175,7 +175,7 @@ class DeliveryGuarantee:
 
     @property
     def warning(self) -> str | None:
-        """What may give other rows when a batch is run again, and what follows; None when nothing is known to."""
+        """A warning of the parts that may give other rows when a batch is run again; None when none are known."""
         if not self.unsure:
             return None
         stops = "" if self.is_weaker else ", and the pipeline stops then"
@@ -213,10 +213,10 @@ class DeliveryGuarantee:
 def examine(
     pipeline: PipelineDefinition, result: DataFrame, unsure: Sequence[str], asked: Mapping[str, str]
 ) -> DeliveryGuarantee:
-    """Return what a pipeline's links give.
+    """Return the guarantee of a pipeline's links.
 
-    :param result: the stream that goes to the sinks, or the one for planning only
-    :param unsure: what may give other rows when a batch is run again
+    :param result: the stream that goes to the sinks, or the stream for planning only
+    :param unsure: parts that may give other rows when a batch is run again
     :param asked: Spark settings
     :raises RefusedError: when its function reads a topic that its sink writes to
     """

@@ -1,7 +1,7 @@
-"""The bytes of a job's file that are executed: read once, so that what is hashed and kept is what runs.
+"""The bytes of a job's file that are executed: read once, so that the same bytes are hashed, kept and run.
 
-The file may be replaced while Spark starts, or a symbolic link to it may be switched. So whoever executes a job's file
-does it through :func:`compiled`; for a file that Python has executed by itself, the bytes are compared with the code.
+The file may be replaced while Spark starts, or a symbolic link to it may be switched. So job files are executed only
+through :func:`compiled`; for a file that Python has executed by itself, the bytes are compared with the code.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _check_executed(content: bytes, file: str) -> None:
     frame = _executing(file)
     loader = frame.f_globals.get("__loader__") if frame is not None else None
     if frame is None or (loader is not None and not isinstance(loader, SourceFileLoader)):
-        return  # it was executed before, or what is executed is made of it by somebody else
+        return  # it was executed before, or the executed code was made of it elsewhere
     try:
         same = compile(content, file, "exec", dont_inherit=True) == frame.f_code
     except (SyntaxError, ValueError):

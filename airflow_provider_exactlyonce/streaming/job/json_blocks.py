@@ -75,7 +75,7 @@ class JsonBlocks:
 
     @classmethod
     def of(cls, schema: StructType) -> Self | None:
-        """Return what decodes a stream's values, None if a field has a type that the two parsers read differently.
+        """Return the decoder of a stream's values, None if a field has a type that the two parsers read differently.
 
         :param schema: of the stream; a field that is not nullable is required
         """

@@ -1,4 +1,4 @@
-"""Types of JSON records: what to parse them as, and whether a value is what stands there."""
+"""Types of JSON records: the types to parse them as, and whether a value is as it was written."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def _replaced(kind: DataType, replace: Callable[[DataType], DataType]) -> DataTy
 
 
 def nullable_within(kind: DataType) -> DataType:
-    """Return a type as Spark's parser has it: what is required in it is checked, and not part of the type."""
+    """Return a type with every part nullable, for Spark's parser; required parts are checked separately."""
     return _replaced(kind, lambda kind: kind)
 
 
 def wide(kind: DataType) -> DataType:
-    """Return the type to parse as: wider where Spark makes another value of what a type does not hold."""
+    """Return the type to parse as: wider where Spark turns a value beyond the type into another value."""
 
     def widen(kind: DataType) -> DataType:
         if isinstance(kind, ByteType):
@@ -113,7 +113,7 @@ def wide(kind: DataType) -> DataType:
 
 
 def as_given(schema: StructType) -> StructType:
-    """Return the type to parse as what stands there, where Spark may read another value."""
+    """Return the type to parse as: text as it was written, where Spark may read another value."""
 
     def given(kind: DataType) -> DataType:
         return StringType() if isinstance(kind, FloatType | DoubleType | DateType | TimestampType) else kind
@@ -166,7 +166,7 @@ def is_missing(value: Column, kind: DataType, may_be_null: bool) -> Column | Non
 
 
 def stays_itself(parsed: Column, kind: DataType) -> Column | None:
-    """Return whether each number is what was parsed, neither rounded nor too large; None where each certainly is.
+    """Return whether each number is as it was parsed, neither rounded nor too large; None where each certainly is.
 
     True for null.
     """
@@ -214,7 +214,7 @@ def becomes_another(value: Column, given: Column, kind: DataType) -> Column | No
         case DateType():
             return value.isNotNull() & ~given.rlike(_DATE)
         case TimestampType():
-            # A number is one of seconds, which Spark multiplies without a look at what overflows.
+            # A number counts seconds, which Spark multiplies without a check for overflow.
             seconds = F.when(given.rlike(r"^-?\d{7,}$"), given.try_cast("bigint"))
             is_another = F.coalesce(F.unix_seconds(value) != seconds, F.lit(False))
             return value.isNotNull() & (given.rlike(f"^{_BLANK}*{_WITHOUT_DATE}") | is_another)
@@ -229,7 +229,7 @@ def may_be_of_a_number(value: Column, kind: DataType) -> Column | None:
 
 
 def numbers_of(text: Column, fields: Iterable[tuple[Column, DataType]]) -> Column:
-    """Return what the numbers of a record are, and those in each field's texts; for :func:`is_rounded`.
+    """Return the values of a record's numbers, and of those in each field's texts; for :func:`is_rounded`.
 
     :param text: the record
     :return: an array of arrays, the record's first; null for a record without a number that may be rounded
@@ -310,7 +310,7 @@ def doubtful_time(schema: StructType) -> str | None:
 
 
 def _before(schema: StructType, kind: type[DataType]) -> str:
-    """Return the expression of what stands before a value of a type."""
+    """Return a regular expression of the text before a value of a type."""
     if any(kind in kinds_within(field.dataType) for field in schema if is_nested(field.dataType)):
         return r"[:,\[]"
     names = [re.escape(field.name) for field in schema.fields if isinstance(field.dataType, kind)]

@@ -1,4 +1,4 @@
-"""Records whose values are JSON objects of a schema: each is parsed once, and looked at closely if it may not fit."""
+"""Records with JSON objects of a schema as values: each is parsed once, and checked closely if it may not fit."""
 
 from __future__ import annotations
 
@@ -46,14 +46,13 @@ _FRAME: Final = _Frame()
 
 
 class JsonValues:
-    """What a record's value gives by a schema, and why one does not fit.
+    """Parses records' values by a schema, with the reasons of those that do not fit.
 
     Most records of most schemas are decoded many at a time in Python workers, and Spark parses the others. Most of
-    those certainly fit, too, and few cheap comparisons show it. The expressions that tell why one does not are for the
-    rest.
+    those certainly fit, too, and few cheap comparisons show it. The expressions for the reasons are for the rest.
 
-    Spark compiles what is done with a frame's columns into one method, and Java leaves a large one slow. So what is for
-    few records is in lambda functions over an array of one record, which Spark does not compile.
+    Spark compiles the expressions of a frame's columns into one method, and Java leaves a large method slow. So the
+    expressions for few records are in lambda functions over an array of one record, which Spark does not compile.
 
     :param schema: of the stream; a field that is not nullable is required
     :param offset_column: the name of one more column with the record's offset, None for no such column
@@ -109,7 +108,7 @@ class JsonValues:
         return records.select("*", F.inline(F.filter(reasons, lambda found: found[_REASON].isNotNull())))
 
     def _parsed(self) -> Column:
-        """Return an array of one record, with what its value was parsed to."""
+        """Return an array of one record, with its parsed value."""
         parsed = F.from_json(self._parsable(_text(_FRAME)), self._reading_schema(), self._options)
         return F.array(F.struct("value", *_PLACE, parsed.alias(_PARSED)))
 
@@ -132,7 +131,7 @@ class JsonValues:
         return fields.add(_CORRUPT, StringType(), nullable=True)
 
     def _decoded(self, records: DataFrame, blocks: JsonBlocks) -> DataFrame:
-        """Return records with what was decoded of them, and without the rest of those that were."""
+        """Return records with their decoded fields; of a record that was decoded, only the places stay."""
         given = records.select("value", *_PLACE)
         columns = StructType([*given.schema.fields]).add(_IN_BLOCK, BooleanType())
         for number, field in enumerate(self._schema.fields):
@@ -140,7 +139,7 @@ class JsonValues:
         return given.mapInArrow(partial(blocks.batches, kept=tuple(self._places)), columns)
 
     def _row(self, record: _Record) -> list[Column]:
-        """Return what a job gets of a record that fits."""
+        """Return the columns that a job gets of a record that fits."""
         kinds = [json_types.nullable_within(field.dataType) for field in self._schema.fields]
         values = [_field(record, field).cast(kind) for field, kind in zip(self._schema.fields, kinds, strict=True)]
         return values + [record[place] for place in self._places]
@@ -216,7 +215,7 @@ class JsonValues:
         return F.coalesce(*reasons)
 
     def _facts(self, record: _Record, place: int, as_given: Column | None, numbers: Column) -> Column:
-        """Return what is to be known of a field to say why its value does not fit."""
+        """Return the facts of a field for the reason why its value does not fit."""
         field = self._schema[place]
         value, kind = _field(record, field), field.dataType
         stays_itself = json_types.stays_itself(value, kind)

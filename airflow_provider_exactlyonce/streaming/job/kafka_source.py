@@ -1,4 +1,4 @@
-"""The Kafka source: what a user declares, and records that fit a schema or stop the pipeline."""
+"""The Kafka source: its declaration, and records that fit a schema or stop the pipeline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
     from airflow_provider_exactlyonce.streaming.registry.encoded_values import EncodedValues
 
-#: Why what was read of topics can be read again.
+#: Why records of topics can be read again.
 REPLAYABLE: Final = "its offsets are in the checkpoint and in the ledger"
 _STARTS: Final = ("earliest", "latest")
 #: {topic: {partition: offset}}
@@ -248,7 +248,7 @@ class KafkaSource(Source):
 
         The columns are key, value and headers; the last says where the record is from and why it does not fit.
 
-        :param ranges: those of all sources
+        :param ranges: of all sources
         """
         own = self.topics.share(ranges)
         if self.schema is None or not any(own.values()):
@@ -353,5 +353,5 @@ def _of(options: Mapping[str, str], name: str) -> str | None:
 
 
 def _merged(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of all layers, of one name those of the last."""
+    """Return the options of all layers; of equal names the last layer's."""
     return dict({name.lower(): (name, value) for layer in layers for name, value in layer.items()}.values())

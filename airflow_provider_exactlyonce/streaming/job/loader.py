@@ -46,10 +46,10 @@ def load(job: str, name: str | None = None, *, if_several: str | None = None) ->
 
 @contextlib.contextmanager
 def blamed(job: str, doing: str) -> Iterator[None]:
-    """Turn what a job raises into a refusal that names its line.
+    """Turn a job's errors into a refusal that names its line.
 
     :param job: the file
-    :param doing: what the job was used for
+    :param doing: the action that used the job
     :raises RefusedError: with the kind of the error, its first line and the line of the job that led to it
     """
     try:
@@ -73,7 +73,7 @@ def _module(file: Path) -> ModuleType:
 
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module
-    # Spark's workers can't import it: what they need of it goes to them by value, as from a job's __main__.
+    # Spark's workers can't import it: its objects go to them by value, as from a job's __main__.
     cloudpickle.register_pickle_by_value(module)
     arguments = sys.argv
     sys.path.insert(0, str(file.parent))  # stays: the job's function may import what lies beside it, too

@@ -1,4 +1,4 @@
-"""What an error that a job's own code raises means: a mistake in it, or a failure that may pass by itself."""
+"""Classifies errors of a job's own code: a mistake in it, or a failure that may pass by itself."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def place(job: str, error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, without what follows in further lines."""
+    """Return the first line of an error's message."""
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     return (said.splitlines() or [""])[0]
 
 
 def meaning_in_function(error: Exception, job: str) -> ExactlyOnceError | None:
-    """Return what an error means that a pipeline's function has raised; None for one that may pass, or isn't its own.
+    """Return a pipeline's function's mistake for an error; None for an error that may pass, or isn't its own.
 
     :param job: the file
     """
@@ -60,9 +60,9 @@ def meaning_in_function(error: Exception, job: str) -> ExactlyOnceError | None:
 def meaning_of(error: BaseException, job: str, doing: str) -> ExactlyOnceError | None:
     """Return a job's mistake in one sentence, with its line and what to do; None for an error that may pass.
 
-    :param error: what the job's code has raised; one of the project's keeps its kind
+    :param error: raised by the job's code; an error of the project keeps its kind
     :param job: the file
-    :param doing: what was being done with it, such as "importing it"
+    :param doing: the action on it, such as "importing it"
     """
     if isinstance(error, ExactlyOnceError):
         kind = type(error)

@@ -24,7 +24,7 @@ _RUNNING: Final = "running it"
 
 
 class _Process:
-    """What is known of this process."""
+    """The state of this process."""
 
     driver_began = False
     watched = False
@@ -44,7 +44,7 @@ def run(job: str) -> NoReturn:
     try:
         names = _run_as_main(job)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)  # somebody at the terminal wants it
+        sys.exit(128 + signal.SIGINT)  # a person at the terminal wants it
     except Exception as error:
         known = None if _Process.driver_began else mistakes.meaning_of(error, job, _RUNNING)
         if known is None:
@@ -73,7 +73,7 @@ def _run_as_main(job: str) -> dict[str, Any]:
 def watch() -> None:
     """Do the same, as far as can be, for a job that spark-submit runs without us; called where pipelines are declared.
 
-    It sees neither what the job does before it imports this package nor a job that never does.
+    It sees neither the job's work before it imports this package nor a job that never does.
     """
     job = getattr(sys.modules.get("__main__"), "__file__", None)
     if _Process.watched or _SUBMITTED not in os.environ or job is None or _is_ours(job):
@@ -96,7 +96,7 @@ def watch() -> None:
 
 def _end(job: str) -> None:
     """Give Python, which knows 0 and 1 only, the exit code; called after whatever else is called at the end."""
-    supervised = TOKEN_VARIABLE in os.environ  # who supervises a job that was not run sees that from outside
+    supervised = TOKEN_VARIABLE in os.environ  # the supervisor of a job that was not run sees that from outside
     if _Process.exit_code is None and not _Process.driver_began and not supervised:
         names = vars(sys.modules["__main__"])
         if _pipelines(names):

@@ -1,4 +1,4 @@
-"""What a pipeline reads, whatever it is: what drivers, planners and tests ask of a declared source."""
+"""The base of declared sources, with the interface for drivers, planners and tests."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class Source(ABC):
     @property
     @abstractmethod
     def connection(self) -> str | None:
-        """What a claim has of its connection, None where it is read from the pipeline's own cluster."""
+        """Its connection for a claim's record, None where it is read from the pipeline's own cluster."""
 
     @property
     @abstractmethod
     def link(self) -> tuple[str, str]:
-        """What the guarantee planner calls it, and why what it has read can be read again."""
+        """Its name in the guarantee planner, and why its records can be read again."""
 
     @property
     def may_lose(self) -> bool:
@@ -81,7 +81,7 @@ class Source(ABC):
 
     @property
     def spark_settings(self) -> Mapping[str, str]:
-        """What is said to Spark's own source of it."""
+        """Spark's settings for its source."""
         return {}
 
     @property
@@ -96,7 +96,7 @@ class Source(ABC):
         """Return the stream.
 
         :param config: client configuration of the pipeline's cluster, in librdkafka's names
-        :param begins: where the checkpoint begins, which goes before what is declared
+        :param begins: where the checkpoint begins, which precedes the declaration
         :param leave_out_bad: leave out records that do not fit, as :meth:`bad_records` gives them to the sink
         """
 
@@ -120,7 +120,7 @@ class Source(ABC):
     def bad_records(self, spark: SparkSession, config: Mapping[str, str], ranges: SourceRanges) -> DataFrame | None:
         """Read a batch's ranges again and return the records that do not fit, None when every record fits.
 
-        :param ranges: those of all sources
+        :param ranges: of all sources
         """
         return None
 

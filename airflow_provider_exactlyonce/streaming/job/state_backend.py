@@ -1,4 +1,4 @@
-"""Where a pipeline's state lives while it runs, and in what form it is kept in the checkpoint."""
+"""Where a pipeline's state lives while it runs, and the form of its files in the checkpoint."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class StateBackend:
     def check_lineage(self, lineage: str, conf: Mapping[str, str]) -> None:
         """Check that a lineage's state is in this backend: Spark would silently stay with the lineage's own.
 
-        :param conf: what the lineage's newest offsets tell of its settings; empty before the first batch
+        :param conf: the settings in the lineage's newest offsets; empty before the first batch
         :raises RefusedError: when it is in another one
         """
         backend = backend_of(conf, ()) if PROVIDER in conf else self.name

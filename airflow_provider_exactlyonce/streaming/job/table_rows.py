@@ -1,4 +1,4 @@
-"""The rows of a table's files, as Spark takes them; nothing is converted that would not stay what it is."""
+"""The rows of a table's files, as Spark takes them; a conversion that would change values is refused."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _id(field: pa.Field) -> int:
 
 
 def _parts(field: pa.Field, path: str) -> Iterator[tuple[str, pa.Field]]:
-    """Yield what the values of a column are made of, by the names that Iceberg has for it."""
+    """Yield the parts of a column's values, by their names in Iceberg."""
     kind, parts = field.type, dict[str, pa.Field]()
     if pa.types.is_struct(kind):
         parts = {part.name: part for part in kind}
@@ -142,10 +142,10 @@ def _parts(field: pa.Field, path: str) -> Iterator[tuple[str, pa.Field]]:
 
 
 def _as_read(values: pa.Array, kind: pa.DataType, wanted: pa.Field, where: str, *, may_widen: bool) -> pa.Array:
-    """Return values in Spark's type for them, if that is what they are.
+    """Return values in Spark's type for them, if that fits.
 
-    :param kind: what they are
-    :param may_widen: they may be of before their field was widened, which the table knows by its id
+    :param kind: their type
+    :param may_widen: they may be older than a widening of their field, which the table knows by its id
     """
     if values.type == wanted.type:
         return values
@@ -178,7 +178,7 @@ def _repeated(text: str | None, wanted: pa.Field, count: int, where: str) -> pa.
 
 
 def _normal(kind: pa.DataType) -> Any:
-    """Return a type without what makes no difference to its values."""
+    """Return a type without the distinctions that make no difference to its values."""
     types = pa.types
     if types.is_dictionary(kind):
         return _normal(kind.value_type)
@@ -198,7 +198,7 @@ def _normal(kind: pa.DataType) -> Any:
 
 
 def _is_widened(kind: Any, wanted: Any) -> bool:
-    """Tell whether a type, or what it is made of, is another, or may have become it without a change of its values.
+    """Tell whether a type, with its parts, is the wanted one or may have become it without a change of values.
 
     :param kind: as :func:`_normal` or :func:`_plain` return it
     """

@@ -72,7 +72,7 @@ class TableSource(Source):
     @property
     @abstractmethod
     def _shown(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
 
     def _refused(self, name: str, accepted: str) -> RefusedError:
         return RefusedError(f"{name}={getattr(self, name)!r} of {self._shown}: {accepted}")
@@ -144,7 +144,7 @@ class TableSource(Source):
 
     @property
     def _as_values(self) -> KafkaSource:
-        """A topic whose values have the same columns: that is what tests write."""
+        """A topic of values with the same columns, which tests write."""
         return KafkaSource("rows", schema=self.schema)
 
 
@@ -163,7 +163,7 @@ class DeltaSource(TableSource):
         versions add: for a table whose older versions are gone
     :param max_files_per_trigger: at most so many files a batch, None for no limit; a version may be in several batches
     :param on_rewrite: ``"stop"``: a version that takes rows out (a delete, an update, a merge, an overwrite) stops the
-        pipeline before it; ``"skip"``: nothing of such a version is read, what it adds neither
+        pipeline before it; ``"skip"``: nothing of such a version is read, not even its added rows
     :param conn_id: the connection to the store: one of ``EXACTLYONCE_STORES``, which operators fill; None for delta-rs'
         own environment
     :raises RefusedError: naming the parameter and what is accepted
@@ -213,7 +213,7 @@ class IcebergSource(TableSource):
         add: for a table whose older snapshots have expired
     :param max_files_per_trigger: at most so many files a batch, None for no limit; a snapshot may be in several batches
     :param on_rewrite: ``"stop"``: a snapshot that takes rows out (an overwrite or a delete) stops the pipeline before
-        it; ``"skip"``: nothing of such a snapshot is read, what it adds neither
+        it; ``"skip"``: nothing of such a snapshot is read, not even its added rows
     :param conn_id: the connection to the catalog: one of ``EXACTLYONCE_STORES``, which operators fill; None for
         pyiceberg's own configuration
     :raises RefusedError: naming the parameter and what is accepted

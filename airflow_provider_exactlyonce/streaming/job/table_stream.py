@@ -1,7 +1,7 @@
-"""A table as a stream of Spark's: a Python data source whose offsets are positions in the table's versions.
+"""A table as a stream of Spark's: a Python data source with positions in the table's versions as offsets.
 
-Spark asks the reader in a process of its own where a batch ends, and which files that is; tasks read them. The offset
-is written as Spark's Kafka source writes one: a topic, the table, with one partition.
+Spark asks the reader in a process of its own for a batch's end and files; tasks read them. The offset has the form of
+Spark's Kafka source: a topic, the table, with one partition.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TableReading:
 
 
 class TablePartition(InputPartition):
-    """What one task reads.
+    """The input of one task.
 
     :param parts: of files
     :param store: opens them
@@ -96,7 +96,7 @@ def stream(spark: SparkSession, reading: TableReading) -> DataFrame:
     log = open_log(reading.name, reading.options)
     if log.identity() is None:
         raise RefusedError(f"table {reading.name} does not exist: create it first, or name it as it is")
-    reading = replace(reading, complete=log.end().version - 1)  # before the look at the columns: none may be lost since
+    reading = replace(reading, complete=log.end().version - 1)  # before the columns are read: none may be lost since
     if (mismatch := table_rows.mismatch(columns, log.columns(), needs_all=True)) is not None:
         raise RefusedError(f"the source's schema does not fit table {reading.name}: {mismatch}. Declare what it has")
     for danger in dangers(log.properties, "source"):
@@ -105,11 +105,11 @@ def stream(spark: SparkSession, reading: TableReading) -> DataFrame:
 
 
 def stand_in(spark: SparkSession, reading: TableReading) -> DataFrame:
-    """Return the same stream without a look at the table, which it opens when a query asks it for a batch."""
+    """Return the same stream without reading the table, which it opens when a query asks it for a batch."""
     columns = reading.columns
     format_name = f"exactlyonce_table_{hashlib.sha256(reading.name.encode()).hexdigest()[:12]}"
 
-    class TableDataSource(DataSource):  # travels to Spark's processes with what it closes over
+    class TableDataSource(DataSource):  # travels to Spark's processes with its closure
         @classmethod
         @override
         def name(cls) -> str:
@@ -128,7 +128,7 @@ def stand_in(spark: SparkSession, reading: TableReading) -> DataFrame:
 
 
 class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Says what a batch reads, in Spark's process for that, and reads it, in tasks."""
+    """Plans a batch's files, in Spark's process for that, and reads them, in tasks."""
 
     def __init__(self, reading: TableReading) -> None:
         self._reading: Final = reading
@@ -201,7 +201,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_kept(self, version: int, columns: str) -> None:
         """Check that a version keeps the columns that are read, also one that is passed over; it may add them.
 
-        Where files have no ids of columns, the rows that come after it would have nulls in the place of what is lost.
+        Where files have no ids of columns, later rows would have nulls in place of the lost values.
         """
         known, names = self._names, {each["name"] for each in json.loads(columns)["fields"]}
         before = known[max(earlier)] if (earlier := [number for number in known if number < version]) else ()
@@ -216,7 +216,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_names(self, version: TableVersion) -> None:
         """Check that each column is the one that had its name when the version was written.
 
-        Where files have ids of columns, a name may go to another column, or to none, without a version that says so.
+        Where files have ids of columns, a name may pass to another column, or to none, without a version recording it.
         """
         field_ids = self._log.field_ids()
         for column in self._reading.columns.names if field_ids else ():
@@ -255,7 +255,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def tasks(files: Iterator[TableFile]) -> Iterator[list[table_rows.FilePart]]:
-    """Yield what each task reads: some small files together, or a part of a large one."""
+    """Yield each task's input: some small files together, or a part of a large one."""
     waiting: list[table_rows.FilePart] = []
     size = 0
     for file in files:

@@ -21,10 +21,10 @@ class ConnectedStream:
         self._copies = copies
 
     def process(self, function: BroadcastProcessFunction[Any, Any, Any]) -> DataFrame:
-        """Return what a function gives out for the rows of the data.
+        """Return a function's output for the rows of the data.
 
         :param function: an instance; a copy of it runs for each copy of the rules
-        :raises RefusedError: when its declarations can't be, or there is no copy
+        :raises RefusedError: when its declarations are invalid, or there is no copy
         """
         data, control = self._data.columns, self._control.columns
         keyed = as_keyed(function, data, control)
@@ -43,11 +43,11 @@ class ConnectedStream:
 
 
 def connect(data: DataFrame, control: DataFrame, *, copies: int = COPIES) -> ConnectedStream:
-    """Connect a stream with a control stream, whose records reach every task.
+    """Connect a stream with a control stream; its records reach every task.
 
     :param data: the stream
     :param control: the control stream, another source of the same pipeline
-    :param copies: of the rules, at least as many as cores are to work on the data; it must never change
+    :param copies: of the rules, at least one per core that works on the data; it must never change
     """
     return ConnectedStream(data, control, copies)
 

@@ -48,7 +48,7 @@ _WATERMARK: Final = "spark.watermarkDelayMs"
 
 
 def key_by(frame: DataFrame, *columns: str) -> KeyedStream:
-    """Key a stream: what follows sees the rows of one key together.
+    """Key a stream: the next step gets the rows of one key together.
 
     :param frame: the stream, or a batch in a test
     :param columns: of the key
@@ -95,10 +95,10 @@ class KeyedStream:
         self._columns = tuple(columns)
 
     def process(self, function: KeyedProcessFunction[Any, Any]) -> DataFrame:
-        """Return what a function gives out for the stream's rows and its timers.
+        """Return a function's output for the stream's rows and its timers.
 
         :param function: an instance; a copy of it runs for each state partition of each batch
-        :raises RefusedError: when the function's declarations can't be
+        :raises RefusedError: when the function's declarations are invalid
         """
         for column in (function.event_time, *function.order_by):
             if column is not None and column not in self._frame.columns:
@@ -115,7 +115,7 @@ class KeyedStream:
         return _transformed(self._frame, self._columns, function)
 
     def aggregate(self, *what: str | Aggregation) -> DataFrame:
-        """Return the key and what its rows come to, once for each batch that has rows of it.
+        """Return each key with the aggregate of its rows, once for each batch that has rows of the key.
 
         Needs ``output_mode="update"``, as any aggregation without a window.
 
@@ -159,7 +159,7 @@ def _struct(text: str) -> StructType:
 
 
 class _Processor(StatefulProcessor):
-    """What Spark calls: a function behind its interface."""
+    """Spark's interface to a function."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Keys that a task holds; when there are more, what it has is passed on and it begins again.
+#: Keys that a task holds; when there are more, they are passed on and it begins again.
 _KEYS_HELD: Final = 100_000
 _PREFIX: Final = "_exactlyonce_"
 
@@ -38,7 +38,7 @@ def combined(frame: DataFrame, key: Sequence[str], aggregation: Aggregation) -> 
 
 
 def accumulator_of(aggregation: Aggregation, key: Sequence[str]) -> Callable[[Any], Any]:
-    """Return what returns the accumulator of such a row."""
+    """Return a getter of the accumulator in such a row."""
     state_type, place = StateType(aggregation.accumulator), len(key)
     return lambda row: state_type.unpack(row[place:])
 
@@ -50,7 +50,7 @@ def _fields(state_type: StateType) -> list[StructField]:
 
 
 class _Combining:
-    """What a task runs over its Arrow batches."""
+    """A task's function over its Arrow batches."""
 
     def __init__(
         self, columns: Sequence[str], key: Sequence[str], aggregation: Aggregation, types: Sequence[pa.Field]

@@ -1,4 +1,4 @@
-"""Decodes Avro records, many at a time, from the schema that they were written with to that of a reader."""
+"""Decodes Avro records, many at a time, from the writer's schema to a reader's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Read = Callable[[Cursor, Rows], pa.Array | None]
 _UNITS: Final = {"millis": "ms", "micros": "us", "nanos": "ns"}
 _INT: Final = (-(2**31), 2**31 - 1)
 _MOST_DIGITS: Final = 38  # of a decimal
-_DEEPEST: Final = 100  # of records in each other that nobody wants: each takes some of Python's stack
+_DEEPEST: Final = 100  # of nested records that are skipped: each takes some of Python's stack
 #: What a value of one type may be read as, besides itself.
 _PROMOTIONS: Final = {
     "int": frozenset({"int", "long", "float", "double", "tinyint", "smallint"}),
@@ -43,21 +43,21 @@ _PROMOTIONS: Final = {
 
 
 class AvroDecoder:
-    """Decodes what was written with one schema.
+    """Decodes values that were written with one schema.
 
     :param writer: of the records, a record
     :param reader: of the result, a record
-    :raises SchemaMismatchError: when no record of the one can be read as the other
+    :raises SchemaMismatchError: when no record of the writer's can be read as the reader's
     """
 
     def __init__(self, writer: AvroType, reader: AvroType) -> None:
         self._read: Final = _Reader().of(writer, reader, "")
 
     def decode(self, values: pa.Array, skipped: int) -> tuple[pa.StructArray, dict[int, str]]:
-        """Return the records' fields, and {position: why that one does not fit}.
+        """Return the records' fields, and {position: why the record does not fit}.
 
         :param values: binary, none of them null
-        :param skipped: bytes that each begins with and that are not Avro
+        :param skipped: bytes at the start of each that are not Avro
         """
         cursor = Cursor(values, skipped)
         records = self._read(cursor, ALL)
@@ -66,13 +66,13 @@ class AvroDecoder:
 
 
 class _Reader:
-    """Makes what reads a type; a type that has itself in it, and that nobody wants, is read by itself."""
+    """Makes the readers of types; a recursive type that is not in the result has a reader of its own."""
 
     def __init__(self) -> None:
         self._skipping: dict[int, list[Read]] = {}
 
     def of(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
-        """Return what reads a value as another type, None for nothing; ``what`` it is, for people."""
+        """Return the reader of a value as another type, None to skip it; ``what`` names it in messages."""
         if writer.kind == "union":
             return self._union(writer, reader, what)
         value = reader.value if reader is not None else None
@@ -119,7 +119,7 @@ class _Reader:
         return read
 
     def _branch(self, branch: AvroType, reader: AvroType | None, what: str) -> Read | str | None:
-        """Return what reads a branch of a union, why it can't be read, or None for the one of null."""
+        """Return the reader of a union's branch, the reason why it can't be read, or None for the null branch."""
         if branch.kind == "null":
             return None
         try:
@@ -343,7 +343,7 @@ def _wanted(reader: AvroType, names: Set[str]) -> dict[str, AvroField]:
 
 
 def _default(field: AvroField, what: str) -> pa.Scalar:
-    """Return what a reader has where a writer has nothing."""
+    """Return the reader's value where the writer has no such field."""
     if not field.has_default and not field.type.is_nullable:
         raise SchemaMismatchError(f"the required field {what + '.' if what else ''}{field.name} is missing")
     return avro_defaults.default_of(field)

@@ -1,4 +1,4 @@
-"""The defaults of an Avro schema: what a reader has where a writer has nothing."""
+"""The defaults of an Avro schema: a reader's values of fields that the writer lacks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from airflow_provider_exactlyonce.streaming.registry.avro_types import AvroField
 
 
 def check(reader: AvroType) -> None:
-    """Check the defaults of a reader's schema, all of which it may need.
+    """Check all defaults of a reader's schema, since it may need each.
 
-    :param reader: a type that does not have itself in it
-    :raises RefusedError: naming the first that is no value of its field
+    :param reader: a type that is not recursive
+    :raises RefusedError: naming the first default that is no value of its field
     """
     for field in reader.fields:
         if field.has_default:
@@ -40,9 +40,9 @@ def default_of(field: AvroField) -> pa.Scalar:
 
 
 def _value(kind: AvroType, given: Any) -> Any:
-    """Return what JSON has for a value, as Arrow takes it.
+    """Return a value given in JSON in the form that Arrow takes.
 
-    :raises ValueError: when it is none of the type
+    :raises ValueError: when it is no value of the type
     """
     value = kind.value
     if given is None or value is None:

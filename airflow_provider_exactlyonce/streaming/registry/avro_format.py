@@ -20,9 +20,9 @@ class AvroFormat(RegistryFormat):
     ``schema`` when the pipeline starts, and writes its id. The registry is the one of ``EXACTLYONCE_SCHEMA_REGISTRY``,
     which operators fill from ``schema_registry_conn_id``.
 
-    :param schema: the Avro schema of a record, JSON. Of a source: what it reads records as; None for the columns that
-        its own ``schema`` declares. Of a sink: what it writes, with which the result's columns are matched by name;
-        None for the schema that the columns make, ``"latest"`` for the latest of the subject
+    :param schema: the Avro schema of a record, JSON. Of a source: the reader's schema; None for the columns that its
+        own ``schema`` declares. Of a sink: the schema to write, with the result's columns matched by name; None for
+        the schema that the columns make, ``"latest"`` for the latest of the subject
     :param schema_id: of a sink: the id that the registry has given to ``schema``; then no registry is asked
     :param subject: of a sink: which subject the schema belongs to. ``"topic"``: ``<topic>-value``; ``"record"``: the
         record's full name; ``"topic_record"``: both, ``<topic>-<full name>``
@@ -50,11 +50,11 @@ class AvroFormat(RegistryFormat):
         return self.schema or avro_types.schema_of_columns(columns, "columns", reading=True)
 
     def reader(self, columns: str, address: RegistryAddress) -> Reader:
-        """Return what reads a source's values as the schema, or as its columns."""
+        """Return the reader of a source's values as the schema, or as its columns."""
         return AvroReader(self.reading_schema(columns), address)
 
     def writer(self, schema: str, imports: Mapping[str, str]) -> Writer:
-        """Return what writes a sink's values."""
+        """Return the writer of a sink's values."""
         return AvroWriter(schema)
 
     def schema_of(self, columns: str, name: str, latest: Callable[[], Writer | None]) -> str:

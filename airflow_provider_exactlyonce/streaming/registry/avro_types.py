@@ -1,4 +1,4 @@
-"""Avro schemas: read from JSON, made from Spark's types, and what they are as Spark's and Arrow's types."""
+"""Avro schemas: read from JSON, made from Spark's types, and converted to Spark's and Arrow's types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOGICAL: Final[Mapping[str, frozenset[str]]] = {
         ),
         frozenset({"long"}),
     ),
-    # No others' names: how columns of these types are told from INT.
+    # Names of our own: they distinguish columns of these types from INT.
     **dict.fromkeys(("tinyint", "smallint"), frozenset({"int"})),
 }
 #: Those that a value does not have by itself: what has none is not read as one, nor the other way round.
@@ -39,11 +39,11 @@ class AvroType:
     """A type of an Avro schema.
 
     :param kind: the name of a primitive type, ``fixed``, ``enum``, ``array``, ``map``, ``record`` or ``union``
-    :param logical: what the value means, None when it is nothing else
+    :param logical: the logical type, None for none
     :param name: with its name space, of a named type
     :param digits: of a decimal, in all and behind the point
     :param size: of a ``fixed``
-    :param symbols: of an ``enum``; ``default`` is what a reader makes of another one
+    :param symbols: of an ``enum``; ``default`` is a reader's value for any other symbol
     :param items: of an ``array`` or a ``map``
     :param branches: of a ``union``
     """
@@ -68,7 +68,7 @@ class AvroType:
 
     @property
     def value(self) -> AvroType | None:
-        """What it is when it is not null; None when it may be several types, or null only."""
+        """Its type when it is not null; None when it may be several types, or null only."""
         if self.kind != "union":
             return None if self.kind == "null" else self
         others = [branch for branch in self.branches if branch.kind != "null"]
@@ -246,11 +246,11 @@ def columns_ddl(record: AvroType) -> str:
 
 
 def schema_of_columns(columns: str, name: str, *, reading: bool = False) -> str:
-    """Return the Avro schema, JSON, of the record whose fields are a table's columns.
+    """Return the Avro schema, JSON, of a record with a table's columns as fields.
 
     :param columns: in Spark's DDL; a column that is not ``NOT NULL`` may be null or absent
-    :param reading: tell ``TINYINT`` and ``SMALLINT`` from ``INT``, with logical types that only this package knows
-    :raises RefusedError: when Avro has no type for one
+    :param reading: distinguish ``TINYINT`` and ``SMALLINT`` from ``INT``, with logical types of this package's own
+    :raises RefusedError: when Avro has no type for a column
     """
     return json.dumps(_record(ddl.parse(columns).fields, name, reading))
 

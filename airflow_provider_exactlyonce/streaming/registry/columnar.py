@@ -44,7 +44,7 @@ class SchemaMismatchError(Exception):
 
 
 class Gathered:
-    """An array that is made of parts, each of which has the values of some places.
+    """An array that is made of parts; each part has the values of some places.
 
     :param count: of its places
     """
@@ -55,7 +55,7 @@ class Gathered:
         self._ready = 0
 
     def add(self, places: NDArray[np.bool_] | NDArray[np.int64], part: pa.Array | None) -> None:
-        """Take the values of some places, or of those that are true in a mask; None for values that nobody wants."""
+        """Add the values of some places, or of the places that are true in a mask; None for unneeded values."""
         if part is not None:
             self._slots[places] = np.arange(self._ready, self._ready + len(part))
             self._parts.append(part)
@@ -80,7 +80,7 @@ def binary(values: pa.Array) -> pa.Array:
 
 
 def cast(cursor: Cursor, rows: Rows, values: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
-    """Convert values; a record whose value would be another one in the new type does not fit."""
+    """Convert values; a record with a value that the new type would change does not fit."""
     if values.type == kind:
         return values
     plain = _plain(values) if pa.types.is_decimal(kind) and pa.types.is_string(values.type) else values
@@ -155,7 +155,7 @@ def _shown(value: pa.Scalar) -> str:
 
 
 def as_text(cursor: Cursor, rows: Rows, raw: pa.Array, what: str) -> pa.Array:
-    """Return bytes as texts; a record whose bytes are none does not fit."""
+    """Return bytes as texts; a record with bytes that are no text does not fit."""
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
@@ -199,7 +199,7 @@ def _has_key_twice(keys: pa.Array, owner: NDArray[np.int64], count: int) -> NDAr
 
 
 def named(what: str) -> str:
-    """Return what a field is called in a reason."""
+    """Return a field's name for a reason."""
     return f"field {what}" if what else "the value"
 
 

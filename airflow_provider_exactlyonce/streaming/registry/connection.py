@@ -1,6 +1,6 @@
-"""The schema registry of a driver: where its address and credentials come from, and what its answers mean.
+"""The schema registry of a driver: the source of its address and credentials, and the meaning of its answers.
 
-Nothing of the configuration but the address is ever shown: a password may be among it.
+Only the address of the configuration is ever shown: the rest may have a password.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def from_environment() -> RegistryAddress:
 
 @functools.lru_cache
 def connect(address: RegistryAddress) -> Registry:
-    """Return the registry at an address, one and the same for a process, whose caches are used by all batches.
+    """Return the registry at an address; a process has one, so that all batches share its caches.
 
     :raises RefusedError: when its client isn't installed, or doesn't take the configuration
     """
@@ -95,9 +95,9 @@ def connect(address: RegistryAddress) -> Registry:
 
 
 class Registry:
-    """A schema registry. What it has answered about an id stays true, and is asked once.
+    """A schema registry. Its answer about an id stays true, and is requested once.
 
-    :param client: confluent-kafka's, which retries what is not answered
+    :param client: confluent-kafka's, which retries unanswered requests
     :param name: where it is, for messages
     """
 
@@ -113,7 +113,7 @@ class Registry:
         return self._asked(f"schema {number}", lambda: self._client.get_schema(number), none_if_unknown=True)
 
     def referred(self, schema: Schema) -> dict[str, str]:
-        """Return the texts of the schemas that one refers to, by name, those first that others refer to.
+        """Return the texts of the schemas that a schema refers to, by name, each after those that it refers to.
 
         :raises BatchFailedError: when it does not answer
         """

@@ -28,9 +28,9 @@ class Cursor:
     """Where each of many records is read.
 
     :param values: binary, none of them null
-    :param skipped: bytes that each begins with and that are no part of what is read; of each, or of all
+    :param skipped: bytes at the start of each that are not read; of each, or of all
     :ivar reasons: {position of a record: why it can't be read}
-    :ivar depth: of what is read now, as far as its reader counts
+    :ivar depth: of the part that is read now, as far as its reader counts
     """
 
     def __init__(self, values: pa.Array, skipped: Places | int) -> None:
@@ -60,7 +60,7 @@ class Cursor:
         return rows[which]
 
     def fail(self, rows: Rows, which: NDArray[np.bool_] | None, reason: str) -> None:
-        """Give up those of some records that are true in a mask, for a reason, unless they had one before.
+        """Fail the records that are true in a mask, with a reason, unless they failed before.
 
         :param which: the mask, None for all of them
         """

@@ -1,4 +1,4 @@
-"""Records whose values are in a schema registry's wire format: decoded in workers, bad ones found with their reason."""
+"""Records with values in a schema registry's wire format: decoded in workers, bad ones found with their reason."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-#: The name by which a plan knows what decodes a source.
+#: The name of a source's decoder in a plan.
 DECODING: Final = "exactlyonce_decoding"
 _PLACE: Final = ("topic", "partition", "offset")
 
 
 class EncodedValues:
-    """What a record's value gives by its schema, and why one does not fit.
+    """Decodes records' values by their schemas, with the reasons of those that do not fit.
 
     :param reader: of the values
     :param schema: of the stream

@@ -73,7 +73,7 @@ _Read = tuple[Places, Any]
 
 
 class ProtobufDecoder:
-    """Decodes what was written with one schema.
+    """Decodes values that were written with one schema.
 
     :param file: the schema
     :param columns: of the result
@@ -87,10 +87,10 @@ class ProtobufDecoder:
         self._known: Final[dict[tuple[int, ...], _MessageReader | str]] = {}
 
     def decode(self, values: pa.Array, skipped: int) -> tuple[pa.StructArray, dict[int, str]]:
-        """Return the records' columns, and {position: why that one does not fit}.
+        """Return the records' columns, and {position: why the record does not fit}.
 
-        :param values: binary, none of them null; after what is skipped, each has the indexes of its message
-        :param skipped: bytes that each begins with
+        :param values: binary, none of them null; after the skipped bytes, each has the indexes of its message
+        :param skipped: bytes at the start of each
         """
         head = Cursor(values, skipped)
         paths, index = _message_indexes(head)
@@ -147,7 +147,7 @@ class _MessageReader:
     """Reads messages of one type.
 
     :param message: the type
-    :param columns: what is wanted of it
+    :param columns: the columns to read
     :param path: the names that lead to it, each with a point
     """
 
@@ -334,7 +334,7 @@ class _FieldReader:
         return owners, pa.concat_arrays(parts) if isinstance(parts[0], pa.Array) else np.concatenate(parts)
 
     def _defaults(self, count: int) -> Any:
-        """Return what is written for a default, so many times."""
+        """Return the encoding of the default, so many times."""
         if self._type in _VARINTS:
             is_symbol = self._type == "enum" and not self._field.is_repeated
             return np.full(count, self._field.default_value if is_symbol else 0, np.int64)

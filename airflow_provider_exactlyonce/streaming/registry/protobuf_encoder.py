@@ -45,7 +45,7 @@ class MessageWriter:
     """Writes rows as messages of one type.
 
     :param message: the type
-    :param rows: what they are; a column is the field of its name
+    :param rows: their type; a column is the field of its name
     :param path: the names that lead to it, each with a point
     :raises RefusedError: when the columns can't be its fields
     """
@@ -169,7 +169,7 @@ class _ValueWriter:
         return kind if self._type == "message" and pa.types.is_struct(kind) else None
 
     def raw(self, values: pa.Array) -> Any:
-        """Return what is written for each: numbers, or bytes without their length."""
+        """Return the encoding of each: numbers, or bytes without their length."""
         if self._message is not None:
             return self._message.write(self._messages(values))
         if self._type == "enum":

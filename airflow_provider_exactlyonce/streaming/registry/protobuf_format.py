@@ -20,10 +20,10 @@ class ProtobufFormat(RegistryFormat):
     ``schema`` when the pipeline starts, and writes its id. The registry is the one of ``EXACTLYONCE_SCHEMA_REGISTRY``,
     which operators fill from ``schema_registry_conn_id``.
 
-    :param schema: the text of a ``.proto`` file, which imports nothing but ``google/protobuf``. Of a source: what it
-        reads records as, whose fields are found by their numbers; None for the columns that its own ``schema``
-        declares, which are found by their names. Of a sink: what it writes, with which the result's columns are
-        matched by name; None for the schema that the columns make, ``"latest"`` for the latest of the subject
+    :param schema: the text of a ``.proto`` file, which imports nothing but ``google/protobuf``. Of a source: the
+        reader's schema, with fields found by their numbers; None for the columns that its own ``schema`` declares,
+        which are found by their names. Of a sink: the schema to write, with the result's columns matched by name;
+        None for the schema that the columns make, ``"latest"`` for the latest of the subject
     :param schema_id: of a sink: the id that the registry has given to ``schema``; then no registry is asked
     :param message: the name of the message in ``schema``, None for its first one
     :param subject: of a sink: which subject the schema belongs to. ``"topic"``: ``<topic>-value``; ``"record"``: the
@@ -45,7 +45,7 @@ class ProtobufFormat(RegistryFormat):
         return protobuf_types.columns_ddl(protobuf_schemas.message_named(file, self.message))
 
     def reader(self, columns: str, address: RegistryAddress) -> Reader:
-        """Return what reads a source's values as the schema's message, or as its columns."""
+        """Return the reader of a source's values as the schema's message, or as its columns."""
         protobuf_schemas.check_compiler()
         if self.schema is None:
             return ProtobufReader(protobuf_types.of_columns(columns), address)
@@ -53,13 +53,13 @@ class ProtobufFormat(RegistryFormat):
         return ProtobufReader(protobuf_types.of_message(message), address)
 
     def writer(self, schema: str, imports: Mapping[str, str]) -> Writer:
-        """Return what writes a sink's values."""
+        """Return the writer of a sink's values."""
         protobuf_schemas.check_compiler()
         return ProtobufWriter(schema, tuple(imports.items()), self.message)
 
     def schema_of(self, columns: str, name: str, latest: Callable[[], Writer | None]) -> str:
         """Return the schema of a message that has a table's columns; each keeps the number that it had before."""
-        protobuf_types.of_columns(columns)  # what has no type is refused before a registry is asked
+        protobuf_types.of_columns(columns)  # a column without a type is refused before a registry is asked
         before = latest()
         known = before.descriptor if isinstance(before, ProtobufWriter) and before.name == name else None
         return protobuf_schemas.schema_of_columns(columns, name, known)

@@ -157,8 +157,8 @@ def message_named(file: FileDescriptor, name: str | None) -> Descriptor:
 def message_at(file: FileDescriptor, indexes: Sequence[int]) -> Descriptor | str:
     """Return the message that indexes of the wire format lead to, or why there is none.
 
-    The first one counts the messages of the file, the next one those in that message, and so on. In a message, Java's
-    serializer counts those that its text declares, and others also those that protoc makes of map fields.
+    The first index is of the file's messages, the next of the messages within that message, and so on. In a message,
+    Java's serializer counts the messages that its text declares, others also those that protoc makes of map fields.
     """
     message: Descriptor | None = None
     for index in indexes:
@@ -210,14 +210,14 @@ def _with_nested(message: Descriptor) -> Iterator[Descriptor]:
 
 
 def schema_of_columns(columns: str, name: str, before: Descriptor | None) -> str:
-    """Return the text of a schema whose message has a table's columns as its fields.
+    """Return the text of a schema for a message with a table's columns as fields.
 
     A column keeps the number that its field had before; a number is never used for another one.
 
     :param columns: in Spark's DDL; a column that is not ``NOT NULL`` is ``optional``
     :param name: of the message
     :param before: the message as the subject has it, None when it has none
-    :raises RefusedError: when Protobuf has no type for one
+    :raises RefusedError: when Protobuf has no type for a column
     """
     body = _message(ddl.parse(columns).fields, name, "", before)
     imported = 'import "google/protobuf/timestamp.proto";\n\n' if f" {TIMESTAMP} " in body else ""
@@ -259,7 +259,7 @@ def _next(number: int) -> int:
 
 
 def _field(column: ddl.Field, path: str, number: int, before: FieldDescriptor | None) -> str:
-    """Return what declares a column's field, and the message that it is of before it."""
+    """Return the declaration of a column's field, preceded by its message, if the field has one."""
     if not _NAME.fullmatch(column.name):
         raise RefusedError(
             f"ProtobufFormat: column {path!r} can't be a field: a name is letters, digits and _, a letter first"

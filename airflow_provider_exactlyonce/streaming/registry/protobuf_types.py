@@ -1,4 +1,4 @@
-"""What a reader wants of a Protobuf message: columns, made of Spark's types or of a message's fields."""
+"""The columns that a reader needs of a Protobuf message, made of Spark's types or of a message's fields."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Column:
     :param kind: its type
     :param required: it is not null
     :param number: of its field; None when a writer's field is found by the name
-    :param default: what it has where a writer's schema lacks the field, None for nothing
+    :param default: its value where a writer's schema lacks the field, None for none
     :param parts: a STRUCT's fields; the items of an ARRAY; keys and values of a MAP
     """
 
@@ -69,7 +69,7 @@ class Column:
 
 
 def type_name(field: FieldDescriptor) -> str:
-    """Return what a field's type is called in a schema: ``message`` and ``enum`` for those."""
+    """Return the name of a field's type in a schema, such as ``int32``; ``message`` and ``enum`` for those two."""
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
     return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()

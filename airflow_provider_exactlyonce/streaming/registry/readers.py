@@ -1,4 +1,4 @@
-"""What reads a source's values in its tasks, by the schemas that a registry has."""
+"""Readers of a source's values in its tasks, by the schemas of a registry."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class AvroReader:
     schema: str
     address: RegistryAddress
 
-    @functools.lru_cache  # noqa: B019  # a process has few, and what it has looked up serves all of its tasks
+    @functools.lru_cache  # noqa: B019  # a process has few, and its look-ups serve all of its tasks
     def open(self) -> WireDecoder:
-        """Return what decodes the values, the same one in all tasks of a process."""
+        """Return the decoder of the values, the same one in all tasks of a process."""
         reader = avro_types.parse(self.schema)
 
         def decoder(number: int, schema: str, referred: Mapping[str, str]) -> Decoder:
@@ -54,7 +54,7 @@ class ProtobufReader:
 
     @functools.lru_cache  # noqa: B019  # as above
     def open(self) -> WireDecoder:
-        """Return what decodes the values, the same one in all tasks of a process."""
+        """Return the decoder of the values, the same one in all tasks of a process."""
 
         def decoder(number: int, schema: str, referred: Mapping[str, str]) -> Decoder:
             return ProtobufDecoder(protobuf_schemas.compiled(schema, tuple(referred.items())), self.columns, number)

@@ -1,4 +1,4 @@
-"""What the formats of a schema registry have in common, as a user declares them of a source or a sink."""
+"""The base of the schema registry's formats, which a user declares of a source or a sink."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Reader(Protocol):
     """Reads values of any schemas that the registry knows; pickled to the tasks."""
 
     def open(self) -> WireDecoder:
-        """Return what decodes the values, the same one in all tasks of a process."""
+        """Return the decoder of the values, the same one in all tasks of a process."""
 
 
 class Writer(Protocol):
@@ -85,12 +85,12 @@ class RegistryFormat(ABC):
     def columns(self) -> str | None:
         """Return the columns of a source that reads records as the schema, in DDL; None when it names no schema.
 
-        :raises RefusedError: when no columns can have what the schema says
+        :raises RefusedError: when no columns fit the schema
         """
 
     @abstractmethod
     def reader(self, columns: str, address: RegistryAddress) -> Reader:
-        """Return what reads a source's values.
+        """Return the reader of a source's values.
 
         :param columns: of the stream, in DDL
         :raises RefusedError: when the format has no type for a column
@@ -98,7 +98,7 @@ class RegistryFormat(ABC):
 
     @abstractmethod
     def writer(self, schema: str, imports: Mapping[str, str]) -> Writer:
-        """Return what writes a sink's values.
+        """Return the writer of a sink's values.
 
         :param imports: the schemas that it refers to, by name
         :raises RefusedError: when it is no schema

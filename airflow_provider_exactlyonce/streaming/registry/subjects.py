@@ -1,4 +1,4 @@
-"""What a sink writes with: a schema under a subject of the registry, settled when the pipeline starts."""
+"""A sink's schema under a subject of the registry, settled when the pipeline starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def encoded(given: RegistryFormat, topic: str | None, values: DataFrame, value: 
     :param topic: that the sink writes, None when each row names its own
     :param values: whose columns make a value
     :param value: the struct of them
-    :raises RefusedError: when the columns are not those of the schema, or with the registry's words for what it refuses
+    :raises RefusedError: when the columns are not the schema's, or with the registry's text when it refuses the schema
     :raises BatchFailedError: when the registry does not answer
     """
     writer, number = _settled(given, topic, values)

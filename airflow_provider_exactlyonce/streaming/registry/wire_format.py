@@ -25,12 +25,12 @@ _ABSENT_SECONDS: Final = 60.0
 
 
 def head(schema_id: int) -> bytes:
-    """Return what stands before a value that a schema was used for."""
+    """Return the bytes before a value that was written with a schema."""
     return bytes([MAGIC_BYTE]) + schema_id.to_bytes(4, "big")
 
 
 def message_indexes(indexes: Sequence[int]) -> bytes:
-    """Return what stands before a Protobuf message: which one of its schema it is; the first one is a zero byte."""
+    """Return the bytes before a Protobuf message: its indexes in the schema; a zero byte for the first message."""
     numbers = [] if list(indexes) == [0] else indexes
     return b"".join(varint(number << 1) for number in (len(numbers), *numbers))
 
@@ -42,13 +42,13 @@ def varint(number: int) -> bytes:
 
 
 class Decoder(Protocol):
-    """Decodes what was written with one schema."""
+    """Decodes values that were written with one schema."""
 
     def decode(self, values: pa.Array, skipped: int) -> tuple[pa.StructArray, dict[int, str]]:
-        """Return the values' fields, and {position: why that one does not fit}.
+        """Return the values' fields, and {position: why the value does not fit}.
 
         :param values: binary, none of them null
-        :param skipped: bytes that each begins with and that are not part of the encoding
+        :param skipped: bytes at the start of each that are not part of the encoding
         """
 
 

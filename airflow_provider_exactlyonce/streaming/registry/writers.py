@@ -1,4 +1,4 @@
-"""What writes a sink's values: Spark's own functions for Avro, Python workers for Protobuf."""
+"""Writers of a sink's values: Spark's own functions for Avro, Python workers for Protobuf."""
 
 from __future__ import annotations
 
@@ -110,5 +110,5 @@ class ProtobufWriter:
 
     @functools.lru_cache  # noqa: B019  # a process has few
     def open(self, rows: pa.StructType) -> MessageWriter:
-        """Return what writes rows of a type, the same one in all tasks of a process."""
+        """Return the writer of rows of a type, the same one in all tasks of a process."""
         return MessageWriter(self.descriptor, rows)

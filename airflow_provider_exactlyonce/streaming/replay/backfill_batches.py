@@ -1,4 +1,4 @@
-"""What becomes of each batch of a backfill: it is written, compared with what was delivered, or run for its state."""
+"""Processes each batch of a backfill: writes it, compares it with the delivered rows, or runs it for its state."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ log = logging.getLogger("exactlyonce")
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillOptions:
-    """How a backfill's batches are run, and who is told of them.
+    """How a backfill's batches are run, and the callbacks.
 
     :param writes: whether the range's rows are written
     :param accept_nondeterminism: rows that differ before the range don't stop it
     :param max_batch_attempts: attempts of one batch that is written
     :param stop_reason: why a stop was asked for, None when it was not
-    :param committed: told of each commit
+    :param committed: called with each commit
     :param progressed: called when a batch has been run
     """
 
@@ -76,7 +76,7 @@ class BackfillBatches:
         """
         if (reason := self._options.stop_reason()) is not None:
             raise StopRequestedError(reason)
-        planned = self._plan(number)  # also where nothing is committed: state is made of what was read then
+        planned = self._plan(number)  # also where nothing is committed: state is made of the records read then
         step = self._steps.begin(number, planned.offsets)
         written = self._steps.recorded()
         if step.emits and self._options.writes and written is None:
@@ -100,9 +100,9 @@ class BackfillBatches:
             self._run.rebase(number - 1, newest)
 
     def _compare(self, number: int, step: BackfillStep, rows: int, digest: int) -> None:
-        """Note whether a batch of the range gives what was delivered."""
+        """Note whether a batch of the range gives the delivered rows."""
         done = self._steps.done
-        if step.commit is None:  # it lets go what no commit has: there is nothing to compare it with
+        if step.commit is None:  # it emits rows that no commit has: there is nothing to compare them with
             self._steps.finish(number)
             return
         record = self._steps.record(step)
@@ -113,7 +113,7 @@ class BackfillBatches:
         self._steps.finish(number, differences=differences)
 
     def _check_written(self, number: int, record: CommitRecord, rows: int, digest: int) -> None:
-        """Check that a batch that is written gives the same again, so that the state fits what follows."""
+        """Check that a written batch gives the same rows again, so that the state fits the next batches."""
         if (rows, digest) != (record.rows, record.digest):
             text = (
                 f"backfill {record.backfill} has written {record.rows} rows with digest {record.digest:016x} (record "
@@ -127,7 +127,7 @@ class BackfillBatches:
         self._steps.finish(number)
 
     def _check(self, number: int, step: BackfillStep, rows: int, digest: int) -> None:
-        """Check that a batch before the range gives what it gave, so that the state is what it was."""
+        """Check that a batch before the range gives its committed rows, so that the state is as it was."""
         done = self._steps.done
         diverged = dict(done.diverged)
         if step.exact:
@@ -143,7 +143,7 @@ class BackfillBatches:
         self._steps.finish(number, diverged=diverged)
 
     def _plan(self, number: int) -> Batch:
-        """Read what Spark has planned for a batch, of the topics that the batches before have read."""
+        """Read Spark's plan for a batch; checks that no topic was recreated since the batches before."""
         batch = planned_batch(self._checkpoint, self._run.sources, self._run.lineage.id, number)
         for topic, topic_id in batch.source_topic_ids.items():
             if (known := self._source_ids.setdefault(topic, topic_id)) != topic_id:

@@ -1,10 +1,10 @@
-"""A backfill's batches while they run: each is told to Spark, and what has been done is kept beside the checkpoint.
+"""A backfill's batches while they run: each is steered in Spark, and the progress is kept beside the checkpoint.
 
 Spark runs one uncommitted batch again by itself, so the first batch of every start is written into the checkpoint as
 its ``offsets/N``; each further one is steered from the callback of the one before, as in a replay. Spark is never left
 to decide where a batch ends.
 
-The ledger says what is written: its records of the backfill are those of the range's first batches, in their order,
+The ledger has the written batches: its records of the backfill are those of the range's first batches, in their order,
 whichever lineage, home or words of a request wrote them. Such a batch is run for its state only, as a replay does.
 """
 
@@ -129,7 +129,7 @@ class BackfillSteps:
     def recorded(self) -> CommitRecord | None:
         """Return the record of the upcoming step if it is written already, None when it is not.
 
-        :raises RefusedError: when what was written then ends elsewhere
+        :raises RefusedError: when the written batch ends elsewhere
         """
         record = self._next_record() if self.upcoming.emits else None
         if record is not None and record.ends != self.upcoming.ends:
@@ -168,9 +168,9 @@ class BackfillSteps:
             )
 
     def begin(self, number: int, planned: BatchOffsets) -> BackfillStep:
-        """Return what a batch is.
+        """Return the step that a batch is.
 
-        :raises DivergedError: when Spark has planned something else
+        :raises DivergedError: when Spark has planned another batch
         """
         if not self._once:
             self.steering.query()  # before anything runs, if it can't be
@@ -246,7 +246,7 @@ class BackfillSteps:
         return record is not None and record.ends != self.upcoming.ends
 
     def _leave_out_closing(self, last: int, before: BatchOffsets | None) -> None:
-        """Pass over steps without data that have nothing to let go; what was written then is run again."""
+        """Skip steps without data that change nothing, or that were skipped when the range was written."""
         done = self._checkpoint.commit(last)
         moved = before is not None and done is not None and done.next_watermark > before.watermark
         while self.pending and self.upcoming.closing:

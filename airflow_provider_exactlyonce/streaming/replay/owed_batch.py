@@ -1,8 +1,8 @@
 """The batch that a sink has and the pipeline's ledger lacks is planned as the sink has it, whatever was planned since.
 
-A driver may die between the commit of a sink and that of the ledger. The sink then has rows that no record tells of, so
-the next commit must be made of the same input. The checkpoint plans it so, unless a restore, a rescale or a smaller cut
-has made it anew, or a host's crash has torn the plan. What holds is the sink's own entry.
+A driver may die between the commits of a sink and of the ledger. The sink then has rows without a record, so the next
+commit must be made of the same input. The checkpoint plans it so, unless a restore, a rescale or a smaller cut has made
+it anew, or a host's crash has torn the plan. The sink's own entry decides.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> N
 def _source_topics(
     checkpoint: Checkpoint, known: BatchOffsets | None, declared: Sequence[SourceTopics]
 ) -> list[SourceTopics]:
-    """Return the topics of each source in Spark's order; a checkpoint lacks what the batch is the first to read."""
+    """Return the topics of each source in Spark's order; a checkpoint lacks topics that no batch has read before."""
     if known is not None:
         topics = [tuple(position or ()) for position in known.positions]
     else:

@@ -42,7 +42,7 @@ _NO_REASON_SECONDS: Final = 10.0
 
 
 class RunView(Protocol):
-    """What a replay needs to know of a run."""
+    """The part of a run that a replay needs."""
 
     @property
     def lineage(self) -> Lineage:
@@ -54,10 +54,10 @@ class RunView(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What follows when a committed batch, run again, gives other rows: in a replay, and after a crash.
+    """The decision when a committed batch, run again, gives other rows: in a replay, and after a crash.
 
-    :param version: the job's version that runs; what another one has committed can't be compared
-    :param accept: other rows stop nothing
+    :param version: the job's version that runs; another version's commits can't be compared
+    :param accept: go on in spite of other rows
     """
 
     version: str
@@ -100,7 +100,7 @@ class Replay:
 
     :param run: the driver's hold on the pipeline, with its claim
     :param commits: from the commit after the checkpoint's newest to the ledger's newest
-    :param stretch: what they add up to
+    :param stretch: their totals
     :param comparison: what follows from rows that differ
     :param goes_live: the query goes on after the last of them; else it ends there
     """
@@ -197,7 +197,7 @@ class Replay:
     def recorded(self, batch: Batch) -> Batch:
         """Return a planned batch with the commit that it repeats; as it is, once nothing remains.
 
-        :raises RefusedError: when Spark has planned something else than what was committed
+        :raises RefusedError: when Spark has planned another batch than the committed one
         """
         if self._next is None:
             return batch
@@ -220,7 +220,7 @@ class Replay:
         return replace(batch, recorded=record)
 
     def judge(self, record: CommitRecord, error: DivergedError) -> None:
-        """Decide what follows from other rows than were committed.
+        """Handle rows that differ from the committed ones.
 
         :raises DivergedError: unless it was accepted beforehand, or another version committed them
         """
@@ -274,10 +274,10 @@ class Replay:
         )
 
     def _find_next(self, batch: int, before: BatchOffsets | None, *, done: int | None = None) -> None:
-        """Find what follows a batch, and what is done with it.
+        """Find the commit to replay after a batch, and move the lineage and the report on.
 
         :param before: where the batch ended
-        :param done: the commit that the batch was, None when the lineage says
+        :param done: the batch's commit, None for the lineage's answer
         """
         done = self._run.lineage.commit_of(batch) if done is None else done
         self._next = None
@@ -289,10 +289,10 @@ class Replay:
         self.report = replace(self.report, done=done)
 
     def _skipped(self, record: CommitRecord, before: BatchOffsets | None) -> CommitRecord:
-        """Return the record, or the one after it that takes in what other versions' batches without data did.
+        """Return the record. If other versions made empty batches after it, return the record that covers them.
 
-        Such a batch moves on what its watermark lets go; the next batch with data does so too. At the end of the
-        stretch, or before a commit that is compared, none follows: there it is run.
+        An empty batch only applies its watermark; the next batch with data does so too. At the end of the stretch, or
+        before a commit that is compared, there is no such batch: there the empty batch is run.
         """
         following = record
         while before is not None and not self._comparison.is_exact(following):
@@ -320,11 +320,11 @@ class Replay:
 
 
 def check_replay(run: Run, tail: LedgerTail | None, unsure: Sequence[str], *, accept_nondeterminism: bool) -> None:
-    """Check, before a start fences anybody, that what has to be replayed can be.
+    """Check, before a start fences anybody, that the needed replay is possible.
 
     :param tail: the ledger's end, None when there is no ledger
-    :param unsure: what of the job may give other rows each time
-    :raises RefusedError: naming what is gone, or what would give other rows
+    :param unsure: parts of the job that may give other rows each time
+    :raises RefusedError: naming the missing records, or the parts that may give other rows
     """
     lineage = run.home.current()
     if lineage is None or tail is None:
@@ -349,7 +349,7 @@ def check_replay(run: Run, tail: LedgerTail | None, unsure: Sequence[str], *, ac
 def open_replay(
     spark: SparkSession, run: Run, checkpoint: ClaimedCheckpoint, comparison: Comparison, *, goes_live: bool
 ) -> Replay:
-    """Open the replay of what the ledger is ahead, after the claim; see :class:`Replay`.
+    """Open the replay of the commits that the checkpoint lacks, after the claim; see :class:`Replay`.
 
     :raises RefusedError: when a commit, or source records, are gone
     """

@@ -1,8 +1,8 @@
 """Gives the state of a pipeline another number of partitions: a fresh lineage in its home, which the next start runs.
 
-Spark repartitions a copy of the newest batch, by a batch of its own that no sink sees and no commit stands for. What it
-leaves is compared with what was there before, row by row; only then does it become the current lineage. The original is
-read only.
+Spark repartitions a copy of the newest batch, by a batch of its own that no sink sees and no commit stands for. The new
+state is compared with the old one, row by row; only then does the copy become the current lineage. The original is
+only read.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Rescaled:
-    """What a rescale has made.
+    """The result of a rescale.
 
     :param before: the state partitions that there were
     :param lineage: None when there were as many before
-    :param commit: whose state it has
+    :param commit: the commit of its state
     :param state: [{operator, name, store, rows}]
-    :param stretch: what the next start replays without writing, None for nothing
+    :param stretch: the commits that the next start replays without writing, None for none
     """
 
     before: int
@@ -62,10 +62,10 @@ class Rescaled:
 
 @dataclass(frozen=True, kw_only=True)
 class _RescaleSource:
-    """What is rescaled: the newest batch of a checkpoint, with its state.
+    """The state to rescale: of the newest batch of a checkpoint.
 
-    :param batch: the newest one that Spark has committed
-    :param commit: the commit that it is
+    :param batch: the newest batch that Spark has committed
+    :param commit: the batch's commit
     """
 
     lineage: Lineage
@@ -94,7 +94,7 @@ def rescale(
     :param config: client configuration in librdkafka's names
     :param partitions: how many state partitions there shall be
     :param spark: the session to use, None to make one here that ends with the call
-    :param tell: is told what is going on
+    :param tell: called with messages on the progress
     :raises RefusedError: when this state can't have them; nothing is changed
     :raises AlreadyRunningError: when a driver lives
     """
@@ -120,12 +120,12 @@ def rescale(
             try:
                 return _rescaled(home, hold, source, reader, session, partitions, tell)
             finally:
-                with contextlib.suppress(AlreadyRunningError):  # whoever has taken over removes them
+                with contextlib.suppress(AlreadyRunningError):  # the process that has taken over removes them
                     lineages.remove_unfinished(home.lineages, hold)
 
 
 def _rescale_source(home: Home, pipeline: str, config: Mapping[str, Any], reader: LedgerReader) -> _RescaleSource:
-    """Find what is rescaled, and check all that the next start will need of it."""
+    """Find the state to rescale, and check everything that the next start will need of it."""
     tail, lineage = reader.tail(), home.current()
     if tail is None or tail.claim is None or lineage is None:
         raise RefusedError(

@@ -40,7 +40,7 @@ class GrantedPartition(NamedTuple):
 
 
 def attempt_secret(key: bytes, attempt: str) -> str:
-    """Return what a batch attempt's tasks show; its tasks know the key, and are told the attempt's name.
+    """Return the secret with which a batch attempt's tasks register; they know the key and the attempt's name.
 
     :param key: the listener's
     :param attempt: names the batch attempt, no secret

@@ -1,4 +1,4 @@
-"""One connection to the sequencer, and what may be read from it: lines of JSON, bounded, of the expected shape."""
+"""One connection to the sequencer; it accepts lines of JSON, bounded, of the expected shape."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 LINE_BYTES_MAXIMUM: Final = 65_536
 _HELLO_BYTES_MAXIMUM: Final = 1024
 _READ_BYTES: Final = 65_536
-_decode: Final = json.JSONDecoder().decode  # what json.loads calls, without its look at the encoding
+_decode: Final = json.JSONDecoder().decode  # as json.loads, without its detection of the encoding
 _REFUSALS_PAUSE_SECONDS: Final = 10.0
 
 
 class ProtocolError(Exception):
-    """A peer has sent what the protocol does not know; the text says what."""
+    """A peer has violated the protocol; the text says how."""
 
 
 class Peer:
@@ -53,13 +53,13 @@ class Peer:
 
     @property
     def wanted(self) -> int:
-        """What to wait for: what it may send, and its readiness only while there is something to be sent."""
+        """The events to wait for: input always, readiness for output only while there is something to send."""
         return selectors.EVENT_READ | selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Read what is there; returns the whole messages, None at the connection's end.
+        """Read the available bytes; returns the whole messages, None at the connection's end.
 
-        :raises ProtocolError: when it is no message
+        :raises ProtocolError: when they are no messages
         """
         try:
             data = self.socket.recv(_READ_BYTES)
@@ -81,7 +81,7 @@ class Peer:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left."""
+        """Send unsent bytes."""
         try:
             del self._unsent[: self.socket.send(self._unsent)]
         except BlockingIOError:

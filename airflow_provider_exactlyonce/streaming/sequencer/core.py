@@ -39,7 +39,7 @@ class Grant(NamedTuple):
 
 @dataclass
 class GrantedRange:
-    """What the attempt has written to one topic-partition."""
+    """The range that the attempt has written to one topic-partition."""
 
     first: int
     last: int
@@ -83,9 +83,9 @@ class Sequencer:
         """A task wants to append to some of these; empty when it has to wait until any of them is free.
 
         :param partitions: the first of them that are free are granted
-        :param most: how many; who had to wait is granted one
-        :raises AttemptFailedError: when the attempt has failed, the task isn't one that may write, or it already holds
-            or waits for what it asks for
+        :param most: how many; a task that had to wait is granted one
+        :raises AttemptFailedError: when the attempt has failed, the task may not write, or it holds or waits for one of
+            the places already
         """
         self._check()
         if task not in self._registered or task in self._done:
@@ -106,7 +106,7 @@ class Sequencer:
         return grants
 
     def release(self, task: int, place: TopicPartition, rows: int, first_offset: int) -> Grant | None:
-        """A task's records were acknowledged; returns the grant of whoever has waited longest for this place.
+        """Release a task's grant after its records were acknowledged; returns the grant of the longest waiting task.
 
         :param rows: records appended
         :param first_offset: offset of the first of them
@@ -146,7 +146,7 @@ class Sequencer:
         self._done.add(task)
 
     def closed(self, task: int) -> None:
-        """A task's connection ended; without its ``done`` before, nobody knows what it has written."""
+        """Handle the end of a task's connection; without its ``done`` the writes are unknown, and the attempt fails."""
         if task not in self._done and self.failure is None:
             self._fail(f"the connection of task {task} ended before the task was done")
 
@@ -163,7 +163,7 @@ class Sequencer:
         return f"of the {len(self._registered)} tasks that have begun, not done are: {named or 'none'}{more}"
 
     def result(self, tasks: int) -> dict[TopicPartition, GrantedRange]:
-        """Return what was written.
+        """Return the written ranges.
 
         :param tasks: how many tasks have answered to Spark
         :raises AttemptFailedError: when the attempt has failed, or others than these have taken part

@@ -60,7 +60,7 @@ def _listen(endpoint: SequencerEndpoint) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(
         endpoint.bind_address, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    # It reuses the port of connections that have just ended, never one that somebody listens on.
+    # It reuses the port of connections that have just ended, never one with a listener.
     listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     listener.setblocking(False)
     return listener

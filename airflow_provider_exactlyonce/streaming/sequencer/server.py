@@ -10,8 +10,8 @@
     {"done": true}                                          {}
 
 A task asks for all the partitions that it has records for and gets the first ones that are free, each with its base
-sequence and whether to add it to the transaction. It sends its releases together with what it asks for next, which
-halves what there is to be received.
+sequence and whether to add it to the transaction. It sends its releases together with its next request, which halves
+the number of messages.
 
 A task that fails says ``{"failed": "…"}`` first if it can. An answer ``{"error": "…"}`` means that the attempt has
 failed; it is given only after a while, so that the task whose failure was the first is also the first that Spark hears
@@ -56,7 +56,7 @@ from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerL
 log = logging.getLogger(__name__)
 
 _STRANGERS_MAXIMUM: Final = 256
-_ACCEPTED_AT_ONCE: Final = 32  # then those who are served already have their turn
+_ACCEPTED_AT_ONCE: Final = 32  # then tasks that are served already have their turn
 _HANDSHAKE_SECONDS: Final = 10.0
 _GRACE_SECONDS: Final = 2.0
 _TICK_SECONDS: Final = 0.1
@@ -89,7 +89,7 @@ class SequencerServer:
         self._sequencer: Final = Sequencer()
         self._lock: Final = threading.Lock()  # of the sequencer; all else belongs to the thread
         self._strangers: dict[Peer, None] = {}  # in the order in which they came
-        self._known: set[Peer] = set()  # who has shown the secret
+        self._known: set[Peer] = set()  # peers that have shown the secret
         self._tasks: dict[int, Peer] = {}  # which of them is a task's first and only invocation
         self._refusals: Final = Refusals()
         self._tell_at: float | None = None
@@ -117,7 +117,7 @@ class SequencerServer:
         return self._sequencer.failure
 
     def result(self, tasks: int) -> dict[TopicPartition, GrantedRange]:
-        """Return what was written; see :meth:`Sequencer.result`."""
+        """Return the written ranges; see :meth:`Sequencer.result`."""
         with self._lock:
             return self._sequencer.result(tasks)
 

@@ -1,4 +1,4 @@
-"""What Spark's own errors mean for a pipeline, read from the names that Spark gives its error conditions.
+"""Translates Spark's own errors for a pipeline, by the names that Spark gives its error conditions.
 
 The Kafka connector puts the name of its condition before some of its messages only.
 """
@@ -62,7 +62,7 @@ def meaning_of_batch(text: str) -> ExactlyOnceError | None:
 
 
 def meaning_of(error: Exception) -> ExactlyOnceError | None:
-    """Return what an error of Spark means, None for one after which the retained checkpoint may go on."""
+    """Return the project's error for an error of Spark, None for one after which the checkpoint may be continued."""
     from pyspark.errors import AnalysisException
 
     text = str(error)
@@ -78,15 +78,15 @@ def meaning_of(error: Exception) -> ExactlyOnceError | None:
 
 
 def cause_of(error: Exception) -> str:
-    """Return what Spark says has happened, without where, and without the query's plan."""
+    """Return the cause in an error of Spark, without the stack trace and the query's plan."""
     return str(error).partition(_STACK_TRACE)[0].partition(_PLAN)[0].strip()
 
 
 def raised_in_worker(text: str) -> str | None:
-    """Return what was raised in a Python worker, None when Spark tells of nothing such.
+    """Return the error that a Python worker raised, None when Spark's message has none.
 
-    A task may have several, each of which reads what the one before it gives out; when one fails, so do those after it,
-    and Spark tells of the first.
+    A task may have several workers, each of which reads the output of the one before; when a worker fails, so do those
+    after it, and Spark reports the first.
     """
     _, mark, rest = text.rpartition(_TRACEBACK)
     raised = _RAISED.search(rest) if mark else None

@@ -1,4 +1,4 @@
-"""What lives in the JVM: classes by name, Scala's sequences, and trees of plans and expressions."""
+"""Access to the JVM: classes by name, Scala's sequences, and trees of plans and expressions."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def tree(node: Any) -> Iterator[Any]:
 
 
 def elements(sequence: Any) -> Iterator[Any]:
-    """Yield what a Scala sequence holds."""
+    """Yield the elements of a Scala sequence."""
     for index in range(sequence.size()):
         yield sequence.apply(index)

@@ -1,7 +1,7 @@
-"""Runs queries from their start to their end: live, or through recorded batches of which each is told to Spark.
+"""Runs queries from their start to their end: live, or steered through recorded batches.
 
-The loop is the same for a replay, a backfill and a shadow run. What is recorded says which batch is next, and writes
-the first one of every start into the checkpoint; the callbacks of the others steer. Where a query can't be steered,
+The loop is the same for a replay, a backfill and a shadow run. The recorded batches choose the next batch, and write
+the first batch of every start into the checkpoint; the callbacks of the others steer. Where a query can't be steered,
 each recorded batch gets a start of its own.
 """
 
@@ -31,7 +31,7 @@ log = logging.getLogger("exactlyonce")
 _WAIT_SECONDS: Final = 1
 
 
-#: Processes one micro-batch, by its rows and Spark's number of it; what it raises ends the query.
+#: Processes one micro-batch, by its rows and Spark's number of it; its errors end the query.
 ProcessBatch = Callable[["DataFrame", int], None]
 
 
@@ -82,13 +82,13 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryCallbacks:
-    """What is asked and told while a query runs, once a second.
+    """The callbacks while a query runs, once a second.
 
-    :param watch: gets the query, once more at its end; what it raises ends the query
+    :param watch: gets the query, once more at its end; its errors end the query
     :param needs_restart: whether the query has to be started again to go on
     :param stop_reason: why a stop was asked for, None when it was not
-    :param stopping: told that the query, which may be in the middle of a batch, is about to be stopped
-    :param failed: told what Spark says has ended the query; may raise what that means
+    :param stopping: called before the query, which may be in the middle of a batch, is stopped
+    :param failed: gets Spark's error that has ended the query; may raise the project's error for it
     """
 
     watch: Callable[[StreamingQuery], None] = _nothing
@@ -115,10 +115,10 @@ class QueryRunner:
         self._failure: ExactlyOnceError | None = None
 
     def run_recorded(self, recorded: RecordedBatches) -> bool:
-        """Run what is recorded; returns false when the same query has gone on live, and ended.
+        """Run the recorded batches; returns false when the same query has gone on live, and ended.
 
         :raises StopRequestedError: when a stop was asked for
-        :raises ExactlyOnceError: what ended a query
+        :raises ExactlyOnceError: the error that ended a query
         """
         spark = self._stream.sparkSession
         impossible = missing_part(spark)
@@ -138,10 +138,10 @@ class QueryRunner:
         return True
 
     def run_live(self) -> None:
-        """Run one query, whose batches Spark plans, to its end.
+        """Run one query with batches that Spark plans, to its end.
 
         :raises StopRequestedError: when a stop was asked for
-        :raises ExactlyOnceError: what ended the query
+        :raises ExactlyOnceError: the error that ended the query
         """
         self._wait(self._start(self._options.trigger))
 

@@ -1,4 +1,4 @@
-"""The one adapter for what a rescale touches inside Spark: state is dealt out anew to another number of partitions.
+"""The one adapter for a rescale inside Spark: redistributes state to another number of partitions.
 
 Both parts are private to Spark 4.2: the call that does it, and the reader's option that shows a store's rows as bytes,
 which that call reads with itself. ``tests/integration/streaming/spark/test_repartition.py`` is their contract: if it
@@ -30,11 +30,11 @@ _TELL_SECONDS: Final = 5.0
 
 
 class Repartition:
-    """Reads and repartitions the state of one checkpoint, which nobody else uses.
+    """Reads and repartitions the state of one checkpoint that is not used otherwise.
 
     :param conf: the settings that are fixed for the checkpoint's life
     :param state_format: Spark's checkpoint format of the state, 1 or 2
-    :param tell: is told what is going on, now and then
+    :param tell: called with messages on the progress, now and then
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Repartition:
     def sums(self, checkpoint: Path, batch: int, operators: Sequence[StatefulOperator]) -> Sums:
         """Sum up all rows of the state after a batch: an order of rows or partitions makes no difference.
 
-        :param checkpoint: the one that was given, or what was made of it
+        :param checkpoint: the given one, or the repartitioned one
         :raises ExactlyOnceError: when Spark can't read a store
         """
         from pyspark.sql import functions as F
@@ -101,7 +101,7 @@ class Repartition:
 
     @contextmanager
     def _reporting_progress(self, what: str) -> Iterator[None]:
-        """Tell what begins, and then how far Spark's tasks are."""
+        """Report the step that begins, and then the progress of Spark's tasks."""
         self._tell(what)
         ended, began = threading.Event(), time.monotonic()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_session(name: str) -> SparkSession:
-    """Return the session of this driver, made with the required settings where nobody has set them.
+    """Return the session of this driver, made with the required settings where they are not set.
 
     :param name: the application's name, unless one was given at submit
     :raises SettingRefusedError: when a setting contradicts a required one
@@ -68,15 +68,15 @@ def planning_session(asked: Mapping[str, str]) -> SparkSession:
 def stop_session(spark: SparkSession) -> None:
     """Stop Spark at the end of this process.
 
-    PySpark waits for its server of accumulators, which looks once a second whether it is to end. It ends with the
-    process, so here nobody waits.
+    PySpark waits for its server of accumulators, which checks once a second whether it is to end. It ends with the
+    process, so there is no wait here.
     """
     spark.sparkContext._accumulatorServer = None  # type: ignore[assignment]
     spark.stop()
 
 
 def _submitted_conf() -> SparkConf:
-    """Return what was given at submit.
+    """Return the configuration given at submit.
 
     Before the JVM is known to pyspark, a SparkConf is empty and what we set would silently override the user's choice.
     """
@@ -87,7 +87,7 @@ def _submitted_conf() -> SparkConf:
 
 
 def check_session(spark: SparkSession) -> None:
-    """Check a session that somebody else may have made.
+    """Check a session that the job itself may have made.
 
     :raises SettingRefusedError: naming the setting, its value and the value it must have
     :raises RefusedError: when the JVM's version is another one, or the session is a Spark Connect one

@@ -1,4 +1,4 @@
-"""What Spark tells of the state of a running query: how much there is, and what a change of it costs."""
+"""Spark's metrics of the state of a running query: its size, and the cost of a change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StateSizes:
         """
         if batch <= self._batch:
             return None
-        # pyspark's own lastProgress makes a hundred calls for what is one text.
+        # pyspark's own lastProgress makes a hundred calls for one text.
         progress = query._jsq.lastProgress()
         if progress is None:
             return None

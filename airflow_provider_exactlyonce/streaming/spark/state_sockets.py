@@ -1,8 +1,8 @@
 """The one adapter for the sockets through which keyed functions reach their state: Spark leaves one open a task.
 
 A thread of the JVM answers what a task's function asks. At the end of the task Spark interrupts it, and Java closes the
-socket that an interrupted thread reads from. But before, PySpark says that the function is done: the thread ends, and
-nobody closes the socket. So that is not said, and the worker's end of the socket stays open until the task has ended.
+socket that an interrupted thread reads from. But before, PySpark reports that the function is done: the thread ends,
+and nobody closes the socket. So that report is suppressed, and the worker's end stays open until the task ends.
 
 Private to Spark 4.2. If its contract fails with another Spark, see whether Spark closes the sockets by itself, and
 remove this module: ``tests/integration/streaming/spark/test_state_sockets.py``.
@@ -25,9 +25,9 @@ _sockets: Final[deque[socket]] = deque(maxlen=_KEPT)
 
 
 def leave_open(handle: StatefulProcessorHandle) -> None:
-    """Leave a function's socket to the end of its task; for what Spark calls last, in a worker.
+    """Leave a function's socket open to the end of its task; call it from Spark's last call, in a worker.
 
-    :param handle: what Spark has initialised the function with
+    :param handle: with which Spark has initialised the function
     """
     client: Any = handle._statefulProcessorApiClient
     set_state = client.set_handle_state

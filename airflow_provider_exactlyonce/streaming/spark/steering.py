@@ -1,4 +1,4 @@
-"""The one adapter for what steering touches inside Spark: a running query's next micro-batch is told, not planned.
+"""The one adapter for steering inside Spark: sets a running query's next micro-batch, instead of Spark's planning.
 
 Everything here is private to Spark 4.2. ``tests/integration/streaming/replay/test_spark_steering.py`` is its contract:
 if that fails with another Spark, repair this module, or let :func:`missing_part` name what is gone: replays then go on
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _RUNTIME: Final = "org.apache.spark.sql.execution.streaming.runtime"
 _KAFKA_STREAM: Final = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
-#: Class, field: what is read or set by name.
+#: Class, field: read or set by name.
 _FIELDS: Final = (
     (f"{_RUNTIME}.StreamExecution", "triggerClock"),
     (f"{_RUNTIME}.StreamExecution", "uniqueSources"),
@@ -51,7 +51,7 @@ class OneStartPerBatchError(ExactlyOnceError):
 
 
 def missing_part(spark: SparkSession) -> str | None:
-    """Return what this Spark lacks of what steering touches, None when all is there."""
+    """Return the part that steering needs and this Spark lacks, None when all is there."""
     try:
         for name, field in _FIELDS:
             _class(spark, name).getDeclaredField(field)
@@ -71,7 +71,7 @@ def fixed_settings(spark: SparkSession) -> dict[str, str]:
 
 
 class SteeredQuery:
-    """One running query whose batches are told; made in the callback of the first of them.
+    """One running query with steered batches; made in the callback of the first of them.
 
     :param query: the query, running with Kafka sources
     :raises SteeringError: when a source is of another kind
@@ -85,7 +85,7 @@ class SteeredQuery:
             if source.getClass().getName() != _KAFKA_STREAM:
                 raise SteeringError(f"source {source.getClass().getName()} can't be steered; {_KAFKA_STREAM} can")
         self._fields: Final = {field: _field(spark, name, field) for name, field in _FIELDS}
-        #: What is put back: an object, the name of its field, and what it had; empty while nothing is steered.
+        #: To restore: an object, the name of its field, and the former value; empty while nothing is steered.
         self._former: list[tuple[Any, str, Any]] = []
 
     def steer(self, ends: Sequence[str | None], *, timestamp: int, watermark: int | None) -> None:
@@ -115,7 +115,7 @@ class SteeredQuery:
         self._execution.state().set(getattr(class_of(self._spark, f"{_RUNTIME}.TERMINATED$"), "MODULE$"))
 
     def release(self) -> None:
-        """Put back what was steered: the next batch is planned by Spark."""
+        """Restore the changed fields: Spark plans the next batch."""
         for target, name, value in self._former:
             self._set(target, name, value)
         self._former.clear()
@@ -127,7 +127,7 @@ class SteeredQuery:
         self._fields[name].set(target, value)
 
     def _hold(self) -> None:
-        """Remember what is put back, and lift what would cut or delay a recorded batch."""
+        """Save the fields to restore, and lift limits that would cut or delay a recorded batch."""
         self._remember(self._execution, "triggerClock", "uniqueSources")
         executor = self._execution.triggerExecutor()
         if executor.getClass().getName() == f"{_RUNTIME}.ProcessingTimeExecutor":
@@ -144,7 +144,7 @@ class SteeredQuery:
         self._former += [(target, name, self._get(target, name)) for name in names]
 
     def forget_operator_watermarks(self) -> None:
-        """Forget what each ``withWatermark`` has seen, as a restart does: checkpoints don't hold it."""
+        """Forget the maximum of each ``withWatermark``, as a restart does: checkpoints don't have it."""
         seen = self._get(self._execution.watermarkTracker(), "operatorToWatermarkMap")
         none = getattr(class_of(self._spark, "scala.None$"), "MODULE$")
         for operator in list(elements(seen.keys().toSeq())):
@@ -174,7 +174,7 @@ class QuerySteering:
         """Return the query that runs; called in its callbacks.
 
         :raises OneStartPerBatchError: when it can't be steered
-        :raises ExactlyOnceError: when nobody tells which it is
+        :raises ExactlyOnceError: when it can't be determined
         """
         if self._steered is None:
             if not self._attached.wait(_START_SECONDS) or self._query is None:

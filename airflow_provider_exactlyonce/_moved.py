@@ -68,7 +68,7 @@ def moved(old: str, new: str, renamed: Mapping[str, str] = {}) -> Callable[[str]
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Imports a module that is gone: one whose names are found where they are now. Asked last, for what isn't found."""
+    """Imports a module that has moved: its names come from their new modules. The last finder to be asked."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the module's spec, None if it is none of those that have moved."""
@@ -78,7 +78,7 @@ class MovedModules(MetaPathFinder, Loader):
         return importlib.util.spec_from_loader(fullname, self, is_package=is_parent)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Let the module find its names where they are."""
+        """Let the module find its names in their new modules."""
         old = module.__name__.removeprefix(f"{__package__}.")
         module.__getattr__ = moved(module.__name__, MOVED[old], _RENAMED.get(old, {}))  # type: ignore[method-assign]
 

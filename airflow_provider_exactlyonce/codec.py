@@ -1,14 +1,14 @@
-"""How what outlives a process becomes objects again, whichever release of this package wrote it.
+"""Reads durable documents and records of any release of this package as objects, and writes them.
 
 The rule for every durable document and record, in a home, in a ledger and beside a sink:
 
 - *A newer minor is read.* A release may add a field, with a default, and leaves the schema's number as it is. An older
-  release passes over fields that it does not know. What it writes again, rather than once, keeps them: see
+  release passes over fields that it does not know. A document that is read and written again keeps them: see
   :class:`Rewritten`.
-- *A newer major is refused, by name.* What an older release must not pass over raises the schema's number.
-- What has no number is of schema 1.
+  - *A newer major is refused, by name.* A change that an older release must not pass over raises the schema's number.
+  - A document without a number is of schema 1.
 
-``tests/releases`` has what each release wrote; every later one reads it.
+  ``tests/releases`` has documents of each release; every later release reads them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """What is read, changed and written again, perhaps by an older release than the one that wrote it first.
+    """A document that is read, changed and written again, perhaps by an older release than its first writer.
 
     :param unknown: fields of a newer release; they are written again as they were
     """
@@ -44,7 +44,7 @@ class Rewritten:
 def check_schema(body: Mapping[str, Any], what: str, readable: Collection[int] = (1,)) -> None:
     """Check that this release can read something.
 
-    :param what: how people find it
+    :param what: names it in messages
     :param readable: numbers of the schemas that are read
     :raises RefusedError: when it is of another schema
     """
@@ -59,8 +59,8 @@ def check_schema(body: Mapping[str, Any], what: str, readable: Collection[int] =
 def load(kind: type[T], body: Mapping[str, Any], what: str) -> T:
     """Return the object that JSON values describe; the schema has been checked.
 
-    :param kind: a dataclass; the types of its fields say what is accepted
-    :param what: how people find it
+    :param kind: a dataclass; the types of its fields are the accepted ones
+    :param what: names it in messages
     :raises RefusedError: when a field is missing or of another type
     """
     try:
@@ -78,7 +78,7 @@ def dump(thing: Any) -> dict[str, Any]:
 
 
 def _sorted_out(kind: type, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Put what is not known where it is kept, in what is :class:`Rewritten`, at every depth."""
+    """Move unknown fields to ``unknown``, in every :class:`Rewritten` at any depth."""
     types = _types(kind)
     known = {name: _inner(types[name], value) for name, value in body.items() if name in types}
     if issubclass(kind, Rewritten):

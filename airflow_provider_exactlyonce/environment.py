@@ -14,7 +14,7 @@ STORES_VARIABLE: Final = "EXACTLYONCE_STORES"
 
 
 def read(variable: str) -> tuple[str, str]:
-    """Return the text of a variable, empty when it is not set, and what to call its place in messages.
+    """Return the text of a variable, empty when it is not set, and the name of its place for messages.
 
     :param variable: its value is the text, or ``@`` and the path of a file with it
     :raises RefusedError: when that file can't be read

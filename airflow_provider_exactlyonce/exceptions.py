@@ -1,4 +1,4 @@
-"""Every error of the project, by what the caller can do about it.
+"""Every error of the project, by the caller's way to handle it.
 
 An error carries a :class:`Decision`; nobody parses messages. The driver ends with :attr:`ExactlyOnceError.exit_code`,
 so that a supervisor that sees nothing but the exit status decides the same.
@@ -13,7 +13,7 @@ _Value = TypeVar("_Value")
 
 
 class Decision(Enum):
-    """What can be done about a failed step."""
+    """The ways to handle a failed step."""
 
     RESTART = "restart"  # infrastructure failed; the retained checkpoint restarts
     REPLAY_BATCH = "replay_batch"  # the transaction is aborted for certain; run the batch again
@@ -24,7 +24,7 @@ class Decision(Enum):
 
 
 class ExactlyOnceError(Exception):
-    """Base of the project's errors, and one that nobody has to tell from others."""
+    """Base of the project's errors; raised itself where no caller has to distinguish the error."""
 
     decision: Decision = Decision.RESTART
     exit_code: int = 1
@@ -37,7 +37,7 @@ class ExactlyOnceError(Exception):
 
     @classmethod
     def page(cls) -> str:
-        """Return the command that tells what it means and what to do."""
+        """Return the command that prints the error's meaning and remedy."""
         return f"exactlyonce help {cls.__name__}"
 
 
@@ -52,8 +52,8 @@ class SettingRefusedError(RefusedError):
     """A setting has a value with which the protocol doesn't hold.
 
     :param name: the setting, as its owner spells it
-    :param value: what it is, None when it is not set
-    :param required: what it must be, None when it must not be set
+    :param value: its value, None when it is not set
+    :param required: the required value, None when it must not be set
     :param why: one clause on what would break
     """
 
@@ -77,7 +77,7 @@ class DivergedError(RefusedError):
 
 
 class VersionRefusedError(RefusedError):
-    """A driver of another version than the one that upgrades have brought the pipeline to."""
+    """A driver runs another version than the pipeline was upgraded to."""
 
 
 class IncompatibleVersionError(RefusedError):
@@ -132,11 +132,11 @@ class LateRowsError(DataError):
 
 
 class RecordTooLargeError(DataError):
-    """A record is above what its topic accepts."""
+    """A record is larger than its topic accepts."""
 
 
 class RecordRefusedError(DataError):
-    """The sink's system refuses a record for what it is."""
+    """The sink's system refuses a record for its content."""
 
 
 class DataLostError(ExactlyOnceError):
@@ -147,7 +147,7 @@ class DataLostError(ExactlyOnceError):
 
 
 class AuditFailedError(ExactlyOnceError):
-    """What is readable contradicts the ledger, or the ledger itself."""
+    """The readable rows contradict the ledger, or the ledger itself."""
 
     decision = Decision.REFUSE
     exit_code = 69
@@ -177,13 +177,13 @@ class ClaimFailedError(ExactlyOnceError):
 
 
 class StopRequestedError(ExactlyOnceError):
-    """A stop was asked for; the next run goes on from what the ledger says."""
+    """A stop was requested; the next run goes on after the ledger's newest commit."""
 
     exit_code = 0
 
 
 class NotAnsweredError(ExactlyOnceError):
-    """A driver has not done in time what it was asked for; it may still do it."""
+    """A driver has not answered a request in time; it may still do so."""
 
 
 class SequencerPortError(ExactlyOnceError):

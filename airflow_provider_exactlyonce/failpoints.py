@@ -6,8 +6,8 @@ comparison. Its value is a list, ``name[:key=value]*`` separated by commas, for 
 the whole process group: driver and JVM die as they do with a lost machine. Two keys are no conditions:
 
 * ``signal=STOP`` sends that signal instead.
-* ``hold=FILE`` sends none: the process id is written to FILE, and the step goes on when somebody has removed FILE. So a
-  harness can do at that step what a process can't do to itself.
+* ``hold=FILE`` sends none: the process id is written to FILE, and the step goes on when FILE has been removed. So a
+  harness can act on the process at that step.
 
 A value ``@FILE`` means that the list is in FILE, which is read whenever a step is reached and removed when one fires: a
 harness arms a step of a process that runs already.
@@ -82,7 +82,7 @@ UPGRADE_NAMES: Final = tuple(
     for when in ("", "-taken")
 )
 #: The steps of a backfill: its lineage is made, a batch is noted, its last record is committed. In between it takes
-#: those of a restore's copy and of a batch.
+#: the steps of a restore's copy and of a batch.
 BACKFILL_NAMES: Final = (
     "backfill-prepared",
     "backfill-step",
@@ -162,7 +162,7 @@ _facts: dict[str, str] = {}
 
 
 def note(**facts: object) -> None:
-    """Remember what conditions are compared with, for example ``run=1`` or ``batch=3``."""
+    """Set facts that conditions are compared with, for example ``run=1`` or ``batch=3``."""
     if _TEXT:
         _facts.update({key: str(value) for key, value in facts.items()})
 

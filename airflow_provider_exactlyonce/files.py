@@ -1,4 +1,4 @@
-"""Files of which readers see the old or the new one, nothing between; and locks, which a dead process gives back."""
+"""Atomic replacement of files: readers see the old or the new one; and locks, which a process's death releases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def replacing(
 
     :param durable: flush to disk before and after the rename; False for what describes only the moment
     :param exclusive: create it, and never replace one that is there
-    :param mode: who may read it
+    :param mode: its permissions
     :raises FileExistsError: when it is there and ``exclusive`` was asked for
     """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -95,7 +95,7 @@ def is_without_links(error: OSError) -> bool:
 
 @contextmanager
 def _only_creator(directory: Path) -> Iterator[None]:
-    """Keep others who would create a file by rename from doing so at the same time.
+    """Keep other processes from creating a file by rename at the same time.
 
     :raises OSError: when the file system has no locks either
     """
@@ -117,7 +117,7 @@ def flush(path: Path) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file unless somebody else has; returns whether it is ours. Closing it lets go."""
+    """Lock an open file unless another process has locked it; returns whether it is ours. Closing it unlocks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What Airflow's providers manager wants to know about the package; imports nothing."""
+"""The package's description for Airflow's providers manager; imports nothing."""
 
 from __future__ import annotations
 

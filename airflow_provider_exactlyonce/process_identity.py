@@ -16,7 +16,7 @@ _EXITING, _KERNEL_THREAD = 0x4, 0x200000
 
 
 def pids() -> list[int]:
-    """Return the processes of this pid namespace, of which some may have ended by now."""
+    """Return the processes of this pid namespace; some may have ended by now."""
     return [int(directory.name) for directory in Path("/proc").iterdir() if directory.name.isdigit()]
 
 
@@ -33,7 +33,7 @@ def parent(pid: int) -> int | None:
 
 
 def may_have_environment(pid: int) -> bool:
-    """Whether a process whose environment was empty may have one: it changes its program, or has just done so.
+    """Whether a process with an empty environment may have one: it changes its program, or has just done so.
 
     The kernel's own processes never have one, and those that end have none any more.
     """
@@ -55,13 +55,13 @@ def _fields(pid: int) -> list[str]:
 
 @functools.cache
 def boot_id() -> str:
-    """Return what tells this boot of the host from all others."""
+    """Return the id of this boot of the host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @functools.cache
 def this_machine() -> str:
-    """Return what tells this host, since it booted, and this pid namespace from all others."""
+    """Return a unique name of this host, its boot and this pid namespace."""
     return f"{socket.gethostname()} {boot_id()} {os.readlink('/proc/self/ns/pid')}"
 
 

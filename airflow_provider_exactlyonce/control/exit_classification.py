@@ -89,7 +89,7 @@ def failure(home: Home, token: str, ended: Ended, output: DriverOutput | None) -
         )
     if ended.exit_code == 0:
         return RefusedError(
-            "the driver ended with exit code 0 and never said that it finished; "
+            "the driver ended with exit code 0 and never reported that it finished; "
             "the application must call the pipeline's main(), as in: if __name__ == '__main__': shop_totals.main()"
         )
     message = _said(output) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None

@@ -123,7 +123,7 @@ def _tail(facts: Facts, reader: LedgerReader | None) -> LedgerTail | None:
             Finding(
                 "ledger-unreadable",
                 f"the end of {reader.topic} can't be read: {error}",
-                "find out who else writes to it, or which of its records was removed; nothing can be started before",
+                "find its other writer, or the record that was removed; nothing can be started before",
             )
         )
         return None

@@ -420,7 +420,7 @@ def _waiting_for(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]
         yield f"topic {topic['name']}: {describe(topic['error_code'])}"
         return
     if use is Use.SINK and not settings:  # the right to see them is there, and bodies can't be cut without
-        yield f"the settings of topic {topic['name']} are not told"
+        yield f"the cluster does not return the settings of topic {topic['name']}"
     needed = int(settings.get("min.insync.replicas", 1))
     for partition in topic["partitions"]:
         place = f"{topic['name']}-{partition['partition_index']}"

@@ -31,7 +31,7 @@ def hint(config: Mapping[str, Any], pipeline: str) -> str:
     try:
         return among([name for name in names(config) if backfilled(name) is None], pipeline)
     except KafkaException as error:
-        return f"Which pipelines there are can't be told: {error.args[0]}"
+        return f"The pipelines can't be listed: {error.args[0]}"
 
 
 def among(there: Sequence[str], pipeline: str) -> str:

@@ -266,7 +266,7 @@ class _TaskSupervision:
                 raise AirflowTaskTimeout(str(error)) from error
             if supervisor is not None and supervisor.output is not None and not isinstance(error, StopRequestedError):
                 error.log_tail = exit_classification.log_tail(supervisor.output)
-            self._task.log.error("%s: what it means and what to do tells `%s`", type(error).__name__, error.page())
+            self._task.log.error("%s: for its meaning and remedy run `%s`", type(error).__name__, error.page())
             raise
         return result
 

@@ -260,9 +260,9 @@ class Store(ABC):
             return "creates a file that is there"
         second = self.replace_if(place, b"second", first)
         if _is_done(lambda: self.replace_if(place, b"third", first), ChangedError):
-            return "replaces a file that was changed, though it is told not to"
+            return "replaces a file that was changed, in spite of the condition"
         if _is_done(lambda: self.delete_if(place, first), ChangedError):
-            return "deletes a file that was changed, though it is told not to"
+            return "deletes a file that was changed, in spite of the condition"
         return None if self.read(place) == Stored(content=b"second", version=second) else "does not read what it wrote"
 
     #: Whether a place can be held; where none can, decisions are one document that is replaced if unchanged.

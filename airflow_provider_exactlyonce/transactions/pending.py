@@ -114,7 +114,7 @@ class Blockers:
                 self._inside = transactions.open_in(places)
                 self._known = {transaction.producer_id: transaction for transaction in transactions.open()}
         except (ExactlyOnceError, UnansweredError) as error:
-            self._unknown = f"who holds it back can't be said: {error}"
+            self._unknown = f"the transaction that holds it back is unknown: {error}"
 
     def of(self, waiting: Sequence[Undecided]) -> list[str]:
         """Return a sentence for each transaction that holds these partitions back, with its age, oldest first."""

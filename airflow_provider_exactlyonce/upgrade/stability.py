@@ -86,7 +86,7 @@ def how_it_ended(home: Home, plan: Plan, detector: FailureDetector) -> str:
         return f"{drivers.describe(home, plan.token)} gives no sign of life"
     output = DriverOutput(home, str(plan.token), Path(str(plan.log)))
     error = exit_classification.failure(home, str(plan.token), Ended(exit_code=None), output)
-    cause = str(error) if error is not None else "somebody stopped it"
+    cause = str(error) if error is not None else "it was stopped"
     return f"{cause}\n{tail}" if (tail := exit_classification.log_tail(output)) else cause
 
 

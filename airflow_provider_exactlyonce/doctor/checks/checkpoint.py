@@ -35,7 +35,7 @@ def is_whole(facts: Facts) -> Iterator[Finding]:
     if checkpoint_facts.query_id_lost:
         yield Finding(
             "query-id-lost",
-            f"{path}/metadata is missing or torn; the home knows what it said",
+            f"{path}/metadata is missing or torn; the home knows its content",
             "nothing: the next start writes it again",
             Remedy.REBUILD,
         )

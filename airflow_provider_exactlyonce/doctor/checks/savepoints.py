@@ -50,7 +50,7 @@ def can_be_restored(facts: Facts) -> Iterator[Finding]:
                 "savepoint-ahead-of-ledger",
                 f"savepoint {savepoint.id} is at commit {savepoint.commit}, and the ledger ends at {facts.newest}: "
                 "this is another cluster, or the ledger was lost",
-                "check bootstrap.servers; what was committed can't be told from the savepoint",
+                "check bootstrap.servers; the savepoint does not have the later commits",
             )
         elif savepoint.commit < facts.newest:
             yield from _replayable(facts, savepoint, is_newest=savepoint is ours[-1])

@@ -173,10 +173,10 @@ class CommitCoordinator:
                     raise
                 if attempt == self._max_batch_attempts:
                     raise ClaimFailedError(
-                        f"what was committed of batch {number} could not be found out in {attempt} tries; the next "
-                        f"start finds out: {error}"
+                        f"the outcome of batch {number} is still unknown after {attempt} tries; the next start "
+                        f"determines it: {error}"
                     ) from error
-                log.warning("batch %d: what was committed of it is not known yet: %s", number, error)
+                log.warning("batch %d: its outcome is not known yet: %s", number, error)
             self._pause(attempt)
 
     def _too_long(self, number: int, attempts: int) -> BatchTimedOutError:

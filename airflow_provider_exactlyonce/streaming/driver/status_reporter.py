@@ -138,7 +138,7 @@ class DriverReport:
             self.tell(state=DriverState.FAILED, error=described)
             self._leave_words()
         except (OSError, ExactlyOnceError) as unsaid:  # the exit code has to say it
-            log.warning("%s can't be told of it: %s", self._home, unsaid)
+            log.warning("the failure could not be written to %s: %s", self._home, unsaid)
         return described.exit_code
 
     def _leave_words(self) -> None:

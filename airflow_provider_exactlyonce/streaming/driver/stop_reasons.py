@@ -79,7 +79,7 @@ class StopReasons:
         except (OSError, OutcomeUnknownError) as error:  # a home that does not answer for a while ends no driver
             if not is_no_answer(error):
                 raise
-            log.warning("whether a stop is asked for can't be told: %s", error)
+            log.warning("it is unknown whether a stop was requested: %s", error)
 
     def begin(self) -> None:
         """Fix the run's goal, now that the pipeline's last commit is known."""

@@ -187,8 +187,8 @@ def _check_kind(source: _RescaleSource, pipeline: str) -> None:
         if not operator.keyed:
             raise RefusedError(
                 f"operator {operator.id} ({operator.name}) of pipeline {pipeline} has state without keys, all in one "
-                "partition: there is nothing to deal out, and Spark would put it where the query does not look. Give "
-                "what has keys a pipeline of its own"
+                "partition: it can't be redistributed, and Spark would put it where the query does not read it. Give "
+                "the operators with keys a pipeline of their own"
             )
 
 

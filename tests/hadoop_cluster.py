@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import signal
 import subprocess
@@ -32,6 +33,9 @@ VERSION: Final = "3.5.0"
 DEPENDENCIES: Final = Path(__file__).with_name("hadoop_ivy.xml")
 HDFS: Final = "org.apache.hadoop.mapreduce.MiniHadoopClusterManager"
 RESOURCE_MANAGER: Final = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager"
+ADMINISTRATION: Final = "org.apache.hadoop.yarn.client.cli.RMAdminCLI"
+#: Two with high availability.
+MANAGERS: Final = ("rm1", "rm2")
 FORMAT: Final = "-format"
 NODE_MANAGER: Final = "org.apache.hadoop.yarn.server.nodemanager.NodeManager"
 HEAP_MEGABYTES: Final = 256
@@ -283,6 +287,90 @@ def _environment(folder: Path) -> Mapping[str, str]:
     }
 
 
+@dataclass(frozen=True)
+class ResourceManagers:
+    """Two resource managers with high availability, and no node. Only the second hides what a caller may not see.
+
+    :param folder: all that they write
+    :param urls: of their REST interfaces
+    """
+
+    folder: Path
+    urls: tuple[str, str]
+
+    def activate(self, number: int) -> None:
+        """Make one the active one, the other the standby, and wait until it is."""
+        for order, which in (("-transitionToStandby", 1 - number), ("-transitionToActive", number)):
+            command = java_command(f"{self.folder / MANAGERS[number] / 'conf'}:{jar_directory()}/*", HEAP_MEGABYTES)
+            subprocess.run([*command, ADMINISTRATION, order, MANAGERS[which]], check=True, timeout=300)
+        eventually(lambda: self.state(number) == "ACTIVE", "it is the active one", poll_seconds=0.2)
+
+    def state(self, number: int) -> str | None:
+        """Return what one says that it is, None while it does not answer."""
+        with contextlib.suppress(requests.ConnectionError):
+            answer = requests.get(f"{self.urls[number]}/ws/v1/cluster/info", timeout=60)
+            return str(answer.json()["clusterInfo"]["haState"])
+        return None
+
+    def submit(self, number: int, tag: str, user: str) -> None:
+        """Submit an application that waits for a node, as a user of this cluster."""
+        caller = {"user.name": user}
+        apps = f"{self.urls[number]}/ws/v1/cluster/apps"
+        made = requests.post(f"{apps}/new-application", params=caller, timeout=60)
+        made.raise_for_status()
+        submission = {
+            "application-id": made.json()["application-id"],
+            "application-name": "waits",
+            "application-tags": {"tag": [tag]},
+            "am-container-spec": {"commands": {"command": "true"}},
+        }
+        requests.post(apps, params=caller, json=submission, timeout=60).raise_for_status()
+        wanted = {**caller, "applicationTags": tag, "states": "ACCEPTED"}
+        is_accepted = lambda: requests.get(apps, params=wanted, timeout=60).json()["apps"]  # noqa: E731
+        eventually(is_accepted, "it is accepted", poll_seconds=0.2)
+
+
+@contextlib.contextmanager
+def resource_managers(folder: Path) -> Iterator[ResourceManagers]:
+    """Run two resource managers, both of which are the standby at first.
+
+    :raises DevkitError: when their jars or a Java can't be had
+    """
+    names = [name for name in ADDRESSES if name.startswith("yarn.resourcemanager")]
+    ports = iter(free_ports(len(names) * len(MANAGERS)))
+    addresses = {f"{name}.{manager}": f"localhost:{next(ports)}" for manager in MANAGERS for name in names}
+    high_availability = {
+        "yarn.resourcemanager.cluster-id": "two",
+        "yarn.resourcemanager.ha.enabled": "true",
+        "yarn.resourcemanager.ha.automatic-failover.enabled": "false",
+        "yarn.resourcemanager.ha.rm-ids": ",".join(MANAGERS),
+    }
+    web = [f"http://{addresses[f'yarn.resourcemanager.webapp.address.{manager}']}" for manager in MANAGERS]
+    access = {"yarn.acl.enable": "true", "yarn.admin.acl": getpass.getuser()}
+    cluster = ResourceManagers(folder, (web[0], web[1]))
+    servers: list[Server] = []
+    try:
+        for number, manager in enumerate(MANAGERS):
+            settings = {
+                **addresses,
+                **high_availability,
+                **access,
+                "yarn.resourcemanager.ha.id": manager,
+                "yarn.webapp.filter-entity-list-by-user": str(number == 1).lower(),
+                "yarn.resourcemanager.fs.state-store.uri": f"file://{folder}/applications",
+            }
+            (folder / manager).mkdir()
+            _write_configuration(folder / manager, "file:///", settings)
+            command = java_command(f"{folder / manager / 'conf'}:{jar_directory()}/*", HEAP_MEGABYTES)
+            servers.append(Server(folder / manager / "server", [*command, RESOURCE_MANAGER]))
+        for number, server in enumerate(servers):
+            server.await_up(lambda number=number: cluster.state(number) == "STANDBY")  # type: ignore[misc]
+        yield cluster
+    finally:
+        for server in servers:
+            server.kill()
+
+
 def _write_configuration(folder: Path, hdfs: str, addresses: Mapping[str, str]) -> None:
     folders = {
         "yarn.resourcemanager.fs.state-store.uri": f"file://{folder}/applications",
@@ -304,6 +392,7 @@ def _write_configuration(folder: Path, hdfs: str, addresses: Mapping[str, str]) 
 def _queues() -> Mapping[str, str]:
     root = "yarn.scheduler.capacity.root"
     settings = {f"{root}.queues": ",".join(QUEUES), "yarn.scheduler.capacity.maximum-am-resource-percent": "1"}
+    settings[f"{root}.acl_administer_queue"] = " "  # nobody: where access counts, it would be a right to see all
     for queue, percent in QUEUES.items():
         settings |= {
             f"{root}.{queue}.capacity": str(percent),

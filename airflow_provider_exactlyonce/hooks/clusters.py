@@ -28,6 +28,9 @@ _TIMEOUT_SECONDS: Final = 10
 _DIAGNOSTICS_CHARACTERS: Final = 500
 _YARN_ACTIVE: Final = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED", "RUNNING"})
 _YARN_ENDED: Final = frozenset({"FINISHED", "FAILED", "KILLED"})
+#: Whether lists leave out what the caller may not see, which matters where there are access rights.
+_YARN_FILTER: Final = "yarn.webapp.filter-entity-list-by-user"
+_YARN_ACLS: Final = "yarn.acl.enable"
 _POD_ACTIVE: Final = frozenset({"Pending", "Running"})
 _POD_ENDED: Final = frozenset({"Succeeded", "Failed"})
 _POD_VERBS: Final = ("list", "delete")
@@ -47,6 +50,7 @@ class YarnCluster(Cluster):
 
     def __init__(self, hook: SparkSubmitHook) -> None:
         self._hook: Final = hook
+        self._seen: Final[set[str]] = set()  # start tokens of applications that were listed
         try:
             self._url: Final = str(hook._get_yarn_rm_base_url())
         except ValueError as error:
@@ -58,24 +62,49 @@ class YarnCluster(Cluster):
         super().__init__(f"yarn at {scheme}//{address.rpartition('@')[2]}", earlier_name="yarn")
 
     def state(self, token: str) -> ClusterState:
-        """Look the application up by its tag; not with the hook, for which a state that it does not know has failed.
-
-        A resource manager that is started again answers before it has read which applications there are.
-        """
+        """Look the application up by its tag; not with the hook, for which a state that it does not know has failed."""
         try:
-            knows_all = self._ask("info")["clusterInfo"]["haState"] == "ACTIVE"
-            states = {str(app["state"]) for app in self._find(token)}
+            apps, manager = self._find(token)
+            if not apps:
+                self._check_tells_all(token, manager)
+                apps, again = self._find(token, manager)
+                if again != manager:
+                    raise LookupError(f"{manager} is not the active one any more")
+            states = {str(app["state"]) for app in apps}
         except Exception as error:
             _log.warning("the YARN resource manager does not say whether driver %s runs: %s", token, error)
             return ClusterState.UNKNOWN
-        if not states and not knows_all:
-            return ClusterState.UNKNOWN
         return _judged(states, active=_YARN_ACTIVE, ended=_YARN_ENDED)
+
+    def _check_tells_all(self, token: str, manager: str) -> None:
+        """Check that an application which a resource manager does not list is not there.
+
+        :param manager: the one that has listed; a standby answers these questions for itself
+        :raises LookupError: when it may be there
+        """
+        state = self._ask(manager, "ws/v1/cluster/info")[0]["clusterInfo"]["haState"]
+        if state != "ACTIVE":  # started again, it answers before it has read which applications there are
+            raise LookupError(f"{manager} is {state}, not ACTIVE")
+        if token in self._seen:
+            return
+        try:
+            settings = (self._ask(manager, "conf", name=name)[0]["property"] for name in (_YARN_FILTER, _YARN_ACLS))
+            is_filtered = all(str(setting["value"]).strip().lower() != "false" for setting in settings)
+        except Exception as error:
+            raise LookupError(
+                f"{manager} lists none, and whether it leaves out any ({_YARN_FILTER}): {error}"
+            ) from error
+        if is_filtered:
+            raise LookupError(
+                f"{manager} lists none, and leaves out what the caller may not see ({_YARN_FILTER}=true): let the user "
+                f"of connection {self._hook._conn_id} view the driver's applications, by the driver's own user or "
+                "spark.ui.view.acls, or set that to false"
+            )
 
     def account(self, token: str) -> str:
         """Return the application's id, state, YARN's words and its page, from which its logs are linked."""
         try:
-            return "; ".join(map(self._account_of, self._find(token)))
+            return "; ".join(map(self._account_of, self._find(token)[0]))
         except Exception as error:
             _log.warning("the YARN resource manager says nothing of driver %s: %s", token, error)
             return ""
@@ -94,27 +123,33 @@ class YarnCluster(Cluster):
     def kill(self, token: str) -> None:
         """Kill the application with this tag."""
         try:
-            for application in self._find(token):
+            for application in self._find(token)[0]:
                 self._hook._kill_yarn_application(str(application["id"]))
         except Exception as error:
             _log.warning("driver %s could not be killed on YARN: %s", token, error)
 
-    def _find(self, token: str) -> list[dict[str, Any]]:
-        apps = self._ask("apps", applicationTags=token)["apps"] or {}
-        return list(apps.get("app", ()))
+    def _find(self, token: str, manager: str | None = None) -> tuple[list[dict[str, Any]], str]:
+        """Return the applications with this tag, and the address of the resource manager that has listed them."""
+        answered, manager = self._ask(manager or self._url, "ws/v1/cluster/apps", applicationTags=token)
+        apps = list((answered["apps"] or {}).get("app", ()))
+        if apps:
+            self._seen.add(token)
+        return apps, manager
 
-    def _ask(self, what: str, **query: str) -> dict[str, Any]:
+    def _ask(self, manager: str, path: str, **query: str) -> tuple[dict[str, Any], str]:
+        """Return an answer, and the address of who has given it: a standby redirects to the active one."""
         import requests
 
         answer = requests.get(
-            f"{self._url}/ws/v1/cluster/{what}",
+            f"{manager}/{path}",
             params=query,
+            headers={"Accept": "application/json"},
             auth=self._hook._resolved_yarn_rm_auth,
             timeout=_TIMEOUT_SECONDS,
         )
         answer.raise_for_status()
         answered: dict[str, Any] = answer.json()
-        return answered
+        return answered, answer.url.partition(f"/{path}")[0]
 
 
 class KubernetesCluster(Cluster):

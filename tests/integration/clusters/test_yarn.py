@@ -20,14 +20,17 @@ import pyspark
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
+from airflow_provider_exactlyonce.control.clusters import ClusterState
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.exceptions import WorkerShutdownError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
+from airflow_provider_exactlyonce.hooks import spark_submit
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.storage.opening import store_of
 from tests import object_stores
 from tests.conftest import MakeTopic
-from tests.hadoop_cluster import HadoopCluster
+from tests.hadoop_cluster import HadoopCluster, ResourceManagers, resource_managers
 from tests.integration.control.alarms import alarm
 from tests.integration.operators.test_streaming_deferred import first_event, trigger_of
 from tests.integration.streaming.harness import CONF, JOBS, World, check_counts
@@ -48,6 +51,15 @@ CLUSTER_CONF = {
     # Every host of a cluster has Spark, or else each application brings 400 MB.
     "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent / 'jars'}/*",
 }
+
+
+@pytest.fixture
+def managers(tmp_path: Path) -> Iterator[ResourceManagers]:
+    try:
+        with resource_managers(tmp_path) as running:
+            yield running
+    except DevkitError as error:
+        pytest.skip(f"there is no YARN: {error}")
 
 
 @pytest.fixture
@@ -342,3 +354,28 @@ def test_a_resource_manager_that_has_forgotten_its_applications_costs_one_restar
 
     assert accident.happen(forget) == 1
     assert accident.outcomes() == ["SUCCEEDED"], "the second's; the first is forgotten"
+
+
+def test_a_standby_is_asked_and_an_application_that_yarn_hides_is_not_taken_for_gone(
+    managers: ResourceManagers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    managers.activate(1)
+    managers.submit(1, "hidden", user="somebody")
+    extra = {"deploy-mode": "cluster", "yarn_resourcemanager_webapp_address": managers.urls[0]}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "yarn", "extra": extra}))
+    through_the_first = spark_submit.cluster_of("spark_default", {})
+    extra["yarn_resourcemanager_webapp_address"] = managers.urls[1]
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "yarn", "extra": extra}))
+    through_the_second = spark_submit.cluster_of("spark_default", {})
+    assert through_the_first is not None
+    assert through_the_second is not None
+    assert managers.state(0) == "STANDBY"
+    for through in (through_the_first, through_the_second):
+        caplog.clear()
+        assert through.state("hidden") is ClusterState.UNKNOWN
+        assert f"{managers.urls[1]} lists none, and leaves out what the caller may not see" in caplog.text
+        assert through.state("never submitted") is ClusterState.UNKNOWN
+    managers.activate(0)  # which leaves out nothing
+    for through in (through_the_first, through_the_second):
+        assert through.state("hidden") is ClusterState.ACTIVE
+        assert through.state("never submitted") is ClusterState.GONE

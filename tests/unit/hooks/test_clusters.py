@@ -96,11 +96,12 @@ def yarn(server: Server, connect: Callable[..., None]) -> Cluster:
     return cluster
 
 
+YARN_ACLS = "yarn.acl.enable"
 STATELESS = {"apps": {"app": [{"id": "application_1_0001"}]}}
 
 
 def resource_manager(
-    state: str, final: str = "UNDEFINED", diagnostics: str = "", *, manager: str = "ACTIVE"
+    state: str, final: str = "UNDEFINED", diagnostics: str = "", *, manager: str = "ACTIVE", filters: bool = False
 ) -> Callable[[str, dict[str, list[str]]], tuple[int, object]]:
     """Answer as YARN does, which has one application, with our tag."""
     app = {"id": "application_1_0001", "state": state, "finalStatus": final, "diagnostics": diagnostics}
@@ -108,6 +109,8 @@ def resource_manager(
     def answer(path: str, query: dict[str, list[str]]) -> tuple[int, object]:
         if path == "/ws/v1/cluster/info":
             return 200, {"clusterInfo": {"haState": manager}}
+        if path == "/conf":
+            return 200, {"property": {"value": str(query["name"] == [YARN_ACLS] or filters).lower()}}
         if path == "/ws/v1/cluster/apps":
             return 200, {"apps": {"app": [app]} if query.get("applicationTags") == [TOKEN] else None}
         return (200, {"app": app}) if path == "/ws/v1/cluster/apps/application_1_0001" else (404, {})
@@ -137,22 +140,46 @@ def test_yarn_is_asked_by_the_tag(
 
 
 @pytest.mark.parametrize("answer", [(500, {}), (200, "no JSON"), (200, {}), (401, {}), (200, STATELESS)])
-@pytest.mark.parametrize("asked", ["info", "apps"])
+@pytest.mark.parametrize("asked", ["info", "apps", "conf"])
 def test_a_yarn_that_does_not_answer_as_expected_says_nothing(
     server: Server, connect: Callable[..., None], answer: tuple[int, object], asked: str
 ) -> None:
     cluster, otherwise = yarn(server, connect), resource_manager("FINISHED", "SUCCEEDED")
     server.answer = lambda path, query: answer if path.endswith(asked) else otherwise(path, query)
-    assert cluster.state(TOKEN) is ClusterState.UNKNOWN
+    assert cluster.state("another") is ClusterState.UNKNOWN
+    assert (cluster.state(TOKEN) is ClusterState.UNKNOWN) == (asked == "apps"), (
+        "of what is listed nothing else is asked"
+    )
 
 
 def test_a_yarn_that_is_started_again_does_not_know_yet_what_there_is(
-    server: Server, connect: Callable[..., None]
+    server: Server, connect: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = yarn(server, connect)
     server.answer = resource_manager("FINISHED", "SUCCEEDED", manager="INITIALIZING")
     assert cluster.state("another") is ClusterState.UNKNOWN
+    assert f"{server.address} is INITIALIZING, not ACTIVE" in caplog.text
     assert cluster.state(TOKEN) is ClusterState.GONE, "of this one it knows"
+
+
+def test_what_a_yarn_has_listed_only_after_it_knew_all_counts(server: Server, connect: Callable[..., None]) -> None:
+    cluster, knows = yarn(server, connect), resource_manager("RUNNING")
+    lists = iter([None, {"app": [{"id": "application_1_0001", "state": "RUNNING"}]}])
+    server.answer = lambda path, query: (200, {"apps": next(lists)}) if path.endswith("apps") else knows(path, query)
+    assert cluster.state(TOKEN) is ClusterState.ACTIVE
+
+
+def test_an_application_that_yarn_may_hide_is_gone_only_if_it_was_listed_before(
+    server: Server, connect: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = yarn(server, connect)
+    server.answer = resource_manager("RUNNING", filters=True)
+    assert cluster.state(TOKEN) is ClusterState.ACTIVE
+    assert cluster.state("another") is ClusterState.UNKNOWN
+    assert "yarn.webapp.filter-entity-list-by-user=true" in caplog.text
+    forgetful = resource_manager("RUNNING", filters=True)
+    server.answer = lambda path, query: (200, {"apps": None}) if path.endswith("apps") else forgetful(path, query)
+    assert cluster.state(TOKEN) is ClusterState.GONE
 
 
 def test_a_yarn_that_can_not_be_reached_says_nothing(connect: Callable[..., None]) -> None:

@@ -28,15 +28,17 @@ _OWN: Final = "airflow-provider-exactlyonce"
 _EXTRA: Final = "spark"
 #: What is shipped where it is installed, (distribution, extra), by a module that nothing else of ours brings.
 _OTHERS: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
+    "adlfs": [(_OWN, "azure")],
     "authlib": [(_OWN, "registry")],
+    "gcsfs": [(_OWN, "gcs")],
     "hdfs_native": [(_OWN, "hdfs")],
     "s3fs": [("s3fs", ""), ("universal-pathlib", "")],  # the extra is a provider of Airflow, which stays where it is
 }
 _PACKAGE: Final = "airflow_provider_exactlyonce"
 #: Every Spark has PySpark of its own version; Airflow stays where the task runs.
 _NOT_SHIPPED: Final = ("pyspark", "pyspark-client", "py4j", "apache-airflow")
-#: What grpcio-tools asks for, and its protoc does without.
-_UNUSED: Final = frozenset({"grpcio", "setuptools"})
+#: What a distribution asks for, and does without what we use of it: of grpcio-tools that is protoc.
+_UNUSED: Final[Mapping[str, frozenset[str]]] = {"grpcio-tools": frozenset({"grpcio", "setuptools"})}
 _NEEDED_BY_NOBODY: Final = frozenset({"tests", "__pycache__", "include"})
 _WHEELS_FOLDER: Final = "exactlyonce_wheels"
 _PACKAGE_FOLDER: Final = "exactlyonce_package"
@@ -129,7 +131,7 @@ def _needed() -> Iterator[metadata.Distribution]:
             if required.marker is not None and not required.marker.evaluate({"extra": extra}):
                 continue
             needed = canonicalize_name(required.name)
-            if not needed.startswith(_NOT_SHIPPED) and needed not in _UNUSED:
+            if not needed.startswith(_NOT_SHIPPED) and needed not in _UNUSED.get(name, ()):
                 new = {(needed, extra) for extra in ("", *required.extras)} - seen
                 seen |= new
                 waiting += sorted(new)

@@ -47,8 +47,8 @@ def test_executors_of_a_cluster_get_both_archives_and_know_where_they_are(
     assert conf["spark.pyspark.python"] == f"python3.{sys.version_info.minor}"
     held = {name.partition("/")[0] for name in zipfile.ZipFile(wheels[0]).namelist()}
     assert {"numpy", "pandas", "pyarrow", "kafka", "xxhash", "confluent_kafka", "crc32c", "authlib", "httpx2"} <= held
-    assert {"hdfs_native", "upath", "s3fs", "aiobotocore", "grpc_tools"} <= held
-    assert held.isdisjoint({"pyspark", "airflow", "py4j", "pytest", "grpc", "setuptools"})
+    assert {"hdfs_native", "upath", "s3fs", "aiobotocore", "grpc_tools", "gcsfs", "grpc", "adlfs", "azure"} <= held
+    assert held.isdisjoint({"pyspark", "airflow", "py4j", "pytest", "setuptools"})
     names = zipfile.ZipFile(package[0]).namelist()
     assert "airflow_provider_exactlyonce/streaming/commit/write_stage.py" in names
     assert not [name for name in names if name.endswith(".pyc")]

@@ -33,6 +33,7 @@ _YARN_FILTER: Final = "yarn.webapp.filter-entity-list-by-user"
 _YARN_ACLS: Final = "yarn.acl.enable"
 _POD_ACTIVE: Final = frozenset({"Pending", "Running"})
 _POD_ENDED: Final = frozenset({"Succeeded", "Failed"})
+#: What is done here. Pods are created by spark-submit, whose user may be another one.
 _POD_VERBS: Final = ("list", "delete")
 _SECRET: Final = "spark.kubernetes.driver.secretKeyRef."
 _UPLOAD: Final = "spark.kubernetes.file.upload.path"
@@ -88,17 +89,17 @@ class YarnCluster(Cluster):
         if token in self._seen:
             return
         try:
-            settings = (self._ask(manager, "conf", name=name)[0]["property"] for name in (_YARN_FILTER, _YARN_ACLS))
+            settings = (self._ask(manager, "conf", name=name)[0]["property"] for name in (_YARN_ACLS, _YARN_FILTER))
             is_filtered = all(str(setting["value"]).strip().lower() != "false" for setting in settings)
         except Exception as error:
             raise LookupError(
-                f"{manager} lists none, and whether it leaves out any ({_YARN_FILTER}): {error}"
+                f"{manager} lists none, and does not say whether it leaves out any ({_YARN_FILTER}): {error}"
             ) from error
         if is_filtered:
             raise LookupError(
                 f"{manager} lists none, and leaves out what the caller may not see ({_YARN_FILTER}=true): let the user "
-                f"of connection {self._hook._conn_id} view the driver's applications, by the driver's own user or "
-                "spark.ui.view.acls, or set that to false"
+                f"of connection {self._hook._conn_id} view the driver's application, as who submits it or who is named "
+                "in spark.ui.view.acls, or set that to false"
             )
 
     def account(self, token: str) -> str:

@@ -332,6 +332,23 @@ def test_a_driver_that_was_frozen_while_its_node_was_given_up_wakes_up_and_chang
     assert accident.outcomes() == ["FAILED", "SUCCEEDED"]
 
 
+def test_a_driver_that_outlives_its_node_manager_is_ended_and_replaced_once(
+    accident: Accident, hadoop: HadoopCluster
+) -> None:
+    first: list[psutil.Process] = []
+
+    def lose_node_manager(application: str) -> None:
+        first.extend(hadoop.containers(application))
+        hadoop.node.kill()
+        assert all(map(is_running, first))
+        hadoop.await_lost_node()
+        hadoop.node.start()
+
+    assert accident.happen(lose_node_manager) == 1
+    assert accident.outcomes() == ["FAILED", "SUCCEEDED"]
+    eventually(lambda: not any(map(is_running, first)), "nothing is left of the first driver", poll_seconds=0.2)
+
+
 def test_a_driver_goes_on_while_the_resource_manager_is_away(accident: Accident, hadoop: HadoopCluster) -> None:
     def restart_manager(_: str) -> None:
         hadoop.manager.kill()

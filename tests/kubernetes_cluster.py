@@ -231,6 +231,7 @@ class Node:
     def __init__(self, server: ApiServer, folder: Path) -> None:
         self._server, self._folder = server, folder
         self.pods: dict[str, Pod] = {}
+        self._evicted: set[str] = set()
         self._addresses = (f"127.0.{7 + number // 200}.{2 + number % 200}" for number in itertools.count())
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -249,6 +250,7 @@ class Node:
 
     def evict(self, name: str) -> None:
         """End a pod as a kubelet does whose memory runs short."""
+        self._evicted.add(name)  # of whose end nothing else is reported
         self.pods[name].process.kill()
         self.pods[name].process.wait()
         message = "The node was low on resource: memory."
@@ -285,7 +287,12 @@ class Node:
             elif (start := self._start(pod, container)) is not None:
                 self.pods[name] = start
                 self._tell(pod, "Running", {"running": {"startedAt": _now()}}, start.address)
-        elif running is not None and running.process.poll() is not None and pod["status"]["phase"] == "Running":
+        elif (
+            running is not None
+            and running.process.poll() is not None
+            and name not in self._evicted
+            and pod["status"]["phase"] == "Running"
+        ):
             code = running.process.returncode
             code = code if code >= 0 else 128 - code
             reason = "Error" if code else "Completed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from airflow.providers.apache.spark.hooks import spark_submit as spark_submit_mo
 from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterState
 from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars, spark_connector_jars
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.hooks import spark_submit
 from airflow_provider_exactlyonce.hooks.clusters import LABEL
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
@@ -195,6 +197,42 @@ def test_a_pipeline_runs_in_pods_with_its_home_on_s3_and_with_exactly_the_docume
     # It deletes by name an executor that has ended before the driver, which none has.
     assert kubernetes.asked(*DRIVER) | {("", "pods", "delete")} == rights("spark-driver")
     assert not kubernetes.asked(*EXECUTOR)
+
+
+@pytest.mark.parametrize("is_evicted", [True, False], ids=["evicted", "deleted"])
+def test_a_driver_whose_pod_is_lost_in_mid_batch_is_replaced_once_and_the_next_one_goes_on_exactly(
+    kubernetes: ApiServer,
+    node: Node,
+    world: World,
+    checkpoint: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_evicted: bool,
+) -> None:
+    hold = tmp_path / "hold"
+    world.send(2000)
+
+    def lose_driver() -> None:
+        eventually(hold.exists, "the second batch writes", poll_seconds=0.2)
+        try:
+            [driver] = [name for name in node.pods if name.endswith("-driver")]
+            if is_evicted:
+                node.evict(driver)
+            else:
+                delete(kubernetes, driver)
+        finally:
+            hold.unlink()
+
+    held = {FAILPOINTS: f"during-send:run=1:batch=1:hold={hold}"}
+    with caplog.at_level("INFO"), ThreadPoolExecutor(1) as pool:
+        losing = pool.submit(lose_driver)
+        result = execute(stream(kubernetes, world, checkpoint, env_vars=held), TaskInstance())
+        losing.result()
+    assert result["restarts"] == 1
+    check_counts(world)
+    assert [run.home_path for run in world.ledger()[1]] == [checkpoint.replace("store@", "")] * 2
+    assert len([name for name in node.pods if name.endswith("-driver")]) == 2
+    assert ("Evicted: The node was low on resource" in caplog.text) == is_evicted
 
 
 def delete(kubernetes: ApiServer, name: str) -> None:

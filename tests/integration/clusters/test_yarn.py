@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow_provider_exactlyonce.control.clusters import ClusterState
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.exceptions import WorkerShutdownError
+from airflow_provider_exactlyonce.exceptions import FencedError, WorkerShutdownError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.hooks import spark_submit
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
@@ -63,9 +63,11 @@ def managers(tmp_path: Path) -> Iterator[ResourceManagers]:
 
 
 @pytest.fixture
-def world(kafka_config: dict[str, str], make_topic: MakeTopic, tmp_path: Path) -> World:
+def world(kafka_config: dict[str, str], make_topic: MakeTopic, tmp_path: Path) -> Iterator[World]:
     source, sink = make_topic(2), make_topic(2)
-    return World(config=kafka_config, pipeline=f"on-yarn-{source}", source=source, sink=sink, home=tmp_path / "home")
+    world = World(config=kafka_config, pipeline=f"on-yarn-{source}", source=source, sink=sink, home=tmp_path / "home")
+    yield world
+    world.end()
 
 
 @pytest.fixture
@@ -140,8 +142,18 @@ def is_running(process: psutil.Process) -> bool:
     return False
 
 
+def freeze(accident: Accident, processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Stop a driver and its executors, but not while they hold the lock of the lease: a successor here wants it."""
+    assert processes
+    lease = Home(accident.world.home).lease
+    with store_of(lease).holding(lease, seconds=HANG_SECONDS):
+        for process in processes:
+            process.suspend()
+    return processes
+
+
 class Accident:
-    """A run of the pipeline through the operator, in cluster mode, to which something happens in its second batch.
+    """A run of the pipeline through the operator to which something happens in its second batch.
 
     :ivar hold: keeps the first driver in the middle of that batch
     :ivar checkpoint: the home
@@ -212,7 +224,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def accident(deploy_mode: str, hadoop: HadoopCluster, world: World, tmp_path: Path) -> Accident:
-    assert deploy_mode == "cluster"
     return Accident(hadoop, world, tmp_path / "hold")
 
 
@@ -230,6 +241,7 @@ def test_a_try_leaves_its_driver_to_the_next_one_which_waits_in_the_triggerer(ac
     assert accident.outcomes() == ["SUCCEEDED"]
 
 
+@pytest.mark.parametrize("deploy_mode", ["cluster", "client"], indirect=True)
 def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(
     accident: Accident, hadoop: HadoopCluster
 ) -> None:
@@ -312,24 +324,38 @@ def test_a_driver_that_was_frozen_while_its_node_was_given_up_wakes_up_and_chang
 ) -> None:
     frozen: list[psutil.Process] = []
 
-    def freeze(application: str) -> None:
-        lease = Home(accident.world.home).lease
-        with store_of(lease).holding(lease, seconds=HANG_SECONDS):  # its successor on this host wants this lock
-            for process in hadoop.containers(application):
-                process.suspend()
-                frozen.append(process)
+    def lose_node(application: str) -> None:
+        frozen.extend(freeze(accident, hadoop.containers(application)))
         hadoop.node.kill()
         hadoop.await_lost_node()
         hadoop.node.start()
 
-    assert accident.happen(freeze) == 1
-    assert frozen
+    assert accident.happen(lose_node) == 1
     assert all(map(is_running, frozen))
     for process in frozen:
         process.resume()
     eventually(lambda: not any(map(is_running, frozen)), "the first driver has ended", poll_seconds=0.2)
     check_counts(accident.world)
     assert accident.outcomes() == ["FAILED", "SUCCEEDED"]
+
+
+def test_a_driver_that_yarn_calls_running_while_another_one_has_its_place_wakes_up_fenced(
+    accident: Accident, hadoop: HadoopCluster
+) -> None:
+    def take_its_place(application: str) -> None:
+        frozen = freeze(accident, hadoop.containers(application))
+        second = accident.world.start()
+        assert second.wait() == 0, second.output()
+        assert all(map(is_running, frozen))
+        assert accident.outcomes() == ["UNDEFINED"], "YARN has noticed nothing"
+        for process in frozen:
+            process.resume()
+
+    with pytest.raises(FencedError):
+        accident.happen(take_its_place)
+    check_counts(accident.world)
+    assert [run.home_path for run in accident.world.ledger()[1]] == [accident.checkpoint] * 2
+    eventually(lambda: accident.outcomes() == ["FAILED"], "YARN knows of its end", poll_seconds=0.2)
 
 
 def test_a_driver_that_outlives_its_node_manager_is_ended_and_replaced_once(

@@ -64,7 +64,16 @@ OF_SEVERAL: Final = {
     "storage": (
         "one contract on each store, and homes and checkpoints there",
         {
-            *("contract", "documents", "faults", "hdfs_from_airflow", "home_copy", "remote_home", "s3_from_airflow"),
+            *(
+                "contract",
+                "cost",
+                "documents",
+                "faults",
+                "hdfs_from_airflow",
+                "home_copy",
+                "remote_home",
+                "s3_from_airflow",
+            ),
             *("savepoints", "spark_files"),
         },
     ),

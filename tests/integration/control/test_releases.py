@@ -52,7 +52,7 @@ def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_a
     thread.join()
     assert not thread.is_alive()
     [error] = errors
-    assert "without an account" in str(error) or "never said" in str(error), "it has started what it was given"
+    assert "without an account" in str(error) or "never reported" in str(error), "it has started what it was given"
 
 
 def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Home) -> None:

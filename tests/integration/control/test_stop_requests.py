@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,8 +119,8 @@ def test_a_stop_while_a_living_driver_is_looked_for_waits_for_its_end(
     first_supervisor_killed(home, "take-lease commit note=up until-stop", until_note="up")
     supervised, observe = supervisor(home, "exit=1"), lease.observe
 
-    def stopped(path: Path) -> tuple[lease.Lease | None, lease.Life]:
-        seen = observe(path)
+    def stopped(path: Path, **how: Any) -> tuple[lease.Lease | None, lease.Life]:
+        seen = observe(path, **how)
         supervised.stop("the task was killed")
         return seen
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from itertools import islice
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 #: Seconds for an answer: what hangs holds up watchers for so long.
 PATIENCE: Final = 20.0
+_STEPS: Final = 20
+_STEP_SECONDS: Final = PATIENCE / _STEPS
 #: Of a directory's entries, which one question asks for.
 _LISTED_AT_ONCE: Final = 1000
 #: How often a name node that refuses is tried; the client's own number takes three minutes.
@@ -90,7 +92,10 @@ class HdfsConnection:
         except BaseException:  # as many are there as there may be
             _threads.release()
             raise
-        return answer.result(PATIENCE)
+        # In steps: of a time in which this process is stopped, only one counts.
+        if not any(wait([answer], _STEP_SECONDS).done for _ in range(_STEPS)):
+            raise TimeoutError
+        return answer.result()
 
 
 class HdfsReader:

@@ -163,12 +163,12 @@ def intent(run: Run) -> Intent:
 
 
 def check_cost(who: str, counted: Faults, idle: Callable[[float], None]) -> None:
-    """Compare with the table what is asked in ten minutes, without what is asked at the beginning.
+    """Compare with the table what is asked in five minutes, without what is asked at the beginning.
 
     :param idle: does for so many seconds, of its own time, what the one does who is in that row
     """
     writes, reads = [], []
-    for minutes in (1, 11):
+    for minutes in (1, 6):
         counted.requests.clear()
         idle(60.0 * minutes)
         asked = Counter(
@@ -178,7 +178,7 @@ def check_cost(who: str, counted: Faults, idle: Callable[[float], None]) -> None
         writes.append(asked["write"])
         reads.append(asked["GET"] + asked["HEAD"])
     row = table()[who]
-    a_minute = ((writes[1] - writes[0]) / 10, (reads[1] - reads[0]) / 10)
+    a_minute = ((writes[1] - writes[0]) / 5, (reads[1] - reads[0]) / 5)
     assert (round(a_minute[0]), round(a_minute[1])) == (row.writes, row.reads), a_minute
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from airflow_provider_exactlyonce.storage import hdfs_connection
 from airflow_provider_exactlyonce.storage.hdfs_connection import HdfsConnection
 from airflow_provider_exactlyonce.storage.store import is_no_answer
+from tests.waiting import HANG_SECONDS
 
 DENIED = "org.apache.hadoop.security.AccessControlException: Permission denied: user=a, access=WRITE, inode="
 
@@ -33,6 +36,25 @@ def test_what_the_client_has_no_error_for_is_one_that_is_known(
         HdfsConnection("hdfs://nobody:1", {}).ask(refuse)
     assert (type(raised.value), str(raised.value)) == (kind, said)
     assert is_no_answer(raised.value) is may_be_answered_later
+
+
+def test_an_answer_that_comes_while_this_process_is_stopped_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it wakes up, one step of its wait is over, however long it was stopped."""
+    go, steps = threading.Event(), iter(range(20))
+
+    def wait(answers: list[Future[int]], _: float) -> Any:
+        if next(steps) == 18:
+            go.set()
+            return concurrent.futures.wait(answers, HANG_SECONDS)
+        return SimpleNamespace(done=set())
+
+    monkeypatch.setattr(hdfs_connection, "wait", wait)
+    connection = HdfsConnection("hdfs://nobody:1", {})
+    assert connection.ask(lambda _: go.wait(HANG_SECONDS)) is True
+    steps = iter(range(20, 40))
+    with pytest.raises(OSError, match="has not answered for 20 s"):
+        connection.ask(lambda _: 1)
+    assert list(steps) == []
 
 
 def test_a_thread_that_can_t_be_started_takes_no_place_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

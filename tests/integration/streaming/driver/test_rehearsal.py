@@ -19,7 +19,8 @@ def test_it_leaves_the_session_as_it_was(spark: SparkSession, caplog: pytest.Log
     rehearse(spark)
     assert spark.conf.getAll == before
     assert spark.streams.active == []
-    assert caplog.messages == []
+    own = [record.message for record in caplog.records if not record.name.startswith("py4j")]  # others may let it talk
+    assert own == []
 
 
 def test_one_that_fails_is_told_and_changes_nothing(

@@ -59,7 +59,6 @@ class DriverLocator:
         """Return a living driver, None when there is certainly none.
 
         :raises OutcomeUnknownError: when a driver is silent, and the home takes no writes
-
         :raises AlreadyRunningError: when a driver lives that this supervisor can't take over
         :raises StopRequestedError: when we were asked to stop while it was unknown
         :raises RefusedError: when an upgrade keeps everybody out that nobody goes on with, or a silent driver is on a

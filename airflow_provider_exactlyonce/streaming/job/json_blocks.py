@@ -164,10 +164,11 @@ def _may_be_read(values: pa.Array, *, has_decimals: bool) -> NDArray[np.bool_]:
     for text in _NOT_ASKED:
         if text[:1] in everything and text in everything:
             asked = pc.and_not(asked, pc.match_substring(values, text))
-    as_one = pa.array([everything], pa.large_binary())
-    for pattern in _ODD_DECIMALS if has_decimals else ():
-        if pc.match_substring_regex(as_one, pattern)[0].as_py():
-            asked = pc.and_not(asked, pc.match_substring_regex(values, pattern))
+    if has_decimals:
+        as_one = pa.array([everything], pa.large_binary())
+        for pattern in _ODD_DECIMALS:
+            if pc.match_substring_regex(as_one, pattern)[0].as_py():
+                asked = pc.and_not(asked, pc.match_substring_regex(values, pattern))
     lengths = pc.binary_length(values)
     longest = pc.max(lengths).as_py() or 0
     if longest >= _SHORT_BYTES:

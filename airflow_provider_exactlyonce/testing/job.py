@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceEr
 from airflow_provider_exactlyonce.streaming.analysis import determinism
 from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
 from airflow_provider_exactlyonce.streaming.job.source import Source
-from airflow_provider_exactlyonce.streaming.spark import typed_errors
+from airflow_provider_exactlyonce.streaming.spark import errors
 from airflow_provider_exactlyonce.testing import records
 from airflow_provider_exactlyonce.testing.records import Given
 
@@ -194,7 +194,7 @@ class _Query:
                 )
             )
         except Exception as error:  # the query's own error has the plan's text, in which every mark is
-            self._failure = error if isinstance(error, ExactlyOnceError) else typed_errors.find(str(error))
+            self._failure = error if isinstance(error, ExactlyOnceError) else errors.meaning_of_batch(str(error))
             raise
         finally:
             kept.unpersist()

@@ -34,7 +34,7 @@ help: ## list what there is
 
 setup: $(STAMP) ## make .venv from the lock file, and fill the per-user cache; the second time nothing is done
 
-$(STAMP): requirements.lock pyproject.toml scripts/setup.sh scripts/preflight.sh airflow_provider_exactlyonce/devkit/checksums.txt
+$(STAMP): requirements.lock pyproject.toml scripts/setup.sh scripts/preflight.sh airflow_provider_exactlyonce/jars/checksums.txt
 	@scripts/setup.sh "$(PYTHON)"
 	@touch $@
 
@@ -98,7 +98,7 @@ lock: ## remake requirements.lock from pyproject.toml (needs uv)
 	"$$uv" pip compile --quiet pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 		--no-header --output-file requirements.lock
 
-checksums: setup ## download the jars afresh and remake their checksums, after a change of devkit/ivy.xml, s3a.xml, gcs.xml or azure.xml
+checksums: setup ## download the jars afresh and remake their checksums, after a change of jars/ivy.xml, s3a.xml, gcs.xml or azure.xml
 	@$(VENV_PYTHON) scripts/remake_checksums.py
 
 bench-commit: setup ## measure what a commit costs a batch, and how soon a reader sees it

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, Final
 
 MOVED: Final = {
+    "devkit.jars": "jars.cache",
     "health": "policies.health_rules",
     "restart": "policies.restart_strategy",
     "state.collected": "state",

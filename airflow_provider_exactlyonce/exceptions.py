@@ -186,6 +186,10 @@ class NotAnsweredError(ExactlyOnceError):
     """A driver has not answered a request in time; it may still do so."""
 
 
+class MissingRequirementError(ExactlyOnceError):
+    """The machine lacks a jar, Java or PySpark; the message says which, and how to get it."""
+
+
 class SequencerPortError(ExactlyOnceError):
     """The sequencer's port is in use, perhaps by a driver that is about to end; nothing was fenced or written."""
 

@@ -42,9 +42,9 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
-from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
+from airflow_provider_exactlyonce.jars import class_archive
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy

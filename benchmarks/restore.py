@@ -35,7 +35,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from airflow_provider_exactlyonce.jars.cache import spark_connector_jars
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline

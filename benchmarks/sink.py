@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from airflow_provider_exactlyonce.jars.cache import spark_connector_jars
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch

@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from airflow_provider_exactlyonce.jars.cache import spark_connector_jars
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from demo import judge, main_job, page, processes, report, stock
 from demo.bench import Bench, feed

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from airflow_provider_exactlyonce.jars.cache import spark_connector_jars
 from airflow_provider_exactlyonce.streaming.settings import DEFAULTS
 from demo import processes, topics
 from demo.history import Batch, Event, History, Kill, read_updates, source_ranges

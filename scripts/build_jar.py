@@ -10,8 +10,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars
-from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
+from airflow_provider_exactlyonce.jars.cache import EXCLUSIVE_FILES_JAR, s3a_jars
+from airflow_provider_exactlyonce.jars.spark import pyspark_jars
 
 SOURCES = sorted(EXCLUSIVE_FILES_JAR.parent.glob("*.java"))
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from airflow_provider_exactlyonce.devkit.broker import end_broker
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.jars import cache_directory, clear_cache
 from airflow_provider_exactlyonce.devkit.state import STATE_NAME, BrokerState
+from airflow_provider_exactlyonce.jars.cache import cache_directory, clear_cache
 
 PROJECT = Path(__file__).resolve().parents[1]
 

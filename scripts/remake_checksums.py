@@ -1,4 +1,4 @@
-"""Resolve the devkit's jars afresh and write the checksums of what came. For maintainers, after a version changed."""
+"""Resolve the jars afresh and write the checksums of what came. For maintainers, after a version changed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 import tempfile
 from pathlib import Path
 
-from airflow_provider_exactlyonce.devkit.ivy import retrieve
-from airflow_provider_exactlyonce.devkit.jars import AZURE, DEVKIT, GCS, S3A, JarSet
+from airflow_provider_exactlyonce.jars.cache import AZURE, GCS, KAFKA, S3A, JarSet
+from airflow_provider_exactlyonce.jars.ivy import retrieve
 
 
 def remake(wanted: JarSet) -> None:
@@ -25,5 +25,5 @@ def remake(wanted: JarSet) -> None:
 
 
 if __name__ == "__main__":
-    for jars in (DEVKIT, S3A, GCS, AZURE):
+    for jars in (KAFKA, S3A, GCS, AZURE):
         remake(jars)

@@ -15,7 +15,7 @@ import pytest
 from azure.core.exceptions import AzureError
 from azure.storage.blob import BlobServiceClient
 
-from airflow_provider_exactlyonce.devkit.jars import cache_directory, exclusive
+from airflow_provider_exactlyonce.jars.cache import cache_directory, exclusive
 from airflow_provider_exactlyonce.storage import azure_environment
 from tests.ports import free_port
 from tests.waiting import eventually

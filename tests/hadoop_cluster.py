@@ -21,11 +21,11 @@ import pytest
 import requests
 
 from airflow_provider_exactlyonce.devkit import guard
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.ivy import retrieve
-from airflow_provider_exactlyonce.devkit.jars import cache_directory, exclusive
-from airflow_provider_exactlyonce.devkit.java import java_command, java_executable
 from airflow_provider_exactlyonce.devkit.launch import launch, log_path, log_tail, open_log
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
+from airflow_provider_exactlyonce.jars.cache import cache_directory, exclusive
+from airflow_provider_exactlyonce.jars.ivy import retrieve
+from airflow_provider_exactlyonce.jars.java import java_command, java_executable
 from tests.ports import free_ports
 from tests.waiting import eventually
 
@@ -83,7 +83,7 @@ ADDRESSES: Final = (
 def jar_directory() -> Path:
     """Return where the jars are, 120 MB in the per-user cache; fetch them first if they aren't there.
 
-    :raises DevkitError: when they can't be had
+    :raises MissingRequirementError: when they can't be had
     """
     cache = cache_directory() / "tests"
     folder = cache / f"hadoop-{VERSION}"
@@ -234,7 +234,7 @@ def working_in(folder: Path, part: str = "") -> Iterator[psutil.Process]:
 def hadoop_cluster(folder: Path) -> Iterator[HadoopCluster]:
     """Run a cluster; at the end nothing of it runs, containers neither.
 
-    :raises DevkitError: when its jars or a Java can't be had
+    :raises MissingRequirementError: when its jars or a Java can't be had
     """
     class_path = f"{folder / 'conf'}:{jar_directory()}/*"
     name_node, *ports = free_ports(1 + len(ADDRESSES))
@@ -334,7 +334,7 @@ class ResourceManagers:
 def resource_managers(folder: Path) -> Iterator[ResourceManagers]:
     """Run two resource managers, both of which are the standby at first.
 
-    :raises DevkitError: when their jars or a Java can't be had
+    :raises MissingRequirementError: when their jars or a Java can't be had
     """
     names = [name for name in ADDRESSES if name.startswith("yarn.resourcemanager")]
     ports = iter(free_ports(len(names) * len(MANAGERS)))
@@ -409,5 +409,5 @@ def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HadoopCluster]:
     try:
         with hadoop_cluster(tmp_path_factory.mktemp("hadoop")) as cluster:
             yield cluster
-    except DevkitError as error:
+    except MissingRequirementError as error:
         pytest.skip(f"there is no HDFS and YARN: {error}")

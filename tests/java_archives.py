@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.ivy import retrieve
-from airflow_provider_exactlyonce.devkit.jars import cache_directory, exclusive
-from airflow_provider_exactlyonce.devkit.java import java_version
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
+from airflow_provider_exactlyonce.jars.cache import cache_directory, exclusive
+from airflow_provider_exactlyonce.jars.ivy import retrieve
+from airflow_provider_exactlyonce.jars.java import java_version
 
 
 @functools.cache
@@ -28,7 +28,7 @@ def newest_java(at_least: int) -> str | None:
         if os.access(program, os.X_OK):
             try:
                 versions[program] = java_version(program)
-            except DevkitError:
+            except MissingRequirementError:
                 continue
     best = max(versions, key=lambda program: versions[program], default=None)
     return best if best is not None and versions[best] >= at_least else None

@@ -26,9 +26,9 @@ import pytest
 import requests
 import yaml
 
-from airflow_provider_exactlyonce.devkit.jars import cache_directory, exclusive
-from airflow_provider_exactlyonce.devkit.java import java_executable
-from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
+from airflow_provider_exactlyonce.jars.cache import cache_directory, exclusive
+from airflow_provider_exactlyonce.jars.java import java_executable
+from airflow_provider_exactlyonce.jars.spark import pyspark_jars
 from tests.hadoop_cluster import Server
 from tests.ports import free_ports
 

@@ -19,7 +19,8 @@ SQUARE, MARGIN = 15, 190
 #: What each room may import of the others, from the lowest to the highest; everybody may import the plain modules at
 #: the top of the package (exceptions and so on). A line that is longer than it was says that a room knows more.
 ROOMS: dict[str, set[str]] = {
-    "devkit": set(),
+    "jars": set(),
+    "devkit": {"jars"},
     "kafka": set(),
     "state": set(),
     "policies": set(),
@@ -33,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "checkpoint": {"kafka", "storage", "control", "ledger", "tables", "streaming.file_systems"},
     "backfill": {"kafka", "storage", "control", "ledger", "tables", "checkpoint"},
     "streaming.settings": {"kafka"},
-    "streaming.file_systems": {"devkit", "storage", "streaming.settings"},
+    "streaming.file_systems": {"jars", "storage", "streaming.settings"},
     "streaming.sequencer": {"kafka", "streaming.settings"},
     "streaming.sinks": {"storage", "ledger"},
     "streaming.spark": {"kafka", "storage", "control", "checkpoint", "streaming.settings"},
@@ -68,7 +69,7 @@ ROOMS: dict[str, set[str]] = {
         *("streaming.sinks", "streaming.spark", "streaming.commit"),
     },
     "streaming.driver": {
-        *("devkit", "kafka", "policies", "control", "ledger", "tables", "checkpoint", "backfill"),
+        *("jars", "kafka", "policies", "control", "ledger", "tables", "checkpoint", "backfill"),
         *(
             "streaming.settings",
             "streaming.sequencer",
@@ -107,7 +108,7 @@ ROOMS: dict[str, set[str]] = {
         *("streaming.sinks.kafka", "streaming.spark", "streaming.job", "streaming.commit", "streaming.replay"),
     },
     "hooks": {
-        *("devkit", "storage", "control", "ledger", "tables", "checkpoint"),
+        *("jars", "storage", "control", "ledger", "tables", "checkpoint"),
         *("streaming.settings", "streaming.file_systems"),
     },
     "triggers": {"policies", "control", "ledger", "transactions", "hooks"},
@@ -117,7 +118,18 @@ ROOMS: dict[str, set[str]] = {
         *("policies", "control", "ledger", "links", "audit", "checkpoint", "backfill", "upgrade", "hooks", "triggers"),
     },
     "cli": {
-        *("devkit", "kafka", "policies", "control", "ledger", "audit", "transactions", "checkpoint", "backfill"),
+        *(
+            "devkit",
+            "jars",
+            "kafka",
+            "policies",
+            "control",
+            "ledger",
+            "audit",
+            "transactions",
+            "checkpoint",
+            "backfill",
+        ),
         *("streaming.settings", "streaming.sinks", "streaming.spark", "streaming.analysis", "streaming.job"),
         *("streaming.sinks.files", "streaming.replay", "streaming.driver", "doctor", "upgrade"),
         *("storage", "streaming.file_systems"),

@@ -20,7 +20,7 @@ from typing import IO, Any, Final, TypeAlias
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit import class_archive
+from airflow_provider_exactlyonce.jars import class_archive
 from tests.driver_forks import DriverForks, ForkedDriver
 
 DriverProcess: TypeAlias = subprocess.Popen[bytes] | ForkedDriver

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.devkit.jars import cache_directory, exclusive
+from airflow_provider_exactlyonce.jars.cache import cache_directory, exclusive
 
 _MARK: Final = "rows: "
 #: What Spark says then.

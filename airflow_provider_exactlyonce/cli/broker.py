@@ -15,10 +15,10 @@ from airflow_provider_exactlyonce.cli.output import tell
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker, end_broker
 from airflow_provider_exactlyonce.devkit.configuration import HOST
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.jars import resolve
 from airflow_provider_exactlyonce.devkit.probe import why_not_ready
 from airflow_provider_exactlyonce.devkit.state import BrokerState
 from airflow_provider_exactlyonce.devkit.topics import create_topic
+from airflow_provider_exactlyonce.jars.cache import resolve
 
 DEFAULT_DATA: Final = Path(".exactlyonce/broker")
 EXIT_FAILED: Final = 1

@@ -7,8 +7,8 @@ import argparse
 from airflow_provider_exactlyonce.cli.arguments import declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer, progress
-from airflow_provider_exactlyonce.devkit import class_archive
-from airflow_provider_exactlyonce.devkit.jars import complete_spark, jar_directory, resolve
+from airflow_provider_exactlyonce.jars import class_archive
+from airflow_provider_exactlyonce.jars.cache import complete_spark, jar_directory, resolve
 
 
 def add_to(program: Command) -> None:

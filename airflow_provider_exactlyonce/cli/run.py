@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.cli.arguments import SUBMISSION, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import processes
-from airflow_provider_exactlyonce.devkit import class_archive
+from airflow_provider_exactlyonce.jars import class_archive
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.driver import options
 

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from airflow_provider_exactlyonce.devkit import class_archive
-from airflow_provider_exactlyonce.devkit.spark import spark_submit
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.jars import class_archive
+from airflow_provider_exactlyonce.jars.spark import spark_submit
 from airflow_provider_exactlyonce.streaming import file_systems, settings
 
 
@@ -31,7 +31,7 @@ def submit_command(
     if packages:
         command += ["--packages", packages]
     else:
-        from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+        from airflow_provider_exactlyonce.jars.cache import spark_connector_jars
 
         jars = [*spark_connector_jars(), *jars]
     if jars:

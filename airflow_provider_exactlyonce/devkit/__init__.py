@@ -1,5 +1,4 @@
-"""A real Kafka broker for development and tests, and drivers' jars with an archive of Spark's classes.
+"""A real Kafka broker for development and tests.
 
-Nothing here knows of pipelines. ``cli`` starts the broker; ``cli``, ``hooks`` and ``streaming`` take jars and archive
-from here.
+Nothing here knows of pipelines; the jars that it starts with are in ``jars``. ``cli`` starts it, and tests do.
 """

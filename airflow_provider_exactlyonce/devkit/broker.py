@@ -22,12 +22,12 @@ from airflow_provider_exactlyonce.devkit.configuration import (
     write_properties,
 )
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.jars import broker_jars
-from airflow_provider_exactlyonce.devkit.java import java_command
 from airflow_provider_exactlyonce.devkit.launch import launch, log_path, log_tail, open_log
 from airflow_provider_exactlyonce.devkit.probe import why_not_ready
 from airflow_provider_exactlyonce.devkit.state import BrokerState
 from airflow_provider_exactlyonce.devkit.storage import fence_killed_broker, format_storage, is_taken_for_alive
+from airflow_provider_exactlyonce.jars.cache import broker_jars
+from airflow_provider_exactlyonce.jars.java import java_command
 from airflow_provider_exactlyonce.polling import poll_until
 
 START_TIMEOUT_SECONDS: Final = 90.0

@@ -6,4 +6,4 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 
 
 class DevkitError(ExactlyOnceError):
-    """The machine lacks a requirement of the embedded broker; the message names it, and how to get it."""
+    """The embedded broker can't start, stop or make a topic; the message says why, and what to do."""

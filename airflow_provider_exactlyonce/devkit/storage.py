@@ -28,9 +28,9 @@ from airflow_provider_exactlyonce.devkit.configuration import (
     write_fencing_properties,
 )
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.java import java_command
 from airflow_provider_exactlyonce.devkit.launch import GUARD_TIMEOUT_SECONDS, launch, log_path, log_tail
 from airflow_provider_exactlyonce.devkit.metadata_log import is_unfenced
+from airflow_provider_exactlyonce.jars.java import java_command
 from airflow_provider_exactlyonce.polling import poll_until
 
 HEAP_MEGABYTES: Final = 128

@@ -46,8 +46,8 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     """
     from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
     from airflow_provider_exactlyonce.control.launching import Launch
-    from airflow_provider_exactlyonce.devkit import class_archive
     from airflow_provider_exactlyonce.hooks import clusters, connections, kafka, object_storage, spark_submit
+    from airflow_provider_exactlyonce.jars import class_archive
     from airflow_provider_exactlyonce.streaming.settings import (
         KAFKA_VARIABLE,
         POSTGRES_VARIABLE,

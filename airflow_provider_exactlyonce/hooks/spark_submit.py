@@ -63,7 +63,7 @@ def build_command(
     """
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
-    from airflow_provider_exactlyonce.devkit.jars import cache_directory
+    from airflow_provider_exactlyonce.jars.cache import cache_directory
     from airflow_provider_exactlyonce.streaming.settings import program_of, submit_settings
 
     connected = _hook(submitted.conn_id, submitted.conf)
@@ -143,7 +143,7 @@ def submission_environment() -> dict[str, str]:
 
     The interpreter's own variables would do, too, but go on to a driver in a cluster, where their paths mean nothing.
     """
-    from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
+    from airflow_provider_exactlyonce.jars.spark import pyspark_jars
 
     is_ours = Path(_executable("spark-submit")).parent == Path(sys.executable).parent
     return {"SPARK_HOME": str(pyspark_jars().parent)} if is_ours and "SPARK_HOME" not in os.environ else {}
@@ -161,7 +161,7 @@ def _executable(program: str) -> str:
 
 
 def _jars(submitted: DriverSettings, arguments: Sequence[str]) -> str | None:
-    from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+    from airflow_provider_exactlyonce.jars.cache import spark_connector_jars
     from airflow_provider_exactlyonce.streaming.file_systems import driver_jars
 
     complete = not (submitted.jars or submitted.packages)

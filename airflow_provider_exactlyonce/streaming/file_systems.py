@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, azure_jars, gcs_jars, s3a_jars
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.jars.cache import EXCLUSIVE_FILES_JAR, azure_jars, gcs_jars, s3a_jars
 from airflow_provider_exactlyonce.storage import azure_environment, gcs_environment, s3_environment
 from airflow_provider_exactlyonce.storage.opening import is_local, place_of
 from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, FILE_MANAGER
@@ -84,7 +84,7 @@ def driver_jars(arguments: Sequence[str], *, complete: bool = True) -> list[Path
 
     :param complete: False where others bring what Spark lacks, by ``--packages``: then only those of this package
     :raises RefusedError: when a home can't be there; neither a JVM nor its command line has the location then
-    :raises DevkitError: when they aren't there and can't be had
+    :raises MissingRequirementError: when they aren't there and can't be had
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--home", default="")
@@ -95,7 +95,7 @@ def driver_jars(arguments: Sequence[str], *, complete: bool = True) -> list[Path
 def session_settings(place: Any) -> dict[str, str]:
     """Return the settings of a session that works on the checkpoint in a place without spark-submit.
 
-    :raises DevkitError: when jars aren't there and can't be had
+    :raises MissingRequirementError: when jars aren't there and can't be had
     """
     scheme = "" if is_local(place) else place.protocol
     system = FILE_SYSTEMS.get(scheme, LOCAL)

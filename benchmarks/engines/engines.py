@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.cli.submission import environment, submit_command
-from airflow_provider_exactlyonce.devkit import class_archive
-from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from airflow_provider_exactlyonce.jars import class_archive
+from airflow_provider_exactlyonce.jars.cache import spark_connector_jars
 from airflow_provider_exactlyonce.streaming import settings
 from benchmarks.engines.assignment import HEAP_MEGABYTES, Assignment
 

@@ -11,8 +11,8 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.devkit.ivy import retrieve
-from airflow_provider_exactlyonce.devkit.jars import cache_directory
+from airflow_provider_exactlyonce.jars.cache import cache_directory
+from airflow_provider_exactlyonce.jars.ivy import retrieve
 
 FLINK_VERSION: Final = "2.2.1"
 CONNECTOR_VERSION: Final = "4.0.1-2.0"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.failpoints import NAMES
+from airflow_provider_exactlyonce.jars import class_archive
 from tests.crash_matrix import report, stock
 from tests.crash_matrix.cases import POINTS_WITH_TABLE, Case, cases, worlds
 from tests.crash_matrix.lane import Result, run_lanes

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit import class_archive
-from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from airflow_provider_exactlyonce.jars import class_archive
+from airflow_provider_exactlyonce.jars.cache import spark_connector_jars
 from airflow_provider_exactlyonce.streaming import file_systems
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests.integration.streaming.harness import CONF

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit.jars import cache_directory
 from airflow_provider_exactlyonce.hooks import packages
+from airflow_provider_exactlyonce.jars.cache import cache_directory
 from tests import azurite, object_stores
 from tests.waiting import HANG_SECONDS
 

@@ -29,18 +29,18 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     for needed in (
         "py.typed",
         "get_provider_info.py",
-        "devkit/ivy.xml",
-        "devkit/checksums.txt",
-        "devkit/s3a.xml",
-        "devkit/azure.xml",
-        "devkit/azure_checksums.txt",
-        "devkit/gcs.xml",
-        "devkit/gcs_checksums.txt",
+        "jars/ivy.xml",
+        "jars/checksums.txt",
+        "jars/s3a.xml",
+        "jars/azure.xml",
+        "jars/azure_checksums.txt",
+        "jars/gcs.xml",
+        "jars/gcs_checksums.txt",
         "docs/errors.md",
     ):
         assert f"airflow_provider_exactlyonce/{needed}" in names
     assert [name for name in names if name.endswith((".pyc", ".jar"))] == [
-        "airflow_provider_exactlyonce/devkit/exclusive-checkpoint-files.jar"
+        "airflow_provider_exactlyonce/jars/exclusive-checkpoint-files.jar"
     ]
 
 

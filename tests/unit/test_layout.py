@@ -51,7 +51,7 @@ SCENARIOS: Final = {".", "airflow", "brokers", "clusters", "compatibility", "pro
 #: Tests with a real broker, Spark or Airflow that are of several modules of their room, and what they have in common.
 OF_SEVERAL: Final = {
     "control": ("drivers that somebody else began or stops", {"other_hosts", "stop_requests", "takeover"}),
-    "devkit": ("a file that is built from the sources beside it", {"exclusive_files_jar"}),
+    "jars": ("a file that is built from the sources beside it", {"exclusive_files_jar"}),
     "kafka": (
         "requests as a real broker takes them, or while it fails",
         {

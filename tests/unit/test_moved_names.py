@@ -11,6 +11,7 @@ from airflow_provider_exactlyonce._moved import MOVED
 PACKAGE = "airflow_provider_exactlyonce"
 
 OLD_NAMES = [
+    *[("devkit.jars", "jars.cache", name) for name in ("broker_jars", "spark_connector_jars")],
     *[("health", "policies.health_rules", "HealthRules")],
     *[("restart", "policies.restart_strategy", "RestartStrategy")],
     *[("state.collected", "state", name) for name in ("ListState", "MapState")],

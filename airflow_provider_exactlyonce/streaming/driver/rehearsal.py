@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.devkit import class_training
+from airflow_provider_exactlyonce.jars import class_training
 from airflow_provider_exactlyonce.storage.opening import hadoop_url
 from airflow_provider_exactlyonce.streaming import settings
 

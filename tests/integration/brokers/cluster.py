@@ -14,11 +14,11 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from airflow_provider_exactlyonce.devkit import guard
 from airflow_provider_exactlyonce.devkit.configuration import DEFAULTS, LOGGING_OPTIONS, log_directory
-from airflow_provider_exactlyonce.devkit.jars import broker_jars
-from airflow_provider_exactlyonce.devkit.java import java_command
 from airflow_provider_exactlyonce.devkit.launch import launch, log_path, log_tail, open_log
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.devkit.storage import format_storage
+from airflow_provider_exactlyonce.jars.cache import broker_jars
+from airflow_provider_exactlyonce.jars.java import java_command
 from tests.integration.brokers import disks
 from tests.integration.brokers.network import Network
 from tests.waiting import eventually

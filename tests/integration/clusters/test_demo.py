@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
 from tests import hadoop_cluster
 from tests.integration.test_demo import demo, started_by
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 def test_the_main_job_on_a_cluster_is_right_when_a_leader_is_killed_in_mid_batch(tmp_path: Path) -> None:
     try:
         hadoop_cluster.jar_directory()
-    except DevkitError as error:
+    except MissingRequirementError as error:
         pytest.skip(f"there is no HDFS and YARN: {error}")
     with demo(tmp_path, "demo.cluster") as process:
         text, _ = process.communicate()

@@ -15,11 +15,11 @@ import pytest
 from airflow.providers.apache.spark.hooks import spark_submit as spark_submit_module
 
 from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterState
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars, spark_connector_jars
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.hooks import spark_submit
 from airflow_provider_exactlyonce.hooks.clusters import LABEL
+from airflow_provider_exactlyonce.jars.cache import EXCLUSIVE_FILES_JAR, s3a_jars, spark_connector_jars
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from tests import object_stores
 from tests.conftest import MakeTopic

@@ -22,8 +22,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_exactlyonce.control.clusters import ClusterState
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.exceptions import FencedError, WorkerShutdownError
+from airflow_provider_exactlyonce.exceptions import FencedError, MissingRequirementError, WorkerShutdownError
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.hooks import spark_submit
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
@@ -58,7 +57,7 @@ def managers(tmp_path: Path) -> Iterator[ResourceManagers]:
     try:
         with resource_managers(tmp_path) as running:
             yield running
-    except DevkitError as error:
+    except MissingRequirementError as error:
         pytest.skip(f"there is no YARN: {error}")
 
 

@@ -14,11 +14,11 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_exactlyonce.devkit import guard
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.devkit.configuration import HOST
-from airflow_provider_exactlyonce.devkit.jars import broker_jars
-from airflow_provider_exactlyonce.devkit.java import java_command
 from airflow_provider_exactlyonce.devkit.launch import launch
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.jars.cache import broker_jars
+from airflow_provider_exactlyonce.jars.java import java_command
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from tests.ports import free_port
 from tests.waiting import HANG_SECONDS, eventually

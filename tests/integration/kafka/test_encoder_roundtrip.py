@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from airflow_provider_exactlyonce.devkit.jars import broker_jars
-from airflow_provider_exactlyonce.devkit.java import java_executable
+from airflow_provider_exactlyonce.jars.cache import broker_jars
+from airflow_provider_exactlyonce.jars.java import java_executable
 from airflow_provider_exactlyonce.kafka.compression import ATTRIBUTES, Compression
 from airflow_provider_exactlyonce.kafka.record_batch import Body, with_header
 from airflow_provider_exactlyonce.kafka.transaction import add_partitions, produce

@@ -24,8 +24,8 @@ from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import lease, requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.processes import OUTPUT_VARIABLE
-from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
+from airflow_provider_exactlyonce.jars import class_archive
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
 from airflow_provider_exactlyonce.storage.opening import store_of

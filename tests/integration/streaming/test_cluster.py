@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit.jars import cache_directory
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.jars.cache import cache_directory
 from tests import object_stores
 from tests.integration.streaming.cluster import CANNOT_BE_APART, Cluster, spark_cluster
 from tests.integration.streaming.harness import JOBS, Driver, World, check_counts, open_transactions

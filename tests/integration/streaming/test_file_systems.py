@@ -15,9 +15,9 @@ from py4j import java_gateway, protocol
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
-from airflow_provider_exactlyonce.devkit.java import java_executable
-from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
+from airflow_provider_exactlyonce.jars.cache import EXCLUSIVE_FILES_JAR
+from airflow_provider_exactlyonce.jars.java import java_executable
+from airflow_provider_exactlyonce.jars.spark import pyspark_jars
 from airflow_provider_exactlyonce.streaming import file_systems
 from tests import class_archives, commands
 from tests.integration.streaming.checkpoint_races import WRITERS, race

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.cli.submission import environment
-from airflow_provider_exactlyonce.devkit import class_archive
+from airflow_provider_exactlyonce.jars import class_archive
 
 
 def test_a_driver_starts_from_the_archive_and_keeps_its_own_options(

@@ -16,13 +16,13 @@ from airflow_provider_exactlyonce.control import processes
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
-from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.hooks import spark_submit
 from airflow_provider_exactlyonce.hooks.clusters import KubernetesCluster
 from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.hooks.launch import build_launch
 from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
+from airflow_provider_exactlyonce.jars import class_archive
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.storage import s3_environment
 from tests.unit.hooks.conftest import PASSWORD

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit.jars import cache_directory
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.hooks import packages
+from airflow_provider_exactlyonce.jars.cache import cache_directory
 
 CLUSTER = "spark://host:7077"
 

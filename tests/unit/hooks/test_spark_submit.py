@@ -11,9 +11,9 @@ import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings, build_command, python_environment
+from airflow_provider_exactlyonce.jars.cache import EXCLUSIVE_FILES_JAR
 
 
 @pytest.fixture(autouse=True)

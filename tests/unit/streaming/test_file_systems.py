@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.jars.cache import EXCLUSIVE_FILES_JAR
 from airflow_provider_exactlyonce.storage import azure_environment, s3_environment
 from airflow_provider_exactlyonce.streaming import file_systems
 

@@ -19,8 +19,8 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
-from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 from airflow_provider_exactlyonce.exceptions import BadRecordError, RecordTooLargeError, RefusedError
+from airflow_provider_exactlyonce.jars.cache import spark_connector_jars
 from tests import commands
 from tests.integration.streaming.harness import (
     JOBS,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit import class_training
+from airflow_provider_exactlyonce.jars import class_training
 from airflow_provider_exactlyonce.streaming.driver.rehearsal import rehearse
 
 if TYPE_CHECKING:

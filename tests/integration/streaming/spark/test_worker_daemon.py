@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import processes
-from airflow_provider_exactlyonce.devkit import class_archive
+from airflow_provider_exactlyonce.jars import class_archive
 from airflow_provider_exactlyonce.streaming.driver import job_main
 from airflow_provider_exactlyonce.streaming.spark import worker_daemon
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit import class_archive
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.jars import CACHE_VARIABLE, clear_cache
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
+from airflow_provider_exactlyonce.jars import class_archive
+from airflow_provider_exactlyonce.jars.cache import CACHE_VARIABLE, clear_cache
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_of_several_at_once_one_makes_it(jobs: list[Path]) -> None:
 
 def test_a_cache_that_cannot_be_written_is_told(machine: Path) -> None:
     (machine / "the cache").write_text("no folder")
-    with pytest.raises(DevkitError, match="the cache"):
+    with pytest.raises(MissingRequirementError, match="the cache"):
         class_archive.make(print)
 
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
 
 
 def spark_submit() -> str:
@@ -19,7 +19,7 @@ def spark_submit() -> str:
 def spark_jars() -> Path:
     """Return the folder of Spark's jars, of SPARK_HOME or of the installed pyspark.
 
-    :raises DevkitError: when there is no Spark
+    :raises MissingRequirementError: when there is no Spark
     """
     if home := os.environ.get("SPARK_HOME"):
         return Path(home, "jars")
@@ -29,9 +29,9 @@ def spark_jars() -> Path:
 def pyspark_jars() -> Path:
     """Return the folder of the jars in the installed pyspark.
 
-    :raises DevkitError: when pyspark isn't installed
+    :raises MissingRequirementError: when pyspark isn't installed
     """
     specification = importlib.util.find_spec("pyspark")
     if specification is None or not specification.submodule_search_locations:
-        raise DevkitError("pyspark is not installed: `pip install 'airflow-provider-exactlyonce[spark]'`")
+        raise MissingRequirementError("pyspark is not installed: `pip install 'airflow-provider-exactlyonce[spark]'`")
     return Path(next(iter(specification.submodule_search_locations)), "jars")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR
+from airflow_provider_exactlyonce.jars.cache import EXCLUSIVE_FILES_JAR
 from scripts.build_jar import build
 
 

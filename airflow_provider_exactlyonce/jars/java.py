@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
 
 MINIMUM_JAVA_VERSION: Final = 17
 HOW_TO_GET_JAVA: Final = "install it with `apt-get install openjdk-17-jre-headless`, or set JAVA_HOME to a newer one"
@@ -20,28 +20,28 @@ HOW_TO_GET_JAVA: Final = "install it with `apt-get install openjdk-17-jre-headle
 def java_executable() -> Path:
     """Return the ``java`` that JAVA_HOME or PATH names, once it is known to be new enough.
 
-    :raises DevkitError: when there is none, or it is too old
+    :raises MissingRequirementError: when there is none, or it is too old
     """
     java = find_java()
     version = java_version(str(java))
     if version < MINIMUM_JAVA_VERSION:
-        raise DevkitError(f"{java} is Java {version}; {MINIMUM_JAVA_VERSION} is needed: {HOW_TO_GET_JAVA}")
+        raise MissingRequirementError(f"{java} is Java {version}; {MINIMUM_JAVA_VERSION} is needed: {HOW_TO_GET_JAVA}")
     return java
 
 
 def find_java() -> Path:
     """Return the ``java`` that JAVA_HOME or PATH names, whatever its version.
 
-    :raises DevkitError: when there is none
+    :raises MissingRequirementError: when there is none
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
-        raise DevkitError(
+        raise MissingRequirementError(
             f"Java {MINIMUM_JAVA_VERSION} is needed and there is no `java` on the PATH: {HOW_TO_GET_JAVA}"
         )
     if not os.access(java, os.X_OK):
-        raise DevkitError(f"JAVA_HOME is {home!r}, which has no bin/java: {HOW_TO_GET_JAVA}")
+        raise MissingRequirementError(f"JAVA_HOME is {home!r}, which has no bin/java: {HOW_TO_GET_JAVA}")
     return Path(java)
 
 
@@ -65,13 +65,13 @@ def java_command(class_path: str, heap_megabytes: int, *options: str) -> list[st
 def java_version(executable: str) -> int:
     """Ask a ``java`` for its feature version (8, 17, 21 …).
 
-    :raises DevkitError: when it doesn't run or doesn't say
+    :raises MissingRequirementError: when it doesn't run or doesn't say
     """
     try:
         answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DevkitError(f"{executable} doesn't run ({error}): {HOW_TO_GET_JAVA}") from error
+        raise MissingRequirementError(f"{executable} doesn't run ({error}): {HOW_TO_GET_JAVA}") from error
     match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
     if match is None:
-        raise DevkitError(f"{executable} -version doesn't say its version: {answer.stderr.strip()!r}")
+        raise MissingRequirementError(f"{executable} -version doesn't say its version: {answer.stderr.strip()!r}")
     return int(match.group(1))

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.ivy import DEPENDENCIES, Progress, retrieve
-from airflow_provider_exactlyonce.devkit.spark import spark_jars
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
 from airflow_provider_exactlyonce.files import replacing, try_lock
+from airflow_provider_exactlyonce.jars.ivy import DEPENDENCIES, Progress, retrieve
+from airflow_provider_exactlyonce.jars.spark import spark_jars
 
 KAFKA_VERSION: Final = "4.3.1"
 SPARK_VERSION: Final = "4.2.0"
@@ -68,7 +68,7 @@ class JarSet:
         return {name: digest for digest, name in (line.split(maxsplit=1) for line in lines)}
 
 
-DEVKIT: Final = JarSet(f"kafka-{KAFKA_VERSION}-spark-{SPARK_VERSION}", DEPENDENCIES, CHECKSUMS)
+KAFKA: Final = JarSet(f"kafka-{KAFKA_VERSION}-spark-{SPARK_VERSION}", DEPENDENCIES, CHECKSUMS)
 S3A: Final = JarSet(
     f"s3a-{HADOOP_VERSION}", DEPENDENCIES.with_name("s3a.xml"), CHECKSUMS.with_name("s3a_checksums.txt")
 )
@@ -84,23 +84,23 @@ AZURE: Final = JarSet(
 def broker_jars(progress: Progress = logger.info) -> list[Path]:
     """Return the class path of the embedded broker, resolving it first if it isn't there.
 
-    :raises DevkitError: when it isn't there and can't be had
+    :raises MissingRequirementError: when it isn't there and can't be had
     """
-    return _jars(DEVKIT, progress, "broker/")
+    return _jars(KAFKA, progress, "broker/")
 
 
 def spark_connector_jars(progress: Progress = logger.info) -> list[Path]:
     """Return the jars for ``spark.jars`` to read and write Kafka, resolving them first if they aren't there.
 
-    :raises DevkitError: when it isn't there and can't be had
+    :raises MissingRequirementError: when it isn't there and can't be had
     """
-    return _jars(DEVKIT, progress, "spark/")
+    return _jars(KAFKA, progress, "spark/")
 
 
 def s3a_jars(progress: Progress = logger.info) -> list[Path]:
     """Return the jars for ``spark.jars`` to read and write S3, resolving them first if they aren't there.
 
-    :raises DevkitError: when it isn't there and can't be had
+    :raises MissingRequirementError: when it isn't there and can't be had
     """
     return _jars(S3A, progress)
 
@@ -108,7 +108,7 @@ def s3a_jars(progress: Progress = logger.info) -> list[Path]:
 def gcs_jars(progress: Progress = logger.info) -> list[Path]:
     """Return the jars for ``spark.jars`` to read and write Google Cloud Storage, resolving them first if needed.
 
-    :raises DevkitError: when it isn't there and can't be had
+    :raises MissingRequirementError: when it isn't there and can't be had
     """
     return _jars(GCS, progress)
 
@@ -116,7 +116,7 @@ def gcs_jars(progress: Progress = logger.info) -> list[Path]:
 def azure_jars(progress: Progress = logger.info) -> list[Path]:
     """Return the jars for ``spark.jars`` to read and write Azure's storage, resolving them first if needed.
 
-    :raises DevkitError: when it isn't there and can't be had
+    :raises MissingRequirementError: when it isn't there and can't be had
     """
     return _jars(AZURE, progress)
 
@@ -124,7 +124,7 @@ def azure_jars(progress: Progress = logger.info) -> list[Path]:
 def complete_spark(progress: Progress = logger.info) -> None:
     """Put the jars that a driver may need among Spark's own; existing ones stay as they are.
 
-    :raises DevkitError: when they aren't there and can't be had, or there is no Spark
+    :raises MissingRequirementError: when they aren't there and can't be had, or there is no Spark
     """
     folder = spark_jars()
     buckets = (*s3a_jars(progress), *gcs_jars(progress), *azure_jars(progress))
@@ -144,10 +144,10 @@ def cache_directory() -> Path:
 
 def jar_directory() -> Path:
     """Return where the jars of these versions are published; it need not exist."""
-    return DEVKIT.directory
+    return KAFKA.directory
 
 
-def resolve(progress: Progress, jars: JarSet = DEVKIT) -> None:
+def resolve(progress: Progress, jars: JarSet = KAFKA) -> None:
     """Make sure that every jar is in the cache and has its recorded checksum.
 
     May be repeated, and by several processes at once: one downloads, the others wait. If it raises, or the process dies
@@ -155,7 +155,7 @@ def resolve(progress: Progress, jars: JarSet = DEVKIT) -> None:
 
     :param progress: called with one line per step; not at all when everything is there
     :param jars: which
-    :raises DevkitError: no network, no Java, a cache that can't be written, or a jar with another checksum
+    :raises MissingRequirementError: no network, no Java, a cache that can't be written, or a jar with another checksum
     """
     if _is_stamped(jars) or not _problems_of_published(jars):
         return
@@ -168,7 +168,7 @@ def resolve(progress: Progress, jars: JarSet = DEVKIT) -> None:
                     progress(f"resolving again: {problem}")
                 _download(jars, progress)
     except OSError as error:
-        raise DevkitError(
+        raise MissingRequirementError(
             f"the cache {cache_directory()} can't be used ({error}); set {CACHE_VARIABLE} to a writable folder"
         ) from error
 
@@ -219,7 +219,7 @@ def _download(jars: JarSet, progress: Progress) -> None:
         if problems:
             # Kept, the wrong file would come from Ivy's cache again and again.
             shutil.rmtree(ivy_cache, ignore_errors=True)
-            raise DevkitError(
+            raise MissingRequirementError(
                 f"refused, because the download differs from {jars.checksums.name}: {'; '.join(problems)}."
                 " Try again; if it stays, a mirror or proxy delivers another file"
             )

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.ivy import Progress
-from airflow_provider_exactlyonce.devkit.jars import CHECKSUMS, CLASSES_PREFIX, cache_directory, exclusive
-from airflow_provider_exactlyonce.devkit.java import find_java, java_executable
-from airflow_provider_exactlyonce.devkit.spark import spark_jars, spark_submit
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
 from airflow_provider_exactlyonce.files import flush
+from airflow_provider_exactlyonce.jars.cache import CHECKSUMS, CLASSES_PREFIX, cache_directory, exclusive
+from airflow_provider_exactlyonce.jars.ivy import Progress
+from airflow_provider_exactlyonce.jars.java import find_java, java_executable
+from airflow_provider_exactlyonce.jars.spark import spark_jars, spark_submit
 
 #: Options for the JVM that spark-submit starts here. Those of ``spark.driver.extraJavaOptions`` follow them on the
 #: JVM's command line: none is lost, and an archive that they name is used instead.
@@ -49,7 +49,7 @@ def environment(given: Mapping[str, str], conf: Mapping[str, Any]) -> dict[str, 
         return {}  # a JVM that is to write an archive of the user's own does not start from ours
     try:
         archive = find()
-    except (DevkitError, OSError):  # the start of the driver raises it again, with more detail
+    except (MissingRequirementError, OSError):  # the start of the driver raises it again, with more detail
         return {}
     if archive is None:
         return {}
@@ -62,7 +62,7 @@ def find() -> Path | None:
 
     Another Java, another jar of Spark's or another release of this package's jars has another one.
 
-    :raises DevkitError: when there is no Spark or no Java
+    :raises MissingRequirementError: when there is no Spark or no Java
     :raises OSError: when they can't be read
     """
     return _whole_archive(cache_directory() / _name())
@@ -92,7 +92,7 @@ def make(progress: Progress) -> Path:
     here, there is no archive, and drivers start without.
 
     :param progress: called with one line per step; not at all when it is there
-    :raises DevkitError: no Spark, no Java, a cache that can't be written, or a Java that makes no archive
+    :raises MissingRequirementError: no Spark, no Java, a cache that can't be written, or a Java that makes no archive
     """
     java_executable()
     try:
@@ -105,7 +105,9 @@ def make(progress: Progress) -> Path:
                     progress("putting Spark's classes into an archive; a small job runs, which takes about a minute")
                     archive = _publish(base)
     except OSError as error:
-        raise DevkitError(f"Spark's classes can't be put into an archive in {cache_directory()}: {error}") from error
+        raise MissingRequirementError(
+            f"Spark's classes can't be put into an archive in {cache_directory()}: {error}"
+        ) from error
     return archive
 
 
@@ -139,7 +141,7 @@ def _let_a_job_write(archive: Path) -> None:
         check=False,
     )
     if job.returncode != 0 or not archive.is_file():
-        raise DevkitError(
+        raise MissingRequirementError(
             f"the job that shows {find_java()} which classes to archive ended with exit code {job.returncode}, and "
             f"without an archive. The end of its output:\n{job.stdout[-_OUTPUT_CHARACTERS:]}"
         )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit import class_archive
-from airflow_provider_exactlyonce.devkit.spark import spark_submit
+from airflow_provider_exactlyonce.jars import class_archive
+from airflow_provider_exactlyonce.jars.spark import spark_submit
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit import java
+from airflow_provider_exactlyonce.jars import java
 
 
 def test_what_kafka_opts_says_comes_after_what_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:

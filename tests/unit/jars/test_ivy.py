@@ -6,8 +6,8 @@ import importlib.util
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit import ivy
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
+from airflow_provider_exactlyonce.jars import ivy
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,5 @@ def test_proxy_variables_become_system_properties(environment: dict[str, str], e
 
 def test_without_pyspark_it_says_which_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DevkitError, match=r"pip install 'airflow-provider-exactlyonce\[spark\]'"):
+    with pytest.raises(MissingRequirementError, match=r"pip install 'airflow-provider-exactlyonce\[spark\]'"):
         ivy.ivy_jar()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.java import java_executable
-from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
+from airflow_provider_exactlyonce.jars.java import java_executable
+from airflow_provider_exactlyonce.jars.spark import pyspark_jars
 
 Progress = Callable[[str], None]
 
@@ -45,8 +45,8 @@ def retrieve(
     :param ivy_cache: Ivy's own cache; the user's ``~/.ivy2`` is neither read nor written
     :param progress: called with one line per jar
     :param jar_count: how many jars there will be, for the progress lines
-    :param dependencies: the ``ivy.xml``, the devkit's own by default
-    :raises DevkitError: if it raises, ``destination`` may hold some of the jars
+    :param dependencies: the ``ivy.xml``, those of Kafka by default
+    :raises MissingRequirementError: if it raises, ``destination`` may hold some of the jars
     """
     command = _command(destination, ivy_cache, dependencies)
     total = "" if jar_count is None else f" of {jar_count}"
@@ -72,18 +72,18 @@ def retrieve(
             process.kill()
             raise
     if process.returncode != 0:
-        raise DevkitError(_explain(failure, tail))
+        raise MissingRequirementError(_explain(failure, tail))
 
 
 def ivy_jar() -> Path:
     """Find the Ivy inside the installed pyspark.
 
-    :raises DevkitError: when pyspark isn't installed
+    :raises MissingRequirementError: when pyspark isn't installed
     """
     jars = pyspark_jars()
     candidates = sorted(jars.glob("ivy-*.jar"))
     if not candidates:
-        raise DevkitError(f"there is no ivy-*.jar in {jars}: pyspark is incomplete, install it again")
+        raise MissingRequirementError(f"there is no ivy-*.jar in {jars}: pyspark is incomplete, install it again")
     return candidates[-1]
 
 

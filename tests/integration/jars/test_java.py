@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.devkit.errors import DevkitError
-from airflow_provider_exactlyonce.devkit.java import java_executable, java_version
+from airflow_provider_exactlyonce.exceptions import MissingRequirementError
+from airflow_provider_exactlyonce.jars.java import java_executable, java_version
 
 
 def make_java(home: Path, answer: str) -> Path:
@@ -35,28 +35,30 @@ def test_a_java_that_is_too_old_is_refused_with_what_to_install(
 ) -> None:
     executable = make_java(tmp_path, 'openjdk version "11.0.2" 2019-01-15')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(DevkitError, match=rf"{executable} is Java 11; 17 is needed: .*openjdk-17-jre-headless"):
+    with pytest.raises(
+        MissingRequirementError, match=rf"{executable} is Java 11; 17 is needed: .*openjdk-17-jre-headless"
+    ):
         java_executable()
 
 
 def test_no_java_at_all_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(DevkitError, match=r"no `java` on the PATH: .*openjdk-17-jre-headless"):
+    with pytest.raises(MissingRequirementError, match=r"no `java` on the PATH: .*openjdk-17-jre-headless"):
         java_executable()
 
 
 def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(DevkitError, match=r"JAVA_HOME is .* which has no bin/java"):
+    with pytest.raises(MissingRequirementError, match=r"JAVA_HOME is .* which has no bin/java"):
         java_executable()
 
 
 def test_a_java_that_does_not_run_is_named(tmp_path: Path) -> None:
     executable = make_java(tmp_path, "")
-    with pytest.raises(DevkitError, match="doesn't say its version"):
+    with pytest.raises(MissingRequirementError, match="doesn't say its version"):
         java_version(str(executable))
     executable.write_text("#!/nowhere/sh\n")
     java_version.cache_clear()
-    with pytest.raises(DevkitError, match="doesn't run"):
+    with pytest.raises(MissingRequirementError, match="doesn't run"):
         java_version(str(executable))

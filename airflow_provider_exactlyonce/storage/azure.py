@@ -148,10 +148,15 @@ class AzureStore(ConditionalStore):
                     "storage account's state, and try again"
                 )
         if status != "success":
-            if status != "replaced":  # an empty blob is left
-                with suppress(OSError):
-                    self.delete(target)
+            with suppress(OSError):
+                self._remove_unfinished(target, copy_id)
             raise OSError(f"{target}: Azure's copy of {source} is {status}")
+
+    def _remove_unfinished(self, target: Path, copy_id: str) -> None:
+        """Delete the empty blob that a failed copy has left, and nothing that somebody else has put there."""
+        left = _asked(target, self._blob(target).get_blob_properties)
+        if left is not None and left.copy.id == copy_id:
+            self.delete_if(target, str(left.etag))
 
     def _upload(self, store: Store, source: Path, target: Path) -> None:
         blob = self._patient.get_blob_client(*self._split(target))

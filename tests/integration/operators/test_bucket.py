@@ -10,8 +10,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -27,11 +28,11 @@ from airflow_provider_exactlyonce.hooks import object_storage
 from airflow_provider_exactlyonce.hooks.home import home_at
 from airflow_provider_exactlyonce.links.pipeline import STATUS_KEY
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
-from airflow_provider_exactlyonce.storage import conditional, s3
+from airflow_provider_exactlyonce.storage import conditional, remote, s3
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.triggers.home_checker import HomeChecker
 from airflow_provider_exactlyonce.triggers.shared_poller import CheckResult, name_of
-from tests import object_stores
+from tests import azurite, object_stores
 from tests.clocks import AheadClock
 from tests.integration.control.contract_driver import let_go
 from tests.integration.operators.test_streaming import calls as calls
@@ -48,30 +49,54 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("ca
 LINES = logging.getLogger("airflow_provider_exactlyonce")
 
 
+@dataclass(frozen=True)
+class Server:
+    """A store in which homes are, and what Airflow knows of it.
+
+    :param root: of the homes' URLs, with the connection's name
+    """
+
+    root: str
+    address: str
+    connection: Callable[[str], dict[str, Any]]
+
+
+SERVERS: Final = {
+    "moto": ("s3", object_stores.moto, object_stores.connection),
+    "gcs": ("gs", object_stores.gcs, object_stores.gcs_connection),
+    "azure": ("abfss", object_stores.azure, azurite.connection),
+}
+everywhere = pytest.mark.parametrize(
+    "server", ["moto", *(pytest.param(name, marks=pytest.mark.cluster) for name in ("gcs", "azure"))], indirect=True
+)
+
+
 @pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    with object_stores.moto() as address:
-        yield address
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    scheme, run, connection = SERVERS[getattr(request, "param", "moto")]
+    with run() as address:
+        yield Server(f"{scheme}://lake@bucket/pipelines", address, connection)
 
 
 @pytest.fixture
-def store(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+def store(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
     """Give what stands between everybody and the store; watchers look often, and writes are repeated at once."""
-    monkeypatch.setattr(s3.S3Store, "seconds_per_read", 0.05)
+    monkeypatch.setattr(remote.RemoteStore, "seconds_per_read", 0.05)
     monkeypatch.setattr(conditional, "PAUSES", (0.0, 0.0, 0.1))
     monkeypatch.setattr(s3, "_ATTEMPTS", 1)
-    with object_stores.proxy(moto) as faults:
+    with object_stores.proxy(server.address) as faults:
         yield faults
 
 
 @pytest.fixture
-def checkpoint(store: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def checkpoint(server: Server, store: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Give a new home's URL; this process itself has no key to it."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+    own = {*object_stores.gcs_environment(""), *azurite.environment("")}
+    for name in [name for name in os.environ if name.startswith("AWS_") or name in own]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    connect(monkeypatch, store.address)
-    return f"s3://lake@bucket/pipelines/{uuid.uuid4()}"
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(server.connection(store.address)))
+    return f"{server.root}/{uuid.uuid4()}"
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, address: str, **extra: Any) -> None:
@@ -128,6 +153,7 @@ def test_a_driver_is_supervised_over_its_restarts_and_the_key_is_in_its_environm
     assert not any(object_stores.SECRET in text for text in shown)
 
 
+@everywhere
 def test_it_defers_with_the_connection_s_name_and_comes_back_to_the_result(checkpoint: str, tmp_path: Path) -> None:
     task = deferred(tmp_path, "take-lease commit go end=finished", checkpoint=checkpoint)
     deferral = leave(task)
@@ -139,6 +165,7 @@ def test_it_defers_with_the_connection_s_name_and_comes_back_to_the_result(check
     assert task.resume_from_trigger({"ti": TaskInstance()}, event)["commit"] == 1  # type: ignore[typeddict-item]
 
 
+@everywhere
 def test_the_next_try_on_a_host_that_shares_no_directory_takes_the_driver_over_and_rides_out_an_outage(
     checkpoint: str,
     tmp_path: Path,
@@ -170,6 +197,7 @@ def test_the_next_try_on_a_host_that_shares_no_directory_takes_the_driver_over_a
     assert len(calls()) == 1, "one driver was started"
 
 
+@everywhere
 def test_a_driver_that_dies_while_the_store_is_down_is_followed_by_one_when_it_answers(
     checkpoint: str, tmp_path: Path, store: Faults, request: pytest.FixtureRequest, said: Callable[[], str]
 ) -> None:
@@ -190,6 +218,7 @@ def test_a_driver_that_dies_while_the_store_is_down_is_followed_by_one_when_it_a
     assert len(calls()) == 2
 
 
+@everywhere
 def test_a_triggerer_rides_out_an_outage(
     checkpoint: str, tmp_path: Path, store: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,14 +266,14 @@ def test_a_store_that_is_slow_throttles_and_loses_answers_starts_no_driver_twice
 
 
 def test_who_waits_for_a_home_reads_its_lease_once_a_look_and_the_account_now_and_then(
-    checkpoint: str, tmp_path: Path, moto: str, monkeypatch: pytest.MonkeyPatch
+    checkpoint: str, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deferral = leave(deferred(tmp_path, "take-lease commit go end=finished", checkpoint=checkpoint))
     monkeypatch.setattr(s3.S3Store, "seconds_per_read", 1000.0)
     intent = deferral.trigger.serialize()[1]["intent"]
     watched = {"intent": intent, "no_commit_within": 3600.0}
     stopped = {"token": intent["token"], "request": None, "commits": None}
-    with object_stores.proxy(moto) as own:  # the driver has another way
+    with object_stores.proxy(server.address) as own:  # the driver has another way
         connect(monkeypatch, own.address)
         checker = HomeChecker(checkpoint)
         looks = []
@@ -294,10 +323,11 @@ def test_a_connection_that_is_not_there_is_no_anonymous_access(tmp_path: Path) -
 
 
 def test_a_role_is_assumed_and_its_credentials_are_handed_on(
-    checkpoint: str, moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
+    checkpoint: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
 ) -> None:
-    role = {"role_arn": "arn:aws:iam::123456789012:role/streams", "service_config": {"sts": {"endpoint_url": moto}}}
-    connect(monkeypatch, moto, **role)
+    sts = {"sts": {"endpoint_url": server.address}}
+    role = {"role_arn": "arn:aws:iam::123456789012:role/streams", "service_config": sts}
+    connect(monkeypatch, server.address, **role)
     home = home_at(checkpoint)
     json_store.write(home.control / "a.json", {"written": True})
     assert json_store.read(home.control / "a.json") == {"written": True}

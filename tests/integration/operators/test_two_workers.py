@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.hooks.home import home_at
 from tests.integration.operators.test_bucket import checkpoint as checkpoint
-from tests.integration.operators.test_bucket import moto as moto
+from tests.integration.operators.test_bucket import server as server
 from tests.integration.operators.test_bucket import store as store
 from tests.integration.operators.test_streaming import calls as calls
 from tests.object_stores import environment_of_commands

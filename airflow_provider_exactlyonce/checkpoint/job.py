@@ -57,14 +57,14 @@ def read(home: Home, lineage: str, version: str) -> JobDescription | None:
     return codec.load(JobDescription, {**body, "plan": plans.decode(body.get("plan"))}, str(path))
 
 
-def check_deterministic(home: Home, stretch: CommitSpan, *, following: str | None = None) -> None:
+def check_deterministic(home: Home, span: CommitSpan, *, following: str | None = None) -> None:
     """Check that the jobs of the commits to replay are deterministic, as far as their descriptions tell.
 
     :param following: the version that replays them: other versions' commits are not compared; None when that isn't
         known
     :raises RefusedError: naming the parts that may give other rows
     """
-    for version, first, last in stretch.versions:
+    for version, first, last in span.versions:
         reasons = unsure(home, version) if following in (None, version) else ()
         if reasons:
             raise RefusedError(

@@ -101,10 +101,10 @@ def _check(
                 "forgotten it: restore a savepoint, exactlyonce restore"
             )
     if commit < newest:
-        stretch = RecordedCommits(reader, commit + 1, newest).check()
-        check_input(SourceClusters.claimed(config, tail.claim), stretch)
+        span = RecordedCommits(reader, commit + 1, newest).check()
+        check_input(SourceClusters.claimed(config, tail.claim), span)
         if not lineage.accept_nondeterminism:
-            jobs.check_deterministic(home, stretch)
+            jobs.check_deterministic(home, span)
 
 
 def _cut(checkpoint: Checkpoint, batch: int, *, committed: int) -> dict[str, str]:

@@ -69,13 +69,13 @@ class Restored:
     """The result of a restore.
 
     :param directory: of the lineage
-    :param stretch: the commits that the next start replays without writing, None for none
+    :param span: the commits that the next start replays without writing, None for none
     """
 
     savepoint: Savepoint
     lineage: Lineage
     directory: Path
-    stretch: CommitSpan | None
+    span: CommitSpan | None
 
 
 def restore(
@@ -96,10 +96,10 @@ def restore(
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
     held = leases.holding_stopped(home.lease, pipeline, "restore")
     with held as hold, LedgerReader(config, pipeline) as reader:
-        savepoint, tail, claim, stretch = _examine(home, reader, config, request, find)
+        savepoint, tail, claim, span = _examine(home, reader, config, request, find)
         lineage = _lineage(savepoint, tail, claim, request)
         directory = _make(home, hold, savepoint, lineage, request.to)
-        return Restored(savepoint=savepoint, lineage=lineage, directory=directory, stretch=stretch)
+        return Restored(savepoint=savepoint, lineage=lineage, directory=directory, span=span)
 
 
 def check_restore(
@@ -130,10 +130,10 @@ def _examine(
         raise RefusedError(f"pipeline {reader.pipeline} has no ledger on this cluster: nothing was ever committed")
     savepoint = _chosen(Savepoints(home.savepoints), request)
     clusters = SourceClusters.claimed(config, tail.claim, find)
-    stretch = _check(savepoint, reader, tail, clusters, request.mode)
-    if stretch is not None and not request.accept_nondeterminism:
-        jobs.check_deterministic(home, stretch, following=request.version)
-    return savepoint, tail, tail.claim, stretch
+    span = _check(savepoint, reader, tail, clusters, request.mode)
+    if span is not None and not request.accept_nondeterminism:
+        jobs.check_deterministic(home, span, following=request.version)
+    return savepoint, tail, tail.claim, span
 
 
 def _chosen(savepoints: Savepoints, request: RestoreRequest) -> Savepoint:
@@ -176,10 +176,10 @@ def _check(
             f"savepoint {savepoint.id} is at commit {savepoint.commit}, and {newest - savepoint.commit} commits "
             f"followed, up to {newest}; mode fail refuses that. Mode suppress replays them without writing"
         )
-    stretch = RecordedCommits(reader, savepoint.commit + 1, newest).check()
-    _check_positions(savepoint, stretch.positions)
-    check_input(clusters, stretch)
-    return None if mode is RestoreMode.REEMIT else stretch
+    span = RecordedCommits(reader, savepoint.commit + 1, newest).check()
+    _check_positions(savepoint, span.positions)
+    check_input(clusters, span)
+    return None if mode is RestoreMode.REEMIT else span
 
 
 def _check_positions(savepoint: Savepoint, positions: Mapping[tuple[str, int], int]) -> None:

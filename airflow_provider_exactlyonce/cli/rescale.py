@@ -39,7 +39,7 @@ def _rescale(given: argparse.Namespace) -> None:
 
 
 def _facts(done: Rescaled, pipeline: str) -> dict[str, Any]:
-    stretch = done.stretch
+    span = done.span
     return {
         "pipeline": pipeline,
         "changed": done.lineage is not None,
@@ -49,7 +49,7 @@ def _facts(done: Rescaled, pipeline: str) -> dict[str, Any]:
         "directory": str(done.directory) if done.directory else None,
         "abandoned": done.lineage.parent if done.lineage else None,
         "commit": done.commit if done.lineage else None,
-        "replayed_commits": [stretch.first, stretch.last] if stretch else None,
+        "replayed_commits": [span.first, span.last] if span else None,
         "state": [dict(store) for store in done.state],
         "seconds": round(done.seconds, 3),
     }

@@ -70,7 +70,7 @@ def _restore(given: argparse.Namespace) -> None:
 
 
 def _facts(restored: Restored, mode: RestoreMode, pipeline: str) -> dict[str, Any]:
-    stretch, last_commit = restored.stretch, restored.lineage.last_commit
+    span, last_commit = restored.span, restored.lineage.last_commit
     return {
         "pipeline": pipeline,
         "savepoint": restored.savepoint.id,
@@ -80,10 +80,10 @@ def _facts(restored: Restored, mode: RestoreMode, pipeline: str) -> dict[str, An
         "lineage": restored.lineage.id,
         "directory": str(restored.directory),
         "abandoned": restored.lineage.parent,
-        "replayed_commits": [stretch.first, stretch.last] if stretch else None,
-        "replayed_source_records": stretch.records if stretch else 0,
-        "seconds_when_committed": round(stretch.seconds, 3) if stretch else 0.0,
-        "versions": [list(part) for part in stretch.versions] if stretch else [],
+        "replayed_commits": [span.first, span.last] if span else None,
+        "replayed_source_records": span.records if span else 0,
+        "seconds_when_committed": round(span.seconds, 3) if span else 0.0,
+        "versions": [list(part) for part in span.versions] if span else [],
         "reemitted_commits": [restored.savepoint.commit + 1, last_commit]
         if restored.lineage.reemits is not None
         else None,

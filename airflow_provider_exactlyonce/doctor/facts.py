@@ -84,14 +84,14 @@ class HistoryFacts:
     """The ledger, read from its beginning to its end.
 
     :param contradictions: violations of its own rules
-    :param stretches: {commit: the commits after it up to the newest}, for each commit that may be restored
+    :param spans: {commit: the commits after it up to the newest}, for each commit that may be restored
     :param incomplete: {commit: the first commit after it that is in the ledger no more}
     :param runs: the claims, oldest first
     :param done: the ledger's record of the checkpoint's newest whole batch, None when it was deleted
     """
 
     contradictions: Sequence[str] = ()
-    stretches: Mapping[int, CommitSpan] = field(default_factory=dict)
+    spans: Mapping[int, CommitSpan] = field(default_factory=dict)
     incomplete: Mapping[int, int] = field(default_factory=dict)
     producer_ids: frozenset[int] = frozenset()
     runs: Sequence[ClaimRecord] = ()
@@ -220,14 +220,14 @@ class Facts:
         successors = self.home.successors if self.home else ()
         return next((lineage for lineage in successors if self.mismatch(lineage) is None), None)
 
-    def missing_input(self, stretch: CommitSpan) -> MissingInput | None:
-        """Return the first of a stretch's source records that are gone; in an unavailable topic none counts as gone."""
+    def missing_input(self, span: CommitSpan) -> MissingInput | None:
+        """Return the first of a span's source records that are gone; in an unavailable topic none counts as gone."""
         topics = self.topics
         if topics is None:
             return None
         unavailable = {of for of, (kind, _) in topics.problems.items() if kind == "topic-unavailable"}
-        unseen = {place: 0 for place in stretch.starts if (self.clusters.of(place[0]), place[0]) in unavailable}
-        return stretch.missing_input({**topics.earliest, **unseen})
+        unseen = {place: 0 for place in span.starts if (self.clusters.of(place[0]), place[0]) in unavailable}
+        return span.missing_input({**topics.earliest, **unseen})
 
     @property
     def newest(self) -> int:

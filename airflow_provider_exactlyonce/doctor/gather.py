@@ -246,8 +246,8 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
     newest = facts.newest
     findings = Findings()
     check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, findings)
-    stretches = {start: CommitSpan(first=start + 1, last=newest) for start in _starts(facts)}
-    expected = {start: start + 1 for start in stretches}
+    spans = {start: CommitSpan(first=start + 1, last=newest) for start in _starts(facts)}
+    expected = {start: start + 1 for start in spans}
     runs: list[ClaimRecord] = []
     done: CommitRecord | None = None
     for offset, record in reader.records():
@@ -259,13 +259,13 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
             continue
         if record.commit == facts.done:
             done = record
-        for start, stretch in stretches.items():
+        for start, span in spans.items():
             if record.commit == expected[start]:
-                stretch.add(record)
+                span.add(record)
                 expected[start] += 1
     return HistoryFacts(
         contradictions=[str(violation) for violation in findings.kept[:_CONTRADICTIONS_KEPT]],
-        stretches=stretches,
+        spans=spans,
         incomplete={start: commit for start, commit in expected.items() if commit <= newest},
         producer_ids=frozenset(check.producer_ids),
         runs=runs,

@@ -1,4 +1,4 @@
-"""A stretch of a ledger's commits, read in their order: the commits that a replay repeats."""
+"""A span of a ledger's commits, read in their order: the commits that a replay repeats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAGE_RECORDS: Final = 100
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class MissingInput:
-    """The first source records of a stretch that are gone.
+    """The first source records of a span that are gone.
 
     :param start: first offset that is gone
     :param end: the offset after the last one that is gone
@@ -40,7 +40,7 @@ class MissingInput:
 
 @dataclass(kw_only=True)
 class CommitSpan:
-    """The totals of a stretch of commits.
+    """The totals of a span of commits.
 
     :param first: its first commit
     :param last: its last commit
@@ -89,7 +89,7 @@ class CommitSpan:
                 self.ends[place] = end
 
     def missing_input(self, earliest: Mapping[Place, int]) -> MissingInput | None:
-        """Return the first source records that the stretch reads and that are gone, None when all are there.
+        """Return the first source records that the span reads and that are gone, None when all are there.
 
         :param earliest: {place: first offset that is there}; a place that it lacks is gone as a whole
         """
@@ -102,26 +102,26 @@ class CommitSpan:
         return min(gone, default=None)
 
 
-def check_input(clusters: SourceClusters, stretch: CommitSpan) -> None:
-    """Check that everything that a stretch has read is still there to be read again.
+def check_input(clusters: SourceClusters, span: CommitSpan) -> None:
+    """Check that everything that a span has read is still there to be read again.
 
     :param clusters: those that its topics are read from
     :raises RefusedError: naming a source topic that was recreated, or the first source records that are gone
     """
     offsets = clusters.offsets
     earliest: dict[Place, int] = {}
-    there = offsets.describe(topic for topic, _ in stretch.starts)  # others are gone as a whole
+    there = offsets.describe(topic for topic, _ in span.starts)  # others are gone as a whole
     for topic, described in there.items():
-        check_sources({topic: described.topic_id}, stretch.topics)
+        check_sources({topic: described.topic_id}, span.topics)
         earliest |= offsets.starts((topic, partition) for partition in described.partitions)
-    gone = stretch.missing_input(earliest)
+    gone = span.missing_input(earliest)
     if gone is not None:
         raise RefusedError(
-            f"source records that commits {stretch.first} to {stretch.last} have to be run again on are gone: first "
+            f"source records that commits {span.first} to {span.last} have to be run again on are gone: first "
             f"{gone}. Restore a newer savepoint, and keep the source's records longer than savepoints"
         )
-    for place, start in stretch.positions.items():
-        clusters.check_files(place[0], start, stretch.ends[place])
+    for place, start in span.positions.items():
+        clusters.check_files(place[0], start, span.ends[place])
 
 
 class RecordedCommits:
@@ -146,12 +146,12 @@ class RecordedCommits:
 
         :raises RefusedError: when one isn't in the ledger any more
         """
-        stretch = CommitSpan(first=self.first, last=self.last)
+        span = CommitSpan(first=self.first, last=self.last)
         expected = self.first
         for _, record in self._commits(0):
             if record.commit != expected:
                 break
-            stretch.add(record)
+            span.add(record)
             expected += 1
         if expected <= self.last:
             raise RefusedError(
@@ -159,7 +159,7 @@ class RecordedCommits:
                 f"{self.first} to {self.last} are to be run again: restore a newer savepoint, and keep more history "
                 "with ledger_retention"
             )
-        return stretch
+        return span
 
     def get(self, commit: int) -> CommitRecord:
         """Return one of them; quick when they are asked for in rising order.

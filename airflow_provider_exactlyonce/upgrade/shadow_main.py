@@ -63,17 +63,17 @@ def make(home: Home, request: ShadowRequest, folder: Path) -> dict[str, Any]:
     base = find_base(home, options.shadow_commits, last)
     with open_session(f"shadow run of {pipeline.name}") as spark:
         file_systems.prepare(spark, home.path)
-        stretch, rows = repeat(spark, pipeline, config, base, last, folder / "lineage")
+        span, rows = repeat(spark, pipeline, config, base, last, folder / "lineage")
     bad = {pipeline.kafka_sink("a shadow run").bad_topic, pipeline.late_rows.topic} - {None}
-    old = delivered.read(config, pipeline.name, stretch.first, stretch.last, leave_out=cast(set[str], bad))
+    old = delivered.read(config, pipeline.name, span.first, span.last, leave_out=cast(set[str], bad))
     new = [row for row in rows if row.topic not in bad]
     differences = compare(old, new, columns=options.compare, function=function)
     unintended = differences.unintended(options.allow)
     return {
-        "commits": [stretch.first, stretch.last],
+        "commits": [span.first, span.last],
         "base": f"{base.name} (commit {base.commit})",
         "version": pipeline.version,
-        "source_records": stretch.records,
+        "source_records": span.records,
         **differences.document(),
         "allowed": options.allow,
         "unintended": unintended,

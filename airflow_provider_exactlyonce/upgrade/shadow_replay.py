@@ -116,14 +116,14 @@ def repeat(
     lineages.make(directory, base.source.path, base.files, lineage)
     checkpoint = ClaimedCheckpoint(directory / "checkpoint", lambda: None)  # nobody else has this copy
     commits = RecordedCommits(LedgerReader(config, pipeline.name), base.commit + 1, last)
-    stretch = commits.check()
+    span = commits.check()
     clusters = SourceClusters(config, pipeline.source_connections)
     with LedgerReader(config, pipeline.name) as reader:
         clusters.check(reader.tail(), [source.topics for source in pipeline.sources.values()])
-    check_input(clusters, stretch)
+    check_input(clusters, span)
     comparison = Comparison(version=pipeline.version, accept=True)
     replay = Replay(
-        spark, _CopiedLineage(lineage), checkpoint, commits, stretch=stretch, comparison=comparison, goes_live=False
+        spark, _CopiedLineage(lineage), checkpoint, commits, span=span, comparison=comparison, goes_live=False
     )
     rows: list[Row] = []
 
@@ -142,7 +142,7 @@ def repeat(
         options = QueryOptions(name=pipeline.name, output_mode=pipeline.output_mode, checkpoint=checkpoint.path)
         callbacks = QueryCallbacks(needs_restart=replay.needs_restart)
         QueryRunner(stream, collect, options, callbacks).run_recorded(replay)
-    return stretch, rows
+    return span, rows
 
 
 def _encoded(pipeline: PipelineDefinition, result: DataFrame) -> DataFrame:

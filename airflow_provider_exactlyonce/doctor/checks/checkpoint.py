@@ -158,11 +158,11 @@ def _restore(facts: Facts) -> Remedy | None:
 def _missing(facts: Facts, done: int) -> str | None:
     """Return which record or commit a replay of everything after a commit would lack, None when it lacks none."""
     history = facts.history
-    if history is None or done not in history.stretches:
+    if history is None or done not in history.spans:
         return None
     if done in history.incomplete:
         return f"commit {history.incomplete[done]} is not in the ledger any more"
-    gone = facts.missing_input(history.stretches[done])
+    gone = facts.missing_input(history.spans[done])
     return None if gone is None else f"{gone}, is gone"
 
 

@@ -60,15 +60,15 @@ def _replayable(facts: Facts, savepoint: Savepoint, *, is_newest: bool) -> Itera
     history = facts.history
     if history is None:
         return
-    new, stretch = f"exactlyonce savepoint {facts.pipeline}", history.stretches[savepoint.commit]
+    new, span = f"exactlyonce savepoint {facts.pipeline}", history.spans[savepoint.commit]
     if savepoint.commit in history.incomplete:
         why = f"commit {history.incomplete[savepoint.commit]} after it is not in the ledger any more"
         name, keep = "savepoint-history-gone", "more history with ledger_retention"
-    elif (gone := facts.missing_input(stretch)) is not None:
+    elif (gone := facts.missing_input(span)) is not None:
         why = f"{gone}, is gone"
         name, keep = "savepoint-input-gone", "the source's records longer than savepoints"
     else:
-        soon = expiry.first(facts, stretch.positions)
+        soon = expiry.first(facts, span.positions)
         if soon is not None and is_newest:
             yield Finding(
                 "savepoint-input-expiring",

@@ -178,7 +178,7 @@ def _written(facts: Facts, topics_facts: TopicsFacts) -> dict[tuple[Place, int],
     from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 
     ends = facts.clusters.offsets.last_stable(topics_facts.ends)
-    starts = [stretch.positions for stretch in facts.history.stretches.values()] if facts.history else []
+    starts = [span.positions for span in facts.history.spans.values()] if facts.history else []
     if facts.tail is not None and facts.tail.commit is not None:
         starts.append(facts.tail.commit.ends)
     written: dict[tuple[Place, int], int] = {}

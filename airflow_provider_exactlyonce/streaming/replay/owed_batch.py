@@ -54,9 +54,9 @@ def plan(
     _check_start(checkpoint, lineage, owed)
     if planned is not None and planned.kafka_ends() == ends:
         return
-    stretch = CommitSpan(first=owed.commit, last=owed.commit)
-    stretch.reads(owed.commit, owed.source)
-    check_input(clusters, stretch)
+    span = CommitSpan(first=owed.commit, last=owed.commit)
+    span.reads(owed.commit, owed.source)
+    check_input(clusters, span)
     sources = _source_topics(checkpoint, before or planned, declared)
     if sorted(topic for source in sources for topic in source.share(ends)) != sorted(ends):
         raise RefusedError(

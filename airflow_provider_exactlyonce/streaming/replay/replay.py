@@ -100,7 +100,7 @@ class Replay:
 
     :param run: the driver's hold on the pipeline, with its claim
     :param commits: from the commit after the checkpoint's newest to the ledger's newest
-    :param stretch: their totals
+    :param span: their totals
     :param comparison: what follows from rows that differ
     :param goes_live: the query goes on after the last of them; else it ends there
     """
@@ -112,7 +112,7 @@ class Replay:
         checkpoint: ClaimedCheckpoint,
         commits: RecordedCommits,
         *,
-        stretch: CommitSpan,
+        span: CommitSpan,
         comparison: Comparison,
         goes_live: bool = True,
     ) -> None:
@@ -131,9 +131,9 @@ class Replay:
             first=commits.first,
             last=commits.last,
             done=commits.first - 1,
-            records=stretch.records,
-            recorded_seconds=stretch.seconds,
-            not_compared=[part for part in stretch.versions if part[0] != comparison.version],
+            records=span.records,
+            recorded_seconds=span.seconds,
+            not_compared=[part for part in span.versions if part[0] != comparison.version],
         )
 
     @property
@@ -291,7 +291,7 @@ class Replay:
     def _skipped(self, record: CommitRecord, before: BatchOffsets | None) -> CommitRecord:
         """Return the record. If other versions made empty batches after it, return the record that covers them.
 
-        An empty batch only applies its watermark; the next batch with data does so too. At the end of the stretch, or
+        An empty batch only applies its watermark; the next batch with data does so too. At the end of the span, or
         before a commit that is compared, there is no such batch: there the empty batch is run.
         """
         following = record
@@ -332,9 +332,9 @@ def check_replay(run: Run, tail: LedgerTail | None, unsure: Sequence[str], *, ac
     checkpoint = Checkpoint(run.home.checkpoint(lineage.id))
     if not replay_is_needed(checkpoint, lineage, tail):
         return
-    commits, stretch = _recorded(run, checkpoint, lineage, tail)
+    commits, span = _recorded(run, checkpoint, lineage, tail)
     commits.close()
-    compared = any(version == run.options.version for version, _, _ in stretch.versions)
+    compared = any(version == run.options.version for version, _, _ in span.versions)
     if not (compared and unsure):
         return
     if not (accept_nondeterminism or lineage.accept_nondeterminism):
@@ -353,11 +353,11 @@ def open_replay(
 
     :raises RefusedError: when a commit, or source records, are gone
     """
-    commits, stretch = _recorded(run, checkpoint, run.lineage, run.tail)
+    commits, span = _recorded(run, checkpoint, run.lineage, run.tail)
     log.info(
-        "commits %d to %d are replayed without writing: %s source records", commits.first, commits.last, stretch.records
+        "commits %d to %d are replayed without writing: %s source records", commits.first, commits.last, span.records
     )
-    return Replay(spark, run, checkpoint, commits, stretch=stretch, comparison=comparison, goes_live=goes_live)
+    return Replay(spark, run, checkpoint, commits, span=span, comparison=comparison, goes_live=goes_live)
 
 
 def _recorded(
@@ -366,6 +366,6 @@ def _recorded(
     newest = checkpoint.newest_commit()
     reader = LedgerReader(run.options.config, run.pipeline)
     commits = RecordedCommits(reader, lineage.commit_of(-1 if newest is None else newest) + 1, tail.place.commit)
-    stretch = commits.check()
-    check_input(run.sources, stretch)
-    return commits, stretch
+    span = commits.check()
+    check_input(run.sources, span)
+    return commits, span

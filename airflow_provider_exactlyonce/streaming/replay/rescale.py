@@ -47,7 +47,7 @@ class Rescaled:
     :param lineage: None when there were as many before
     :param commit: the commit of its state
     :param state: [{operator, name, store, rows}]
-    :param stretch: the commits that the next start replays without writing, None for none
+    :param span: the commits that the next start replays without writing, None for none
     """
 
     before: int
@@ -56,7 +56,7 @@ class Rescaled:
     directory: Path | None = None
     commit: int = 0
     state: Sequence[Mapping[str, Any]] = ()
-    stretch: CommitSpan | None = None
+    span: CommitSpan | None = None
     seconds: float = 0.0
 
 
@@ -76,7 +76,7 @@ class _RescaleSource:
     offsets: BatchOffsets
     operators: Sequence[StatefulOperator]
     partitions: int
-    stretch: CommitSpan | None = None
+    span: CommitSpan | None = None
     began: float = field(default_factory=time.monotonic)
 
 
@@ -150,17 +150,17 @@ def _rescale_source(home: Home, pipeline: str, config: Mapping[str, Any], reader
             f"pipeline {pipeline} keeps no state: its tasks follow the partitions of its source topics, which every "
             "start looks up"
         )
-    commit, stretch = lineage.commit_of(restart.batch), None
+    commit, span = lineage.commit_of(restart.batch), None
     if commit > tail.place.commit:
         raise RefusedError(
             f"{checkpoint.path} is at commit {commit}, and the ledger ends at commit {tail.place.commit}: the ledger "
             "was set back, or the checkpoint is of another pipeline"
         )
     if commit < tail.place.commit:
-        stretch = RecordedCommits(reader, commit + 1, tail.place.commit).check()
-        check_input(SourceClusters.claimed(config, tail.claim), stretch)
+        span = RecordedCommits(reader, commit + 1, tail.place.commit).check()
+        check_input(SourceClusters.claimed(config, tail.claim), span)
         if not lineage.accept_nondeterminism:
-            jobs.check_deterministic(home, stretch)
+            jobs.check_deterministic(home, span)
     return _RescaleSource(
         lineage=lineage,
         checkpoint=checkpoint,
@@ -170,7 +170,7 @@ def _rescale_source(home: Home, pipeline: str, config: Mapping[str, Any], reader
         offsets=offsets,
         operators=operators,
         partitions=int(offsets.conf[PARTITIONS]),
-        stretch=stretch,
+        span=span,
     )
 
 
@@ -238,7 +238,7 @@ def _rescaled(
         directory=home.lineages / lineage.id,
         commit=source.commit,
         state=_counts(source.operators, before),
-        stretch=source.stretch,
+        span=source.span,
         seconds=time.monotonic() - source.began,
     )
 

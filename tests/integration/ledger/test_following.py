@@ -1,4 +1,4 @@
-"""A ledger followed from a stored place on, and the stretches of the sink that it names, against a real broker."""
+"""A ledger followed from a stored place on, and the spans of the sink that it names, against a real broker."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_another_ledger_of_the_same_name_is_told_from_its_beginning_with_other_k
     again.close()
 
 
-def test_a_stretch_is_read_to_its_end_without_what_was_aborted(
+def test_a_span_is_read_to_its_end_without_what_was_aborted(
     pipeline: HandWrittenPipeline, kafka_config: Mapping[str, str]
 ) -> None:
     follower = follow(pipeline, None, "hour")

@@ -210,18 +210,18 @@ def test_a_topic_that_the_job_does_not_declare_any_more_is_forgotten(
     assert newest(alone).commit == 3
 
 
-def test_a_stretch_that_would_be_run_again_on_a_source_that_was_made_again_is_refused_when_it_is_asked_for(
+def test_a_span_that_would_be_run_again_on_a_source_that_was_made_again_is_refused_when_it_is_asked_for(
     alone: Alone,
 ) -> None:
     with alone.life() as life:
         life.fit()
         life.batch(0)
-    stretch = CommitSpan(first=1, last=1)
-    stretch.add(newest(alone))
-    check_input(SourceClusters(alone.config, {}), stretch)
+    span = CommitSpan(first=1, last=1)
+    span.add(newest(alone))
+    check_input(SourceClusters(alone.config, {}), span)
     recreate(alone.config, alone.source, records=20)
     with pytest.raises(RefusedError, match="commit 1 read it with id"):
-        check_input(SourceClusters(alone.config, {}), stretch)
+        check_input(SourceClusters(alone.config, {}), span)
 
 
 class Range:

@@ -225,7 +225,7 @@ def test_a_rescale_looks_for_what_is_replayed_on_the_sources_cluster(
         case.run(made, max_offsets_per_trigger=80)
     spark = open_session("rescale")
     connect(monkeypatch, {})
-    assert rescale(case.home, case.name, case.config, 4, spark=spark).stretch is None, "nothing of the source is asked"
+    assert rescale(case.home, case.name, case.config, 4, spark=spark).span is None, "nothing of the source is asked"
     connect(monkeypatch, {CONN_ID: topics.config})
     topics.send(20, "a")
     case.run(made)
@@ -244,8 +244,8 @@ def test_a_rescale_looks_for_what_is_replayed_on_the_sources_cluster(
         assert case.home.current() == current
     connect(monkeypatch, {CONN_ID: topics.config})
     done = rescale(case.home, case.name, case.config, 3, spark=spark)
-    assert done.stretch is not None
-    assert (done.stretch.first, done.stretch.last) == (newest, newest)
+    assert done.span is not None
+    assert (done.span.first, done.span.last) == (newest, newest)
     topics.send(10, "b")
     case.run(made)
     check_case(case, topics)

@@ -45,8 +45,8 @@ def facts(tmp_path: Path) -> Facts:
     lineage = Lineage(id=crafted.LINEAGE, cluster_id="c", ledger_topic_id="t", last_commit=NEWEST)
     claim = claim_record(2, lineage=crafted.LINEAGE, home_path=str(home.path))
     newest = crafted.record(NEWEST - 1)
-    stretch = CommitSpan(first=NEWEST, last=NEWEST)
-    stretch.add(newest)
+    span = CommitSpan(first=NEWEST, last=NEWEST)
+    span.add(newest)
     saved = Savepoints(home.savepoints).take(checkpoint, 1, crafted.record(1), None)
     facts = Facts(pipeline="p", config={})
     facts.reachable = True
@@ -60,7 +60,7 @@ def facts(tmp_path: Path) -> Facts:
         restart=RestartDecision(source=RestartSource.CHECKPOINT, batch=2),
     )
     facts.savepoints = SavepointFacts(whole=[saved])
-    facts.history = HistoryFacts(stretches={2: stretch}, done=newest)
+    facts.history = HistoryFacts(spans={2: span}, done=newest)
     facts.driver = DriverFacts()
     facts.topics = TopicsFacts(earliest={("in", 0): 0, ("in", 1): 0})
     facts.transactions = TransactionFacts(own=None, alive={})

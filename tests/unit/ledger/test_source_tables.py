@@ -44,7 +44,7 @@ def tail(claimed: Mapping[str, tuple[str, str]]) -> LedgerTail:
     return LedgerTail(cluster_id=OWN, topic_id="t", end_offset=9, claim=claim_record(7, source_clusters=claimed))
 
 
-def stretch(path: Path, start: int, end: int, table_id: str | None = None) -> CommitSpan:
+def span_of(path: Path, start: int, end: int, table_id: str | None = None) -> CommitSpan:
     name = f"delta:{path}"
     span = CommitSpan(first=4, last=4)
     span.add(commit_record(4, source={name: {0: (start, end)}}, source_topic_ids={name: table_id or id_of(path)}))
@@ -83,7 +83,7 @@ def test_what_is_in_a_range_is_counted_in_rows(path: Path) -> None:
     made, name = clusters(path), f"delta:{path}"
     assert made.records_at_most({name: {0: (1_000_000, 3_000_000)}}) == 4
     assert made.records_at_most({name: {0: (0, 1_000_000)}, "orders": {0: (5, 8), 1: (1, 1)}}) == 5
-    span = stretch(path, 0, 3_000_000)
+    span = span_of(path, 0, 3_000_000)
     assert span.records == 3  # versions
 
 
@@ -110,22 +110,22 @@ def test_a_table_that_was_made_anew_is_refused_at_the_start_and_before_a_commit(
 
 def test_the_input_of_a_replay_is_checked_up_to_its_files(path: Path) -> None:
     made = clusters(path)
-    check_input(made, stretch(path, 0, 3_000_000))
+    check_input(made, span_of(path, 0, 3_000_000))
     with pytest.raises(RefusedError, match=rf"source table delta:{path} was recreated: commit 4 read it with id other"):
-        check_input(made, stretch(path, 0, 3_000_000, "other"))
+        check_input(made, span_of(path, 0, 3_000_000, "other"))
     DeltaTable(path).optimize.compact()
-    check_input(made, stretch(path, 0, 3_000_000))
+    check_input(made, span_of(path, 0, 3_000_000))
     DeltaTable(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     with pytest.raises(RefusedError, match=r"which has to be read again, is gone: .* between version 1 and version 3"):
-        check_input(made, stretch(path, 1_000_000, 3_000_000))
+        check_input(made, span_of(path, 1_000_000, 3_000_000))
 
 
 def test_versions_that_are_gone_are_named(path: Path) -> None:
     DeltaTable(path).create_checkpoint()
     (path / "_delta_log" / f"{0:020d}.json").unlink()
     with pytest.raises(RefusedError, match="from version 0 to before version 1, of commit 4"):
-        check_input(clusters(path), stretch(path, 0, 3_000_000))
-    check_input(clusters(path), stretch(path, 1_000_000, 3_000_000))
+        check_input(clusters(path), span_of(path, 0, 3_000_000))
+    check_input(clusters(path), span_of(path, 1_000_000, 3_000_000))
 
 
 def test_the_input_of_a_replay_of_a_whole_table_is_checked_up_to_its_files(path: Path) -> None:
@@ -133,16 +133,16 @@ def test_the_input_of_a_replay_of_a_whole_table_is_checked_up_to_its_files(path:
     for version in range(2):
         entry(path, version).unlink()
     made = clusters(path)
-    check_input(made, stretch(path, 2_500_000, 3_000_000))
+    check_input(made, span_of(path, 2_500_000, 3_000_000))
     assert made.records_at_most({f"delta:{path}": {0: (2_500_001, 3_000_000)}}) == 4
     DeltaTable(path).optimize.compact()
     DeltaTable(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     with pytest.raises(RefusedError, match=r"is gone: .* between the table at version 2 and version 3"):
-        check_input(made, stretch(path, 2_500_000, 3_000_000))
+        check_input(made, span_of(path, 2_500_000, 3_000_000))
     DeltaTable(path).create_checkpoint()
     entry(path, 2).unlink()
     with pytest.raises(RefusedError, match="from the table at version 2 to before version 3, of commit 4"):
-        check_input(clusters(path), stretch(path, 2_500_000, 3_000_000))
+        check_input(clusters(path), span_of(path, 2_500_000, 3_000_000))
 
 
 def test_a_connection_is_found_in_the_environment_of_stores(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

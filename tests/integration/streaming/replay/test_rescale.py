@@ -77,7 +77,7 @@ def prove(bench: Bench, shape: str, *steps: int) -> None:
     early = case.save()
     for partitions in steps:
         done = rescaled(case, partitions)
-        assert done.stretch is None
+        assert done.span is None
         assert sum(store["rows"] for store in done.state) > 0
         run_both(topics, rounds, case, plain)
         assert case.written() == plain.written(), f"after the rescale to {partitions}"
@@ -127,7 +127,7 @@ def test_keyed_state_goes_through_a_savepoint_a_rescale_and_a_restore(bench: Ben
     run_both(topics, rounds, case, plain, count=1)
     assert case.written() == plain.written()
     rows = [json.loads(row) for row in case.written()]
-    assert len([row for row in rows if row["at"] < 0]) > 5, "timers of every stretch have fired"
+    assert len([row for row in rows if row["at"] < 0]) > 5, "timers of every span have fired"
     clean_audit(case.config, case.name)
 
 
@@ -195,8 +195,8 @@ def test_what_the_sink_has_and_the_state_has_not_is_replayed_after_the_rescale(b
     assert current is not None
     Checkpoint(case.home.checkpoint(current.id)).removal("commits", current.batch_of(newest))()
     done = rescaled(case, 4)
-    assert done.stretch is not None
-    assert (done.commit, done.stretch.first, done.stretch.last) == (newest - 1, newest, newest)
+    assert done.span is not None
+    assert (done.commit, done.span.first, done.span.last) == (newest - 1, newest, newest)
     replayed(case.run(), newest, newest)
     run_both(topics, rounds, case, plain, count=1)
     assert case.written() == plain.written()
@@ -208,9 +208,9 @@ def test_what_the_sink_has_and_the_state_has_not_is_replayed_after_the_rescale(b
     assert restored is not None
     done = rescaled(case, 3)
     assert not case.home.checkpoint(restored.id).exists(), "it was never started, and is gone"
-    assert done.stretch is not None
-    assert done.stretch.last == newest
-    replayed(case.run(), done.stretch.first, newest)
+    assert done.span is not None
+    assert done.span.last == newest
+    replayed(case.run(), done.span.first, newest)
     run_both(topics, rounds, case, plain, count=2, stop_at=newest + 1)
     rescaled(case, 2)
     run_both(topics, rounds, case, plain, count=1)

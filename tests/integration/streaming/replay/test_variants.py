@@ -92,14 +92,14 @@ def test_everything_that_happens_to_one_pipeline_leaves_what_its_twin_writes(ben
     # The original is lost, and the replay is stopped on its way: it goes on where it was.
     shutil.rmtree(case.home.lineages / first.id / "checkpoint")
     restored = case.restore(saved)
-    assert restored.stretch is not None
-    assert (restored.stretch.first, restored.stretch.last) == (2, newest)
+    assert restored.span is not None
+    assert (restored.span.first, restored.span.last) == (2, newest)
     stopped = case.run(stop_at=2)
     assert stopped.replay is not None
     assert (stopped.replay.done, stopped.commit) == (2, newest)
     replayed(case.run(), 3, newest)
 
-    # Another version ran since, and commits of it are in the stretch, with a batch without data at their end.
+    # Another version ran since, and commits of it are in the span, with a batch without data at their end.
     rounds.send(topics)
     case.run(compression="gzip")
     foreign, newest = newest + 1, case.tail().place.commit
@@ -233,7 +233,7 @@ def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why
     case.run()
     written, newest = case.written(), case.save()
     for mode in ("fail", "reemit", "suppress"):
-        assert case.restore(newest, mode=mode).stretch is None
+        assert case.restore(newest, mode=mode).span is None
         last_status = case.run()
         assert (last_status.replay, last_status.commits_of_run) == (None, 0)
     assert case.written() == written

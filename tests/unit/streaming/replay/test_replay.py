@@ -105,7 +105,7 @@ class Query:
             cast(Any, self.hold),
             self.checkpoint,
             commits,
-            stretch=commits.check(),
+            span=commits.check(),
             comparison=Comparison(version=OURS, accept=self.hold.lineage.accept_nondeterminism),
         )
 

@@ -119,31 +119,31 @@ def measure_transactions(config: dict[str, str], partitions: int, rounds: int) -
     """Return how long the steps of a transaction take that writes to so many partitions."""
     topic = f"{TOPIC}-{partitions}"
     create_topic(config["bootstrap.servers"], topic, partitions)
-    client = WireClient(config)
-    session = TransactionSession(client, f"bench-{partitions}", timeout_milliseconds=600_000)
-    session.initialise()
-    best = {"add": float("inf"), "write": float("inf"), "commit": float("inf"), "visible": float("inf")}
-    for _ in range(rounds):
-        session.begin()
-        producer, identity = session.producer, session.transactional_id
-        body = _body(producer.id, producer.epoch)
-        at = [time.perf_counter()]
-        add_partitions(client, identity, producer, topic, list(range(partitions)))
-        at.append(time.perf_counter())
-        for first in range(0, partitions, 500):
-            bodies = dict.fromkeys(range(first, min(first + 500, partitions)), body)
-            produce(client, identity, topic, bodies)
-        at.append(time.perf_counter())
-        before = client.stable_offsets(topic)
-        session.commit()
-        at.append(time.perf_counter())
-        while not _are_behind(client.stable_offsets(topic), before):
-            time.sleep(0.005)
-        at.append(time.perf_counter())
-        best = {
-            step: min(known, after - start)
-            for (step, known), start, after in zip(best.items(), at, at[1:], strict=False)
-        }
+    with WireClient(config) as client:
+        session = TransactionSession(client, f"bench-{partitions}", timeout_milliseconds=600_000)
+        session.initialise()
+        best = {"add": float("inf"), "write": float("inf"), "commit": float("inf"), "visible": float("inf")}
+        for _ in range(rounds):
+            session.begin()
+            producer, identity = session.producer, session.transactional_id
+            body = _body(producer.id, producer.epoch)
+            at = [time.perf_counter()]
+            add_partitions(client, identity, producer, topic, list(range(partitions)))
+            at.append(time.perf_counter())
+            for first in range(0, partitions, 500):
+                bodies = dict.fromkeys(range(first, min(first + 500, partitions)), body)
+                produce(client, identity, topic, bodies)
+            at.append(time.perf_counter())
+            before = client.stable_offsets(topic)
+            session.commit()
+            at.append(time.perf_counter())
+            while not _are_behind(client.stable_offsets(topic), before):
+                time.sleep(0.005)
+            at.append(time.perf_counter())
+            best = {
+                step: min(known, after - start)
+                for (step, known), start, after in zip(best.items(), at, at[1:], strict=False)
+            }
     return {f"{step}_milliseconds": 1000 * seconds for step, seconds in best.items()}
 
 

@@ -8,20 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ConfigSource,
-    ResourceType,
-)
+from confluent_kafka.admin import ResourceType
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
@@ -36,6 +29,7 @@ from airflow_provider_exactlyonce.kafka.wire import Code, Producer, WireClient
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from tests.integration.streaming.replay.harness import Case
+from tests.kafka_settings import setting as setting
 from tests.waiting import eventually
 
 OTHER_ID = "00000000-0000-4000-8000-00000000beef"
@@ -407,36 +401,6 @@ def two_drivers(patient: Patient) -> None:
     renewing = threading.Thread(target=renew)
     renewing.start()
     patient.undo += [renewing.join, ended.set]
-
-
-_OWN = (ConfigSource.DYNAMIC_TOPIC_CONFIG.value, ConfigSource.DYNAMIC_BROKER_CONFIG.value)
-
-
-@contextmanager
-def setting(
-    config: Mapping[str, str], of: str, kind: ResourceType = ResourceType.TOPIC, **changes: str
-) -> Iterator[None]:
-    """Change settings of a topic, or of a broker, for a while."""
-    admin = AdminClient(dict(config))
-    values = {name.replace("_", "."): value for name, value in changes.items()}
-
-    def change(operation: AlterConfigOpType) -> None:
-        entries = [ConfigEntry(name, value, incremental_operation=operation) for name, value in values.items()]
-        resource = ConfigResource(kind, of, incremental_configs=entries)
-        admin.incremental_alter_configs([resource])[resource].result(30)
-        is_set = operation is AlterConfigOpType.SET
-        eventually(lambda: all(own(name) == (value if is_set else None) for name, value in values.items()), "it is so")
-
-    def own(name: str) -> str | None:
-        resource = ConfigResource(kind, of)
-        entry = admin.describe_configs([resource])[resource].result(30)[name]
-        return entry.value if entry.source in _OWN else None
-
-    change(AlterConfigOpType.SET)
-    try:
-        yield
-    finally:
-        change(AlterConfigOpType.DELETE)
 
 
 def _set(patient: Patient, topic: str, **changes: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame
 
 from airflow_provider_exactlyonce.control.home import Home
@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
 from tests.integration.streaming.harness import check_tiles, clean_audit, read_committed, rows_by_commit
 from tests.integration.streaming.source_topics import Case, Topics
+from tests.kafka_settings import setting
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signals_as_before")]
@@ -37,8 +38,17 @@ KEYS = 5
 _HOUR = 3_600_000
 #: {(topic, partition, offset): the record's id}
 Seen = dict[tuple[str, int, int], int]
-#: Kept from being compacted: only a round of the test may change what a topic has.
 _NEVER = str(10**15)
+#: What is older than a record by half an hour may be compacted or deleted, as soon as the test allows it.
+BROKER = {
+    "log.cleaner.backoff.ms": "100",  # it looks for something to compact all the time
+    "log.cleaner.min.cleanable.ratio": "0.01",
+    "log.cleaner.min.compaction.lag.ms": _NEVER,
+    "log.cleanup.policy": "compact,delete",
+    "log.message.timestamp.after.max.ms": _NEVER,
+    "log.retention.ms": "-1",
+    "log.roll.ms": str(_HOUR // 2),
+}
 
 
 def passed_through(events: DataFrame) -> DataFrame:
@@ -60,8 +70,8 @@ class Logs:
     topics: Topics
     chance: random.Random
     partitions: dict[str, int] = field(default_factory=dict)
-    #: Of transactions that are not decided yet.
-    open: list[Producer] = field(default_factory=list)
+    #: Of transactions that are neither committed nor aborted yet.
+    undecided: list[Producer] = field(default_factory=list)
     #: Of the records, in milliseconds. Not of the markers of transactions: these have the time of day.
     clock: int = field(default_factory=lambda: int(time.time() * 1000))
     number: int = 0
@@ -73,18 +83,6 @@ class Logs:
     def make(self, name: str) -> None:
         self.partitions[name] = self.chance.randint(1, 3)
         self.topics.make(name, partitions=self.partitions[name])
-        kept = ("min.compaction.lag.ms", "max.compaction.lag.ms", "message.timestamp.after.max.ms")
-        deleted = {"cleanup.policy": "compact,delete", "retention.ms": "-1"}  # by request, too
-        segments = {"segment.ms": str(_HOUR // 2), "min.cleanable.dirty.ratio": "0.01"}
-        self.set(name, {**dict.fromkeys(kept, _NEVER), **deleted, **segments})
-
-    def set(self, name: str, settings: Mapping[str, str]) -> None:
-        entries = [
-            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in settings.items()
-        ]
-        resource = ConfigResource(ResourceType.TOPIC, self.topics.name(name), incremental_configs=entries)
-        admin = AdminClient({**self.config})
-        admin.incremental_alter_configs([resource])[resource].result(30)
 
     def some(self) -> str:
         return self.chance.choice(list(self.partitions))
@@ -117,12 +115,12 @@ class Logs:
         self.transaction().abort_transaction(30)
 
     def begun(self) -> None:
-        self.open.append(self.transaction())
+        self.undecided.append(self.transaction())
 
     def decided(self) -> None:
-        for producer in self.open:
+        for producer in self.undecided:
             self.chance.choice([producer.commit_transaction, producer.abort_transaction])(30)
-        self.open.clear()
+        self.undecided.clear()
 
     def compacted(self) -> None:
         """Let the broker keep the newest record of each key, in all segments but those that are written to."""
@@ -137,14 +135,13 @@ class Logs:
                 self.topics.name(name), value, f"end-{self.number}", partition=partition, timestamp=self.clock
             )
         assert closing.flush(30) == 0
-        self.set(name, {"min.compaction.lag.ms": "0"})
 
         def is_compacted() -> bool:
             keys = [(record.partition, record.key) for record in read_committed(self.config, self.topics.name(name))]
             return len(keys) == len(set(keys))
 
-        eventually(is_compacted, f"a compacted log of {name}", poll_seconds=0.3)
-        self.set(name, {"min.compaction.lag.ms": _NEVER})
+        with setting(self.config, self.topics.name(name), min_compaction_lag_ms="0"):
+            eventually(is_compacted, f"a compacted log of {name}", poll_seconds=0.3)
 
     def expired(self, read: Mapping[Place, int]) -> None:
         """Delete a part of what has been read."""
@@ -154,7 +151,7 @@ class Logs:
             if end and self.chance.random() < 0.5
         ]
         if begins:
-            admin = AdminClient({**self.config})
+            admin = AdminClient(dict(self.topics.config))
             for future in admin.delete_records(begins).values():
                 future.result(30)
 
@@ -189,9 +186,8 @@ def check(case: Case, commits: Sequence[CommitRecord], seen: Seen, after: int) -
 
 @pytest.fixture(scope="module")
 def compacting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """Give a broker that looks for something to compact all the time."""
-    data = tmp_path_factory.mktemp("compacting")
-    with EmbeddedBroker(data, properties={"log.cleaner.backoff.ms": "100"}) as broker:
+    """Give a broker whose topics may be compacted, and their records deleted by request, when the test wants it."""
+    with EmbeddedBroker(tmp_path_factory.mktemp("compacting"), properties=BROKER) as broker:
         yield broker
 
 

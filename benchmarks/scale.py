@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, SinkRange
 from airflow_provider_exactlyonce.streaming.commit.write_stage import CANDIDATES
-from airflow_provider_exactlyonce.streaming.sequencer.client import first_place
+from airflow_provider_exactlyonce.streaming.sequencer.client import first_in_round
 from airflow_provider_exactlyonce.streaming.sequencer.core import Sequencer
 from benchmarks import supervisors
 
@@ -88,7 +88,9 @@ def measure_record(partitions: int) -> dict[str, float]:
 def measure_turns(tasks: int, partitions: int) -> dict[str, float]:
     """Return how many turns a second the sequencer's core gives, each task writing one body to each partition."""
     core = Sequencer()
-    orders = [[(first_place(task, partitions) + at) % partitions for at in range(partitions)] for task in range(tasks)]
+    orders = [
+        [(first_in_round(task, partitions) + at) % partitions for at in range(partitions)] for task in range(tasks)
+    ]
     unsent = [dict.fromkeys(order) for order in orders]
     began = time.perf_counter()
     for task in range(tasks):
@@ -98,8 +100,8 @@ def measure_turns(tasks: int, partitions: int) -> dict[str, float]:
     while granted:
         grant = granted.popleft()
         turns += 1
-        del unsent[grant.task][grant.place.partition]
-        following = core.release(grant.task, grant.place, 5, OFFSET + turns)
+        del unsent[grant.task][grant.partition]
+        following = core.release(grant.task, (grant.topic, grant.partition), 5, OFFSET + turns)
         if following is not None:
             granted.append(following)
         if unsent[grant.task]:

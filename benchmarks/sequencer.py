@@ -30,7 +30,7 @@ from itertools import islice
 from multiprocessing.connection import Connection
 
 from airflow_provider_exactlyonce.streaming.commit.write_stage import CANDIDATES
-from airflow_provider_exactlyonce.streaming.sequencer.client import Address, first_place
+from airflow_provider_exactlyonce.streaming.sequencer.client import Address, first_in_round
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
@@ -51,16 +51,17 @@ class Load:
     def pauses(self, task: int) -> dict[int, float]:
         """Return a task's bodies in the order in which the sink offers them: {partition: seconds}."""
         chance = random.Random(self.seed * 100_003 + task)
-        first = first_place(task, self.partitions)
-        places = [(first + at) % self.partitions for at in range(self.partitions)]
+        first = first_in_round(task, self.partitions)
+        in_turn = [(first + number) % self.partitions for number in range(self.partitions)]
         return {
-            place: self.send_seconds * chance.lognormvariate(-(self.spread**2) / 2, self.spread) for place in places
+            partition: self.send_seconds * chance.lognormvariate(-(self.spread**2) / 2, self.spread)
+            for partition in in_turn
         }
 
     def bound_seconds(self) -> float:
         """Return what the batch takes at least."""
         pauses = [self.pauses(task) for task in range(self.tasks)]
-        partitions = [sum(of[place] for of in pauses) for place in range(self.partitions)]
+        partitions = [sum(of[partition] for of in pauses) for partition in range(self.partitions)]
         return max(*(sum(of.values()) for of in pauses), *partitions)
 
 

@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.audit.sink_check import JudgedRecords, SinkChe
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.batch_producers import BatchProducers, producer_of
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
@@ -111,7 +111,7 @@ class _Audit:
             seconds=time.monotonic() - began,
         )
 
-    def _gather(self, oldest: int) -> tuple[LedgerCheck, list[str], dict[Place, int]]:
+    def _gather(self, oldest: int) -> tuple[LedgerCheck, list[str], dict[TopicPartition, int]]:
         """Read the ledger; returns it with the topics that can be judged, and up to where.
 
         :param oldest: the oldest commit that the ledger's retention has kept
@@ -184,7 +184,7 @@ class _Audit:
                 existing.append(topic)
         return existing
 
-    def _settled(self, ends: Mapping[Place, int]) -> dict[Place, int]:
+    def _settled(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Wait until everything before these offsets is decided; returns up to where it is."""
         stable = poll_until(
             lambda: self.client.offsets.last_stable(ends),
@@ -209,7 +209,7 @@ class _Audit:
         return {place: min(end, stable[place]) for place, end in ends.items()}
 
     def _check_sink(
-        self, ledger: LedgerCheck, judged: list[str], limits: Mapping[Place, int], backfill_ids: frozenset[int]
+        self, ledger: LedgerCheck, judged: list[str], limits: Mapping[TopicPartition, int], backfill_ids: frozenset[int]
     ) -> Totals:
         first, last = self.options.first or ledger.oldest, self.options.last or ledger.last
         with RangeReader(self.config, "audit", timeout_seconds=_TIMEOUT_SECONDS) as reader:
@@ -236,7 +236,7 @@ class _Audit:
                 sink.rest()
             return sink.totals
 
-    def _log_starts(self, topics: Iterable[str]) -> dict[Place, int]:
+    def _log_starts(self, topics: Iterable[str]) -> dict[TopicPartition, int]:
         return self.client.offsets.starts(self.client.offsets.partitions(topics))
 
     def _windows(self, first: int, last: int) -> Iterator[list[CommitRecord]]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 
 #: The invariants of docs/protocol.md, in an audit's words.
@@ -57,7 +57,9 @@ class Findings:
     kept: list[Violation] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, invariant: str, commit: int, message: str, place: Place = ("", -1), offset: int = -1) -> None:
+    def add(
+        self, invariant: str, commit: int, message: str, place: TopicPartition = ("", -1), offset: int = -1
+    ) -> None:
         """Note one more violation, with the parameters of :class:`Violation`."""
         self.counts[invariant] += 1
         if len(self.kept) < KEPT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_exactlyonce.audit.findings import Findings
 from airflow_provider_exactlyonce.kafka.digest import MODULUS
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Record, SourceRanges
 from airflow_provider_exactlyonce.tables.positions import is_table
 
@@ -27,7 +27,7 @@ class LedgerCheck:
         self.oldest = oldest
         self.producer_ids: set[int] = set()
         self.sink_topic_ids: dict[str, str] = {}
-        self.sink_ends: dict[Place, int] = {}
+        self.sink_ends: dict[TopicPartition, int] = {}
         self.first = 0
         self.untold = 0
         self.records = 0
@@ -39,7 +39,8 @@ class LedgerCheck:
         self._before_offset = -1
         self._run = 0
         self._run_offset = -1
-        self._source_ends: dict[str | None, dict[Place, int]] = {}  # of each backfill; in most ledgers there is none
+        #: Of each backfill; in most ledgers there is none.
+        self._source_ends: dict[str | None, dict[TopicPartition, int]] = {}
         self._source_topic_ids: dict[str, str] = {}
         self._batches: dict[str, int] = {}
 
@@ -121,7 +122,7 @@ class LedgerCheck:
                 f"{self._before.commit} at {self._before_offset}",
             )
 
-    def _check_source(self, record: CommitRecord, ends: dict[Place, int]) -> None:
+    def _check_source(self, record: CommitRecord, ends: dict[TopicPartition, int]) -> None:
         for topic, ranges in record.source.items():
             topic_id = record.source_topic_ids.get(topic)
             former_id = self._source_topic_ids.get(topic, topic_id)

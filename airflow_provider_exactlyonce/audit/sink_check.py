@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.audit.topics import SinkTopic
 from airflow_provider_exactlyonce.kafka.batch_producers import BatchProducers, producer_of
 from airflow_provider_exactlyonce.kafka.digest import record_digest
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class JudgedRecords:
     """
 
     topics: Mapping[str, SinkTopic]
-    limits: Mapping[Place, int]
+    limits: Mapping[TopicPartition, int]
     producer_ids: frozenset[int]
     backfill_ids: frozenset[int]
     allow_foreign: bool
@@ -63,24 +63,24 @@ class SinkCheck:
     producers: BatchProducers
     judged: JudgedRecords
     findings: Findings
-    log_starts: Callable[[Iterable[str]], Mapping[Place, int]]
+    log_starts: Callable[[Iterable[str]], Mapping[TopicPartition, int]]
     advanced: Callable[[Totals], None]
     totals: Totals = field(default_factory=Totals)
 
     def __post_init__(self) -> None:
-        self._partitions: dict[Place, PartitionCheck] = {}
-        self._remembered: OrderedDict[tuple[int, int], tuple[int, Place]] = OrderedDict()
+        self._partitions: dict[TopicPartition, PartitionCheck] = {}
+        self._remembered: OrderedDict[tuple[int, int], tuple[int, TopicPartition]] = OrderedDict()
 
-    def begin_at(self, place: Place, offset: int) -> None:
+    def begin_at(self, place: TopicPartition, offset: int) -> None:
         """Judge a partition from an offset on; otherwise its first range is where it begins."""
         self._partitions[place] = PartitionCheck(offset)
 
     def window(self, commits: Sequence[CommitRecord]) -> None:
         """Judge some commits and the readable records before and between them."""
-        ranges_of: dict[Place, list[RangeFound]] = {}
-        by_commit: dict[int, list[tuple[Place, RangeFound]]] = {}
+        ranges_of: dict[TopicPartition, list[RangeFound]] = {}
+        by_commit: dict[int, list[tuple[TopicPartition, RangeFound]]] = {}
         for record in commits:
-            for place, written in by_place(record.sink).items():
+            for place, written in by_partition(record.sink).items():
                 if place[0] not in self.judged.topics or written.last >= self.judged.limits.get(place, 0):
                     continue  # message already: the topic is gone, or an open transaction holds it back
                 found_range = RangeFound(record.commit, written)
@@ -103,7 +103,7 @@ class SinkCheck:
             self._partitions[place].open([], self.judged.limits[place])
         self._read(places)
 
-    def _read(self, places: list[Place]) -> None:
+    def _read(self, places: list[TopicPartition]) -> None:
         checks = {place: self._partitions[place] for place in places}
         spans = {place: (check.next_offset, check.end) for place, check in checks.items()}
         for number, message in enumerate(self.reader.read(spans), start=1):
@@ -128,8 +128,8 @@ class SinkCheck:
         self,
         commit: int,
         committed: int,
-        ranges: list[tuple[Place, RangeFound]],
-        starts: Mapping[Place, int],
+        ranges: list[tuple[TopicPartition, RangeFound]],
+        starts: Mapping[TopicPartition, int],
     ) -> None:
         found_ranges = []
         for place, found_range in ranges:
@@ -168,7 +168,7 @@ class SinkCheck:
                 )
                 self.findings.add("I7", commit, message, place, expected.first)
 
-    def _what_is_at(self, place: Place, offset: int, start: int) -> str:
+    def _what_is_at(self, place: TopicPartition, offset: int, start: int) -> str:
         if offset < start:
             return f"the log begins at {start}: they were deleted"
         batch = self.producers.batch_at(place, offset)
@@ -178,7 +178,7 @@ class SinkCheck:
             return "a transaction's marker is at that offset"
         return f"the record there is of an aborted transaction of {producer_of(batch)}"
 
-    def _report_stray(self, place: Place, stray: Stray) -> None:
+    def _report_stray(self, place: TopicPartition, stray: Stray) -> None:
         batch = self.producers.batch_at(place, stray.first)
         whose = "this pipeline's" if batch and batch.producer_id in self.judged.producer_ids else "not this pipeline's"
         rows = f"{stray.rows} readable {'row' if stray.rows == 1 else 'rows'} up to offset {stray.last}"
@@ -191,7 +191,7 @@ class SinkCheck:
         else:
             self.findings.add("I2", stray.after, f"{rows} are in no commit; {written}", place, stray.first)
 
-    def _remember(self, found_range: RangeFound, place: Place) -> None:
+    def _remember(self, found_range: RangeFound, place: TopicPartition) -> None:
         self._remembered[found_range.expected.rows, found_range.expected.digest] = found_range.commit, place
         if len(self._remembered) > _REMEMBERED_RANGES:
             self._remembered.popitem(last=False)

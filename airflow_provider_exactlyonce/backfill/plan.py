@@ -19,7 +19,7 @@ from itertools import chain
 from airflow_provider_exactlyonce.backfill.request import BackfillState, Output
 from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import by_place
+from airflow_provider_exactlyonce.kafka.topic_partition import by_partition
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
@@ -160,7 +160,7 @@ class _Planner:
         return record.version == self._terms.version
 
     def _after(self, record: CommitRecord) -> Positions:
-        for place, (start, _) in by_place(record.source).items():
+        for place, (start, _) in by_partition(record.source).items():
             self._position.setdefault(place, start)
         return {**self._position, **record.ends}
 

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Backf
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.polling import poll_until
 _DECIDED_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.5
 #: {(topic, partition): offset}
-Positions = dict[Place, int]
+Positions = dict[TopicPartition, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Resolved(Span):
         return codec.load(cls, {**body, **positions}, "what a backfill's request meant")
 
 
-def positions_to_json(positions: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     """Return positions as JSON values."""
     by_topic: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):
@@ -219,7 +219,7 @@ class Resolver:
     def _bounds(self, request: BackfillRequest) -> tuple[Positions, Positions]:
         """Return where a range of offsets or of time begins and ends."""
         if request.offsets is not None:
-            spans = by_place(request.offsets)
+            spans = by_partition(request.offsets)
             for topic, partition in spans.keys() - set(self._places):
                 raise RefusedError(f"{topic}-{partition} is no partition of a source of {self._reader.pipeline}")
             starts = {place: start for place, (start, _) in spans.items()}
@@ -260,7 +260,7 @@ class Resolver:
         :raises ExactlyOnceError: naming the first partition that has one; it will end
         """
 
-        def undecided() -> list[tuple[Place, int]]:
+        def undecided() -> list[tuple[TopicPartition, int]]:
             stable = self._stable()
             return [(place, stable[place]) for place, end in sorted(ends.items()) if end > stable[place]]
 
@@ -277,7 +277,7 @@ class Resolver:
         """Return the commits that have read something of a range."""
         hits: list[int] = []
         for record in self._records():
-            read = by_place(record.source)
+            read = by_partition(record.source)
             if 1 < record.commit == self._oldest and any(
                 starts.get(place, begin) < begin for place, (begin, _) in read.items()
             ):
@@ -313,7 +313,7 @@ class Resolver:
             others = self._stable() if first is None else {}
             return resolved(begins={**others, **span.starts, **self._warm_up_before(request, span.starts, first)})
         base = self._savepoint_before(span.starts, first)
-        begins = by_place(base.source) if base is not None else self._from_the_beginning(span.starts, first)
+        begins = by_partition(base.source) if base is not None else self._from_the_beginning(span.starts, first)
         unseen = self._offsets.starts(span.starts.keys() - begins.keys()) if first is None else {}
         if base is None:
             return resolved(begins=begins, unseen=unseen)
@@ -325,7 +325,7 @@ class Resolver:
         for savepoint in reversed(self._savepoints.list()):
             fits = savepoint.pipeline == self._reader.pipeline and self._oldest - 1 <= savepoint.commit <= newest
             if fits and first is None:
-                ends = by_place(savepoint.source)
+                ends = by_partition(savepoint.source)
                 fits = all(ends.get(place, 0) <= start for place, start in starts.items())
             if fits and not self._savepoints.verify(savepoint.id):
                 return savepoint
@@ -383,7 +383,7 @@ class Resolver:
         for record in self._records(first):
             if record.commit > last:
                 break
-            for place, (start, end) in by_place(record.source).items():
+            for place, (start, end) in by_partition(record.source).items():
                 starts.setdefault(place, start)
                 ends[place] = end
         return starts, ends

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Backf
 from airflow_provider_exactlyonce.backfill.resolve import Resolved, Span
 from airflow_provider_exactlyonce.backfill.workspace import Begun
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import by_topic
+from airflow_provider_exactlyonce.kafka.topic_partition import by_topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, backfill_pipeline
 

@@ -11,7 +11,8 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_off
 from airflow_provider_exactlyonce.checkpoint.recovery import write_start
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import PartitionOffsets, by_place
+from airflow_provider_exactlyonce.kafka.stable_offsets import PartitionOffsets
+from airflow_provider_exactlyonce.kafka.topic_partition import by_partition
 from airflow_provider_exactlyonce.ledger import topic_identity
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -66,7 +67,7 @@ def check_first_offsets(
     :param topics: those that the source reads now
     :raises RefusedError: naming the first partition that is not named, or not there, or has no such offset
     """
-    named, existing = by_place(first), set(cluster.partitions(topics))
+    named, existing = by_partition(first), set(cluster.partitions(topics))
     for topic, partition in sorted(named.keys() ^ existing):
         what = "is not in" if (topic, partition) in existing else "does not exist, and is in"
         raise RefusedError(

@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.transactions.liveness import why_taken_for_ali
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.cluster_transactions import Hanging, Transaction, Transactions
-    from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+    from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 
 _LONGEST_TIME_OUT_SECONDS: Final = 900.0  # Kafka's default of transaction.max.timeout.ms
 
@@ -180,11 +180,11 @@ def _known(transactions: Transactions, transactional_id: str) -> Transaction:
     return transaction if transaction.is_open else replace(transaction, partitions=())
 
 
-def _held(transactions: Transactions, places: Sequence[Place]) -> dict[Place, int]:
+def _held(transactions: Transactions, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
     return {(partition.topic, partition.partition): partition.offsets for partition in transactions.held(places)}
 
 
-def _facts(transaction: Transaction, held: Mapping[Place, int]) -> dict[str, Any]:
+def _facts(transaction: Transaction, held: Mapping[TopicPartition, int]) -> dict[str, Any]:
     age_seconds = transaction.age_seconds() if transaction.is_open else None
     return {
         "transactional_id": transaction.transactional_id,
@@ -199,7 +199,7 @@ def _facts(transaction: Transaction, held: Mapping[Place, int]) -> dict[str, Any
     }
 
 
-def _hanging_facts(hanging: Hanging, held: Mapping[Place, int]) -> dict[str, Any]:
+def _hanging_facts(hanging: Hanging, held: Mapping[TopicPartition, int]) -> dict[str, Any]:
     return {
         "topic": hanging.topic,
         "partition": hanging.partition,

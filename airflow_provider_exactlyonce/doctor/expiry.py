@@ -9,7 +9,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.doctor.facts import Facts, TopicsFacts
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 
 _DAY_MILLISECONDS: Final = 24 * 60 * 60 * 1000
 #: It is told a day before, or after three quarters of the time where retention is shorter than four days; and when
@@ -32,7 +32,7 @@ class Expiry:
     when: str
 
 
-def first(facts: Facts, starts: Mapping[Place, int]) -> Expiry | None:
+def first(facts: Facts, starts: Mapping[TopicPartition, int]) -> Expiry | None:
     """Return the first of the needed records that retention may remove, None when it removes none soon.
 
     :param starts: the offsets from where on
@@ -41,7 +41,7 @@ def first(facts: Facts, starts: Mapping[Place, int]) -> Expiry | None:
     return min((*_by_age(topics, starts), *_by_size(topics, starts)), default=None) if topics else None
 
 
-def _by_age(topics: TopicsFacts, starts: Mapping[Place, int]) -> Iterator[Expiry]:
+def _by_age(topics: TopicsFacts, starts: Mapping[TopicPartition, int]) -> Iterator[Expiry]:
     now = time.time() * 1000
     for place, offset in starts.items():
         topic, written = place[0], topics.written.get((place, offset))
@@ -51,7 +51,7 @@ def _by_age(topics: TopicsFacts, starts: Mapping[Place, int]) -> Iterator[Expiry
             yield Expiry(written + keeps, *place, offset, f"retention.ms of {topic} may remove it from {when} on")
 
 
-def _by_size(topics: TopicsFacts, starts: Mapping[Place, int]) -> Iterator[Expiry]:
+def _by_size(topics: TopicsFacts, starts: Mapping[TopicPartition, int]) -> Iterator[Expiry]:
     for place, offset in starts.items():
         topic, size, end = place[0], topics.sizes.get(place, 0), topics.ends.get(place, offset)
         records = end - topics.earliest.get(place, end)

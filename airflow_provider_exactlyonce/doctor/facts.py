@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, MissingInput
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
@@ -131,10 +131,10 @@ class TopicsFacts:
 
     problems: dict[tuple[SourceCluster, str], tuple[str, str]] = field(default_factory=dict)
     recreated: str | None = field(init=False, default=None)
-    earliest: Mapping[Place, int] = field(default_factory=dict)
-    ends: Mapping[Place, int] = field(default_factory=dict)
-    sizes: Mapping[Place, int] = field(default_factory=dict)
-    written: Mapping[tuple[Place, int], int] = field(default_factory=dict)
+    earliest: Mapping[TopicPartition, int] = field(default_factory=dict)
+    ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    sizes: Mapping[TopicPartition, int] = field(default_factory=dict)
+    written: Mapping[tuple[TopicPartition, int], int] = field(default_factory=dict)
     settings: Mapping[str, SinkTopic] = field(default_factory=dict)
     cluster: str | None = None
 
@@ -157,7 +157,7 @@ class TransactionFacts:
     own: Transaction | None = None
     others: Sequence[Transaction] = ()
     hanging: Sequence[Hanging] = ()
-    held: Mapping[Place, int] = field(default_factory=dict)
+    held: Mapping[TopicPartition, int] = field(default_factory=dict)
     alive: Mapping[str, str] = field(default_factory=dict)
 
 

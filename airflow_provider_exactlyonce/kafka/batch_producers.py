@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.batch_headers import BatchHeader
@@ -20,9 +20,9 @@ class BatchProducers:
 
     def __init__(self, client: WireClient) -> None:
         self._client: Final = client
-        self._fetched: dict[Place, list[BatchHeader]] = {}
+        self._fetched: dict[TopicPartition, list[BatchHeader]] = {}
 
-    def batch_at(self, place: Place, offset: int) -> BatchHeader | None:
+    def batch_at(self, place: TopicPartition, offset: int) -> BatchHeader | None:
         """Return the batch that holds an offset; None when there is none, for compaction or deletion."""
         from airflow_provider_exactlyonce.kafka.batch_headers import read_headers
 
@@ -34,7 +34,7 @@ class BatchProducers:
         self._fetched[place] = headers
         return headers[0] if headers and headers[0].first <= offset else None
 
-    def is_of(self, producer_ids: Collection[int], place: Place, offset: int) -> bool:
+    def is_of(self, producer_ids: Collection[int], place: TopicPartition, offset: int) -> bool:
         """Whether a record is of a transaction of one of these producers."""
         batch = self.batch_at(place, offset)
         return batch is not None and batch.is_transactional and batch.producer_id in producer_ids

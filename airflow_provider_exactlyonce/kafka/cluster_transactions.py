@@ -16,12 +16,11 @@ from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import kafka.errors
-from kafka import TopicPartition
 from kafka.admin import AbortTransactionSpec, KafkaAdminClient
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.retry import TAKEN_OVER, until_definite
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.kafka.wire import Code, Producer, UnansweredError, WireClient, describe
 
 T = TypeVar("T")
@@ -47,7 +46,7 @@ class Transaction:
     coordinator: int
     timeout_milliseconds: int
     started_milliseconds: int
-    partitions: tuple[Place, ...]
+    partitions: tuple[TopicPartition, ...]
 
     @property
     def is_open(self) -> bool:
@@ -76,7 +75,7 @@ class Hanging:
     written_milliseconds: int
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TopicPartition:
         """Where it is open."""
         return self.topic, self.partition
 
@@ -135,7 +134,7 @@ class Transactions:
             partitions=tuple(sorted((place.topic, place.partition) for place in described.topic_partitions)),
         )
 
-    def held(self, places: Iterable[Place]) -> list[HeldPartition]:
+    def held(self, places: Iterable[TopicPartition]) -> list[HeldPartition]:
         """Return how far readers get in these partitions."""
         wanted = sorted(set(places))
         stable = self._offsets.last_stable(wanted)
@@ -144,12 +143,12 @@ class Transactions:
             for place, end in self._offsets.ends(wanted).items()
         ]
 
-    def open_in(self, places: Iterable[Place]) -> list[Hanging]:
+    def open_in(self, places: Iterable[TopicPartition]) -> list[Hanging]:
         """Return the open transactions in these partitions, whether a coordinator knows of them or not.
 
         :raises RefusedError: when the Kafka user may not read a topic
         """
-        wanted = [TopicPartition(*place) for place in sorted(places)]
+        wanted = [kafka.TopicPartition(*place) for place in sorted(places)]
         described = _asked(lambda: self._admin.describe_producers(wanted))
         return [
             Hanging(
@@ -276,7 +275,7 @@ class Transactions:
         :raises RefusedError: when the Kafka user may not
         """
         spec = AbortTransactionSpec(
-            topic_partition=TopicPartition(*hanging.place),
+            topic_partition=kafka.TopicPartition(*hanging.place),
             producer_id=hanging.producer_id,
             producer_epoch=hanging.epoch,
             coordinator_epoch=max(0, hanging.coordinator_epoch),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -75,7 +75,7 @@ class RangeReader:
         """Look up the leaders of a topic's partitions; else its first read may wait a second for the next refresh."""
         self._consumer.list_topics(topic, timeout=self._timeout_seconds)
 
-    def read(self, ranges: Mapping[Place, tuple[int, int]]) -> Iterator[Message]:
+    def read(self, ranges: Mapping[TopicPartition, tuple[int, int]]) -> Iterator[Message]:
         """Yield the committed records of ranges, in order per partition.
 
         It ends by position: aborted, compacted or deleted records are skipped, and a transaction that is still open is
@@ -84,12 +84,12 @@ class RangeReader:
         :param ranges: {(topic, partition): (start, end)}; end is exclusive
         :raises ReadTimedOutError: when no record came for ``timeout_seconds``
         """
-        from confluent_kafka import TopicPartition
+        import confluent_kafka
 
         ends = {place: end for place, (start, end) in ranges.items() if start < end}
         if not ends:
             return
-        self._consumer.assign([TopicPartition(*place, ranges[place][0]) for place in ends])
+        self._consumer.assign([confluent_kafka.TopicPartition(*place, ranges[place][0]) for place in ends])
         deadline = time.monotonic() + self._timeout_seconds
         try:
             while ends:
@@ -101,7 +101,7 @@ class RangeReader:
                         yield message
                     if place in ends and offset + is_record >= ends[place]:
                         del ends[place]
-                        self._consumer.incremental_unassign([TopicPartition(*place)])
+                        self._consumer.incremental_unassign([confluent_kafka.TopicPartition(*place)])
                 if time.monotonic() > deadline:
                     rest = [f"{topic}-{number} up to offset {end - 1}" for (topic, number), end in sorted(ends.items())]
                     raise ReadTimedOutError(
@@ -123,7 +123,7 @@ def read_range(config: Mapping[str, Any], spans: Mapping[str, Mapping[int, tuple
     :param spans: ``{topic: {partition: (first, last)}}``, last inclusive, as a committed range's ``sink``
     :raises ReadTimedOutError: when nothing more can be read for 30 s
     """
-    ranges = {place: (first, last + 1) for place, (first, last) in by_place(spans).items()}
+    ranges = {place: (first, last + 1) for place, (first, last) in by_partition(spans).items()}
     with RangeReader(config, "range") as reader:
         yield from reader.read(ranges)
 

@@ -10,38 +10,21 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.answers import answer_of, has_code
 from airflow_provider_exactlyonce.kafka.config import for_confluent
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.polling import retry_while
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import OffsetSpec
 
-T = TypeVar("T")
-
 _TIMEOUT_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.2
-
-#: (topic, partition)
-Place = tuple[str, int]
-
-
-def by_place(by_topic: Mapping[str, Mapping[int, T]]) -> dict[Place, T]:
-    """Return the values of ``{topic: {partition: value}}`` by their places."""
-    return {(topic, number): value for topic, values in by_topic.items() for number, value in values.items()}
-
-
-def by_topic(by_place: Mapping[Place, T]) -> dict[str, dict[int, T]]:
-    """Return the values of places as ``{topic: {partition: value}}``."""
-    values: dict[str, dict[int, T]] = {}
-    for (topic, number), value in by_place.items():
-        values.setdefault(topic, {})[number] = value
-    return values
 
 
 class MissingPartitionError(ExactlyOnceError):
@@ -67,7 +50,7 @@ class PartitionOffsets(ABC):
 
     where = "this cluster"
 
-    def partitions(self, topics: Iterable[str]) -> list[Place]:
+    def partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
         """Return all partitions of topics.
 
         :raises ExactlyOnceError: when a topic does not exist
@@ -96,25 +79,27 @@ class PartitionOffsets(ABC):
     def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         """Return the existing topics among these, by name."""
 
-    def last_stable(self, places: Iterable[Place]) -> dict[Place, int]:
+    def last_stable(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the last stable offsets: below them every transaction is decided, and committed rows are readable."""
         return self._ask(places, lambda spec: spec.latest(), committed=True)
 
-    def starts(self, places: Iterable[Place]) -> dict[Place, int]:
+    def starts(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return where the logs start."""
         return self._ask(places, lambda spec: spec.earliest(), committed=True)
 
-    def ends(self, places: Iterable[Place]) -> dict[Place, int]:
+    def ends(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the offsets after the last records, whether their transactions are decided or not."""
         return self._ask(places, lambda spec: spec.latest(), committed=False)
 
-    def at_timestamp(self, places: Iterable[Place], milliseconds: int) -> dict[Place, int | None]:
+    def at_timestamp(self, places: Iterable[TopicPartition], milliseconds: int) -> dict[TopicPartition, int | None]:
         """Return the offsets of the first records with this timestamp or a later one, None where there is none."""
         offsets = self._ask(places, lambda spec: spec.for_timestamp(milliseconds), committed=False)
         return {place: offset if offset >= 0 else None for place, offset in offsets.items()}
 
     @abstractmethod
-    def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
+    def _ask(
+        self, places: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
+    ) -> dict[TopicPartition, int]:
         """Return the offsets that a specification asks for."""
 
 
@@ -144,8 +129,10 @@ class RoutedOffsets(PartitionOffsets):
         return by_cluster
 
     @override
-    def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
-        by_cluster: dict[PartitionOffsets, list[Place]] = {}
+    def _ask(
+        self, places: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
+    ) -> dict[TopicPartition, int]:
+        by_cluster: dict[PartitionOffsets, list[TopicPartition]] = {}
         for place in places:
             by_cluster.setdefault(self._cluster_of(place[0]), []).append(place)
         return {
@@ -204,7 +191,9 @@ class StableOffsets(PartitionOffsets):
         return descriptions
 
     @override
-    def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
+    def _ask(
+        self, places: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
+    ) -> dict[TopicPartition, int]:
         from confluent_kafka import KafkaError
         from confluent_kafka.admin import OffsetSpec
 
@@ -224,20 +213,21 @@ class StableOffsets(PartitionOffsets):
             self._connect()
             return True
 
-        def ask() -> dict[Place, int]:
+        def ask() -> dict[TopicPartition, int]:
             return self._ask_once(specs, committed=committed)
 
         return retry_while(passes, ask, seconds=_TIMEOUT_SECONDS, poll_seconds=_PAUSE_SECONDS)
 
-    def _ask_once(self, specs: Mapping[Place, Any], *, committed: bool) -> dict[Place, int]:
-        from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
+    def _ask_once(self, specs: Mapping[TopicPartition, Any], *, committed: bool) -> dict[TopicPartition, int]:
+        import confluent_kafka
+        from confluent_kafka import IsolationLevel, KafkaError
 
         futures = self._admin.list_offsets(
-            {TopicPartition(*place): spec for place, spec in specs.items()},
+            {confluent_kafka.TopicPartition(*place): spec for place, spec in specs.items()},
             isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
             request_timeout=_TIMEOUT_SECONDS,
         )
-        answers: dict[Place, int] = {}
+        answers: dict[TopicPartition, int] = {}
         for place, future in futures.items():
             answer = answer_of(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT)
             if answer is None:

@@ -35,7 +35,8 @@ from kafka.protocol.producer.transaction import (
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_kafka_python
-from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets, by_place
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.kafka.topic_partition import by_partition
 
 T = TypeVar("T")
 
@@ -377,7 +378,7 @@ class WireClient:
         """Look up the leaders of the topic's partitions again; done after an error that shows a move."""
         described = self.metadata(topic)
         if described is not None:
-            self._leaders |= by_place({topic: described.leaders})
+            self._leaders |= by_partition({topic: described.leaders})
 
     def stable_offsets(self, topic: str) -> dict[int, int]:
         """Return each partition's last stable offset: records below it are decided.

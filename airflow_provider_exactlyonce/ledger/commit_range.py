@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
@@ -59,12 +59,12 @@ class CommitSpan:
     records: int = field(init=False, default=0)
     seconds: float = field(init=False, default=0.0)
     versions: list[tuple[str, int, int]] = field(init=False, default_factory=list)
-    starts: dict[Place, tuple[int, int]] = field(init=False, default_factory=dict)
-    ends: dict[Place, int] = field(init=False, default_factory=dict)
+    starts: dict[TopicPartition, tuple[int, int]] = field(init=False, default_factory=dict)
+    ends: dict[TopicPartition, int] = field(init=False, default_factory=dict)
     topics: dict[str, KnownTopic] = field(init=False, default_factory=dict)
 
     @property
-    def positions(self) -> dict[Place, int]:
+    def positions(self) -> dict[TopicPartition, int]:
         """The offsets that it reads from."""
         return {place: start for place, (start, _) in self.starts.items()}
 
@@ -82,13 +82,13 @@ class CommitSpan:
 
     def reads(self, commit: int, source: SourceRanges) -> None:
         """Add the input of the next commit."""
-        for place, (start, end) in by_place(source).items():
+        for place, (start, end) in by_partition(source).items():
             if end > start:
                 self.records += distance(place[0], start, end)
                 self.starts.setdefault(place, (start, commit))
                 self.ends[place] = end
 
-    def missing_input(self, earliest: Mapping[Place, int]) -> MissingInput | None:
+    def missing_input(self, earliest: Mapping[TopicPartition, int]) -> MissingInput | None:
         """Return the first source records that the span reads and that are gone, None when all are there.
 
         :param earliest: {place: first offset that is there}; a place that it lacks is gone as a whole
@@ -109,7 +109,7 @@ def check_input(clusters: SourceClusters, span: CommitSpan) -> None:
     :raises RefusedError: naming a source topic that was recreated, or the first source records that are gone
     """
     offsets = clusters.offsets
-    earliest: dict[Place, int] = {}
+    earliest: dict[TopicPartition, int] = {}
     there = offsets.describe(topic for topic, _ in span.starts)  # others are gone as a whole
     for topic, described in there.items():
         check_sources({topic: described.topic_id}, span.topics)

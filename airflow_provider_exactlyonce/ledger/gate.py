@@ -30,11 +30,8 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.answers import answer_of, has_code
-from airflow_provider_exactlyonce.kafka.stable_offsets import (
-    MissingPartitionError,
-    Place,
-    by_topic,
-)
+from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_topic
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, Offsets, moment
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
@@ -109,7 +106,7 @@ class _Ledger:
     tail: LedgerTail
     written: WrittenOffsets
     sources: SourceClusters
-    required: dict[str, dict[Place, Last]] = field(default_factory=dict)
+    required: dict[str, dict[TopicPartition, Last]] = field(default_factory=dict)
 
 
 class Gates:
@@ -289,7 +286,7 @@ def _without_commit(gate: Gate) -> GateAnswer:
     return _closed(gate.target, 0, [f"pipeline {gate.pipeline} has committed nothing yet"])
 
 
-def _read(sources: SourceClusters, newest: CommitRecord) -> list[Place]:
+def _read(sources: SourceClusters, newest: CommitRecord) -> list[TopicPartition]:
     """Return all partitions of the topics that the pipeline reads, with those that its patterns match by now."""
     patterns = [SourceTopics.of(TopicPattern(pattern)) for pattern in newest.source_patterns]
     matched = {topic for pattern in patterns for topic in sources.topics(pattern)}
@@ -306,7 +303,7 @@ def _resolved(sources: SourceClusters, newest: CommitRecord, milliseconds: int |
     return by_topic({**ends, **there})
 
 
-def _check_ends(sources: SourceClusters, newest: CommitRecord, ends: Mapping[Place, int]) -> None:
+def _check_ends(sources: SourceClusters, newest: CommitRecord, ends: Mapping[TopicPartition, int]) -> None:
     """Check that the offsets of the source's topics are those that the commits mean.
 
     Called after the offsets were asked for: a topic that is recreated in between does not go unnoticed.
@@ -325,7 +322,7 @@ def _check_ends(sources: SourceClusters, newest: CommitRecord, ends: Mapping[Pla
             )
 
 
-def _unreadable(stable: Mapping[Place, int], required: Mapping[Place, Last]) -> list[str]:
+def _unreadable(stable: Mapping[TopicPartition, int], required: Mapping[TopicPartition, Last]) -> list[str]:
     problems = []
     for (topic, number), last in sorted(required.items(), key=itemgetter(0)):
         end, unknown = stable[topic, number], last.unknown_before

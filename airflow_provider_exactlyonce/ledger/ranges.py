@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, Self
 
 from airflow_provider_exactlyonce import codec, moments
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place, by_topic
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition, by_topic
 from airflow_provider_exactlyonce.ledger.gate_target import moment
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
@@ -127,11 +127,13 @@ class Cutter:
 
     def _range(self, completed: range) -> CommittedRange:
         first, last = self._begun[0], self._begun[-1]
-        source: dict[Place, tuple[int, int]] = {}
-        sink: dict[Place, tuple[int, int]] = {}
+        source: dict[TopicPartition, tuple[int, int]] = {}
+        sink: dict[TopicPartition, tuple[int, int]] = {}
         for record in self._begun:
-            _extend(source, by_place(record.source))
-            _extend(sink, {place: (written.first, written.last) for place, written in by_place(record.sink).items()})
+            _extend(source, by_partition(record.source))
+            _extend(
+                sink, {place: (written.first, written.last) for place, written in by_partition(record.sink).items()}
+            )
         next_commit = self.cut.commit + 1
         ledger = self.cut.topic_id.translate(_FOR_FILES)
         return CommittedRange(
@@ -159,7 +161,7 @@ def _completed(unit: Unit | None, before: int, now: int) -> range:
     return range(start * length, end * length, length)
 
 
-def _extend(spans: dict[Place, tuple[int, int]], more: Mapping[Place, tuple[int, int]]) -> None:
+def _extend(spans: dict[TopicPartition, tuple[int, int]], more: Mapping[TopicPartition, tuple[int, int]]) -> None:
     for place, (start, end) in more.items():
         known = spans.get(place, (start, end))
         spans[place] = min(known[0], start), max(known[1], end)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 from airflow_provider_exactlyonce.tables import positions
 
 SCHEMA: Final = 2
@@ -225,9 +225,9 @@ class CommitRecord:
     source_patterns: tuple[str, ...] = ()
 
     @property
-    def ends(self) -> dict[Place, int]:
+    def ends(self) -> dict[TopicPartition, int]:
         """The offsets after the last that the pipeline has read with it."""
-        return {place: end for place, (_, end) in by_place(self.source).items()}
+        return {place: end for place, (_, end) in by_partition(self.source).items()}
 
     @property
     def lacks_offsets(self) -> bool:
@@ -322,7 +322,7 @@ def shown(source: SourceRanges) -> str:
     """Return source ranges for people, end exclusive."""
     return ", ".join(
         positions.shown(topic, partition, start, end)
-        for (topic, partition), (start, end) in by_place(source).items()
+        for (topic, partition), (start, end) in by_partition(source).items()
         if start < end
     )
 

@@ -19,7 +19,8 @@ from airflow_provider_exactlyonce.environment import STORES_VARIABLE, parameters
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.kafka.config import SOURCES_VARIABLE
-from airflow_provider_exactlyonce.kafka.stable_offsets import PartitionOffsets, RoutedOffsets, StableOffsets, by_place
+from airflow_provider_exactlyonce.kafka.stable_offsets import PartitionOffsets, RoutedOffsets, StableOffsets
+from airflow_provider_exactlyonce.kafka.topic_partition import by_partition
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
@@ -295,7 +296,7 @@ class SourceTable(SourceCluster):
 
     @override
     def check_begins(self, first: Mapping[str, Mapping[int, int]]) -> None:
-        for position in by_place(first).values():
+        for position in by_partition(first).values():
             self.offsets.check_begin(position)
 
     @override
@@ -402,7 +403,7 @@ class SourceClusters:
     def records_at_most(self, ranges: SourceRanges) -> int | None:
         """Return how many records can be in source ranges, None where that is unknown."""
         total = 0
-        for (topic, _), (start, end) in by_place(ranges).items():
+        for (topic, _), (start, end) in by_partition(ranges).items():
             cluster = self.of(topic)
             records = cluster.offsets.rows(start, end) if isinstance(cluster, SourceTable) else end - start
             if records is None:

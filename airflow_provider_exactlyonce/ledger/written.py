@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets, by_place
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -59,7 +60,7 @@ class WrittenOffsets:
 
     def up_to(
         self, offset: int, targets: Mapping[str, GateTarget], all_of: Collection[str]
-    ) -> dict[str, dict[Place, Last]]:
+    ) -> dict[str, dict[TopicPartition, Last]]:
         """Return by gate the last offset per sink partition that was written up to the commit that met its target.
 
         That is the first of the newest commits that all meet it: after a restore that writes output again, older ones
@@ -86,7 +87,7 @@ class WrittenOffsets:
             last_offsets = {name: _latest(offsets, older) for name, offsets in last_offsets.items()}
         return last_offsets
 
-    def _untold(self, wanted: Mapping[str, _Wrote]) -> dict[str, dict[Place, Last]]:
+    def _untold(self, wanted: Mapping[str, _Wrote]) -> dict[str, dict[TopicPartition, Last]]:
         """Return by gate where partitions end that are held, in topics of commits that don't tell where they wrote."""
         topics = {topic for wrote in wanted.values() for topic in wrote.untold}
         ends = self._held(topics).ends if topics else {}
@@ -136,7 +137,7 @@ class _Wrote:
     :param untold: {topic: newest commit} of the commits without offsets
     """
 
-    last: Mapping[Place, tuple[int, str | None]] = field(default_factory=dict)
+    last: Mapping[TopicPartition, tuple[int, str | None]] = field(default_factory=dict)
     untold: Mapping[str, int] = field(default_factory=dict)
 
     def and_then(self, record: CommitRecord) -> _Wrote:
@@ -176,7 +177,7 @@ class _Window:
             else:
                 self.met.setdefault(name, self.all)
 
-    def last_offsets(self, wrote: _Wrote) -> dict[Place, Last]:
+    def last_offsets(self, wrote: _Wrote) -> dict[TopicPartition, Last]:
         """Return the last offsets, without topics that were made anew before a later commit."""
         return {
             place: Last(offset=offset)
@@ -194,8 +195,8 @@ class _Hidden:
     :param topic_ids: {topic: id}
     """
 
-    asked: frozenset[Place]
-    ends: Mapping[Place, int]
+    asked: frozenset[TopicPartition]
+    ends: Mapping[TopicPartition, int]
     topic_ids: Mapping[str, str]
 
 
@@ -214,9 +215,11 @@ class _Older:
         self._before: _Older | None = before
         if before is not None:
             before._before = None  # partitions that it lacks are searched for without it
-        self._last_offsets: dict[Place, Last] = {}
+        self._last_offsets: dict[TopicPartition, Last] = {}
 
-    def search(self, reader: LedgerReader, newer: Iterable[Mapping[Place, Last]], span: int) -> dict[Place, Last]:
+    def search(
+        self, reader: LedgerReader, newer: Iterable[Mapping[TopicPartition, Last]], span: int
+    ) -> dict[TopicPartition, Last]:
         """Return the last offsets in partitions that hide something.
 
         :param newer: newer commits' writes, by gate; partitions that any gate lacks are searched for
@@ -244,7 +247,7 @@ class _Older:
             left -= known.keys()
         return self._last_offsets
 
-    def _known_before(self, end: int, number: int, places: Iterable[Place]) -> dict[Place, Last]:
+    def _known_before(self, end: int, number: int, places: Iterable[TopicPartition]) -> dict[TopicPartition, Last]:
         """Return the last offsets that were found when the commits up to here were the only known ones."""
         before = self._before
         if before is None or before.below != end or before.first != number:
@@ -258,14 +261,14 @@ class _Older:
         }
 
     def _read(
-        self, reader: LedgerReader, offsets: range, places: set[Place], number: int
-    ) -> tuple[dict[Place, Last], int, int | None]:
+        self, reader: LedgerReader, offsets: range, places: set[TopicPartition], number: int
+    ) -> tuple[dict[TopicPartition, Last], int, int | None]:
         """Read a part of the ledger.
 
         :param number: of the first commit behind it
         :return: the writes found; the number of the first commit read; the commit before which something is unknown
         """
-        last_offsets: dict[Place, Last] = {}
+        last_offsets: dict[TopicPartition, Last] = {}
         unknown_before: int | None = None
         first, before = number, 0
         for _, record in reader.records(offsets.start, offsets.stop):
@@ -286,10 +289,10 @@ class _Older:
         return last_offsets, first, unknown_before
 
 
-def _last(record: CommitRecord) -> dict[Place, tuple[int, str | None]]:
+def _last(record: CommitRecord) -> dict[TopicPartition, tuple[int, str | None]]:
     return {
         place: (written.last, record.sink_topic_ids.get(place[0]))
-        for place, written in by_place(record.sink).items()
+        for place, written in by_partition(record.sink).items()
         if written.rows > 0
     }
 
@@ -302,7 +305,7 @@ def _topics(record: CommitRecord) -> set[str]:
     return {*record.sink, *record.sink_topic_ids, *record.earlier_sink_topics, *record.former_sink_topics}
 
 
-def _latest(offsets: Mapping[Place, Last], other: Mapping[Place, Last]) -> dict[Place, Last]:
+def _latest(offsets: Mapping[TopicPartition, Last], other: Mapping[TopicPartition, Last]) -> dict[TopicPartition, Last]:
     """Merge two maps to the later offset of each partition, without partitions in which nothing was written."""
     joined = dict(offsets)
     for place, last in other.items():

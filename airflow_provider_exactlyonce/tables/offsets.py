@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError, TableChangedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import DescribedTopic, PartitionOffsets, Place
+from airflow_provider_exactlyonce.kafka.stable_offsets import DescribedTopic, PartitionOffsets
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.tables.datasets import dataset_at
 from airflow_provider_exactlyonce.tables.delta_log import DeltaTableLog
 from airflow_provider_exactlyonce.tables.iceberg_log import IcebergTableLog
@@ -75,7 +76,9 @@ class TableOffsets(PartitionOffsets):
         return {topic: there for topic in topics if there is not None}
 
     @override
-    def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
+    def _ask(
+        self, places: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
+    ) -> dict[TopicPartition, int]:
         wanted = list(places)
         position: Any = spec(_Spec(self._log)) if wanted else None
         return {place: int(position) for place in wanted}

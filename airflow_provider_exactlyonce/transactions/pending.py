@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError, Place, StableOffsets, by_topic
+from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError, StableOffsets
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_topic
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.cluster_transactions import Hanging, Transaction
@@ -23,7 +24,7 @@ Targets = Mapping[str, Mapping[str, int]]
 class Undecided:
     """A partition in which something below the target is not decided."""
 
-    place: Place
+    place: TopicPartition
     last_stable: int
     target: int
 
@@ -131,11 +132,11 @@ class Blockers:
         return [_sentence(self._known.get(number), held[number]) for number in order]
 
 
-def _places(targets: Targets) -> dict[Place, int]:
+def _places(targets: Targets) -> dict[TopicPartition, int]:
     return {(topic, int(number)): end for topic, ends in targets.items() for number, end in ends.items()}
 
 
-def _other_topic(place: Place, end: int, wanted: int) -> RefusedError:
+def _other_topic(place: TopicPartition, end: int, wanted: int) -> RefusedError:
     return RefusedError(
         f"{place[0]}-{place[1]} ends at offset {end} and has ended at {wanted} before: the topic was deleted and made "
         "again, or has lost records; start over with what is in it now: clear the task"

@@ -11,7 +11,7 @@ from typing import Any
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.batch_producers import BatchProducers
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
@@ -28,13 +28,13 @@ def read(
     :param leave_out: topics that are not read
     :raises RefusedError: when some are not readable any more
     """
-    ranges: dict[Place, list[SinkRange]] = defaultdict(list)
+    ranges: dict[TopicPartition, list[SinkRange]] = defaultdict(list)
     producer_ids = set()
     with closing(RecordedCommits(LedgerReader(config, pipeline), first, last)) as commits:
         for number in range(first, last + 1):
             record = commits.get(number)
             producer_ids.add(record.producer_id)
-            for place, written in by_place(record.sink).items():
+            for place, written in by_partition(record.sink).items():
                 if place[0] not in leave_out:
                     ranges[place].append(written)
     rows, spans = [], {place: (of[0].first, of[-1].last + 1) for place, of in ranges.items()}

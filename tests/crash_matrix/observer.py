@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+import confluent_kafka
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, decode
 from tests.waiting import HANG_SECONDS
-
-Place = tuple[str, int]
 
 #: The broker is killed here; every client would say so at length.
 QUIET = {"log_level": 0}
@@ -61,7 +61,9 @@ class Observer:
         )
 
     def _assign(self) -> None:
-        self._consumer.assign([TopicPartition(*place, offset) for place, offset in self._positions.items()])
+        self._consumer.assign(
+            [confluent_kafka.TopicPartition(*place, offset) for place, offset in self._positions.items()]
+        )
 
     def reconnect(self) -> None:
         """Go on with new connections, after the broker was restarted: what old ones do then is not what is tested."""
@@ -92,16 +94,16 @@ class Observer:
             else:
                 self.runs.append(record)
 
-    def ends(self, isolation: IsolationLevel) -> dict[Place, int]:
+    def ends(self, isolation: IsolationLevel) -> dict[TopicPartition, int]:
         """Return last stable offsets or high watermarks.
 
         :raises KafkaException: when the broker does not answer
         """
-        asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._places}
+        asked = {confluent_kafka.TopicPartition(*place): OffsetSpec.latest() for place in self._places}
         futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=30)
         return {(place.topic, place.partition): future.result().offset for place, future in futures.items()}
 
-    def held_back(self) -> dict[Place, int]:
+    def held_back(self) -> dict[TopicPartition, int]:
         """Return the partitions in which an open transaction hides records, and how many offsets it hides."""
         stable, high = self.ends(STABLE), self.ends(HIGH)
         return {place: high[place] - stable[place] for place in high if high[place] > stable[place]}
@@ -113,7 +115,7 @@ class Observer:
         except KafkaException:
             return None
 
-    def decided_ends(self) -> dict[Place, int] | None:
+    def decided_ends(self) -> dict[TopicPartition, int] | None:
         """Return the ends of the partitions, None when anything is undecided or the broker does not answer."""
         try:
             stable, high = self.ends(STABLE), self.ends(HIGH)
@@ -121,7 +123,7 @@ class Observer:
             return None
         return high if stable == high else None
 
-    def catch_up(self, ends: Mapping[Place, int], timeout_seconds: float = HANG_SECONDS) -> None:
+    def catch_up(self, ends: Mapping[TopicPartition, int], timeout_seconds: float = HANG_SECONDS) -> None:
         """Read up to these ends.
 
         :raises AssertionError: when it doesn't come
@@ -131,9 +133,9 @@ class Observer:
             assert time.monotonic() < deadline, f"read up to {self.positions()} of {dict(ends)}"
             self.poll()
 
-    def positions(self) -> dict[Place, int]:
+    def positions(self) -> dict[TopicPartition, int]:
         """Return up to where was read: the markers at the end count only once the end was reached."""
-        for place in self._consumer.position([TopicPartition(*place) for place in self._places]):
+        for place in self._consumer.position([confluent_kafka.TopicPartition(*place) for place in self._places]):
             self._advance(place.topic, place.partition, place.offset)
         return dict(self._positions)
 

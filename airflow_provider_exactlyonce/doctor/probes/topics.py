@@ -9,7 +9,7 @@ from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.start_checks import check_topic_ids
 from airflow_provider_exactlyonce.doctor.facts import Facts, TopicsFacts
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_topic
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceCluster, SourceTable
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
@@ -113,11 +113,11 @@ def _look_elsewhere(
     return _accepted(topics_facts, cluster, client, uses)
 
 
-def _sizes(client: WireClient, places: Iterable[Place]) -> dict[Place, int]:
+def _sizes(client: WireClient, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Ask for the bytes of partitions; nothing is known without the right to describe the cluster."""
     import kafka.errors
 
-    sizes: dict[Place, int] = {}
+    sizes: dict[TopicPartition, int] = {}
     partitions = {topic: list(numbers) for topic, numbers in by_topic(dict.fromkeys(places)).items()}
     try:
         described = client.admin.describe_log_dirs(partitions) if partitions else []
@@ -173,7 +173,7 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
     return None
 
 
-def _written(facts: Facts, topics_facts: TopicsFacts) -> dict[tuple[Place, int], int]:
+def _written(facts: Facts, topics_facts: TopicsFacts) -> dict[tuple[TopicPartition, int], int]:
     """Read the times of the records from which a replay may have to read again."""
     from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 
@@ -181,7 +181,7 @@ def _written(facts: Facts, topics_facts: TopicsFacts) -> dict[tuple[Place, int],
     starts = [span.positions for span in facts.history.spans.values()] if facts.history else []
     if facts.tail is not None and facts.tail.commit is not None:
         starts.append(facts.tail.commit.ends)
-    written: dict[tuple[Place, int], int] = {}
+    written: dict[tuple[TopicPartition, int], int] = {}
     for cluster, read in facts.clusters.by_cluster(dict.fromkeys(topic for topic, _ in ends)).items():
         if isinstance(cluster, SourceTable):
             continue

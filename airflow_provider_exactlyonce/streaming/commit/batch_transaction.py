@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.exceptions import (
     required,
 )
 from airflow_provider_exactlyonce.kafka import preflight
-from airflow_provider_exactlyonce.kafka.stable_offsets import by_place
+from airflow_provider_exactlyonce.kafka.topic_partition import by_partition
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
@@ -187,7 +187,7 @@ class BatchTransaction(TransactionalSink):
         )
         group = self._definition.offsets_group if self._definition else None
         if group is not None and batch.source:
-            ends = {place: end for place, (_, end) in by_place(batch.source).items()}
+            ends = {place: end for place, (_, end) in by_partition(batch.source).items()}
             run.session.write_offsets(group, ends, f"commit {record.commit}")
         ledger = records.ledger_topic(run.pipeline)
         offset = run.session.write(ledger, 0, record.key, records.encode(record), tombstones=expired.keys)

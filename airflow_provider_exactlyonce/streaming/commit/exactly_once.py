@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, required
 from airflow_provider_exactlyonce.kafka.compression import Compression
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.ledger.records import SinkRange
 from airflow_provider_exactlyonce.streaming.analysis import logical_plans
 from airflow_provider_exactlyonce.streaming.commit import write_stage
@@ -22,7 +23,7 @@ from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAtt
 from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
 from airflow_provider_exactlyonce.streaming.commit.row_router import add_up
 from airflow_provider_exactlyonce.streaming.sequencer.client import Address
-from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, GrantedRange, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, GrantedRange
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
 from airflow_provider_exactlyonce.streaming.spark import errors
@@ -149,7 +150,7 @@ class TransactionalWriter(BatchWriter):
     @override
     def recompute(self, frame: DataFrame) -> tuple[int, int]:
         answers = self._run_job(frame, f"exactlyonce-{uuid.uuid4()}")
-        sums = [share for answer in answers for place, share in answer.items() if not self._attempt.is_bad(place.topic)]
+        sums = [share for answer in answers for (topic, _), share in answer.items() if not self._attempt.is_bad(topic)]
         return sum(rows for rows, _ in sums), sum(digest for _, digest in sums) % 2**64
 
     def _cancel_tasks(self, frame: DataFrame, tag: str) -> None:
@@ -208,23 +209,23 @@ class TransactionalWriter(BatchWriter):
         if shares := [report["shares"] for report in reports if report["shares"]]:
             self._attempt.others.collect_results(shares)
         return [
-            {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in report["kafka"]}
+            {(topic, partition): (rows, digest) for topic, partition, rows, digest in report["kafka"]}
             for report in reports
         ]
 
 
 def _agreed(written: Mapping[TopicPartition, GrantedRange], answers: list[_Answer]) -> dict[str, dict[int, SinkRange]]:
     """Compare the sequencer's ranges with the tasks' answers, and merge them."""
-    told: _Answer = {}
+    sums: _Answer = {}
     for answer in answers:
-        for place, (count, digest) in answer.items():
-            add_up(told, place, count, digest)
-    rows = {place: count for place, (count, _) in told.items()}
-    granted = {place: grant.rows for place, grant in written.items()}
+        for partition, (count, digest) in answer.items():
+            add_up(sums, partition, count, digest)
+    rows = {partition: count for partition, (count, _) in sums.items()}
+    granted = {partition: grant.rows for partition, grant in written.items()}
     if rows != granted:
         raise BatchFailedError(f"the tasks say that they wrote {rows} rows per partition, the sequencer saw {granted}")
     sink: dict[str, dict[int, SinkRange]] = {}
-    for place, grant in sorted(written.items()):
-        sink_range = SinkRange(first=grant.first, last=grant.last, rows=grant.rows, digest=told[place][1])
-        sink.setdefault(place.topic, {})[place.partition] = sink_range
+    for (topic, number), grant in sorted(written.items()):
+        sink_range = SinkRange(first=grant.first, last=grant.last, rows=grant.rows, digest=sums[topic, number][1])
+        sink.setdefault(topic, {})[number] = sink_range
     return sink

@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.kafka.columns import as_binary, flat_numbers
 from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression, Shrinkage
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord, RefusedRecord
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.kafka.transaction import BatchTooLargeError, add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import MeasuredBatches
@@ -37,9 +38,8 @@ from airflow_provider_exactlyonce.streaming.sequencer.client import (
     GrantedPartition,
     SequencerClient,
     attempt_secret,
-    first_place,
+    first_in_round,
 )
-from airflow_provider_exactlyonce.streaming.sequencer.core import TopicPartition
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark, marking
 
 if TYPE_CHECKING:
@@ -187,8 +187,8 @@ def write(
         for _ in rows:  # without a Kafka sink they were not iterated
             pass
         share_answers = tee.finish()
-    places = [[*place, count, digest] for place, (count, digest) in written.items()]
-    yield _answer(number, json.dumps({"kafka": places, "shares": share_answers, "drawn": drawing.drawn}).encode())
+    sums = [[*partition, count, digest] for partition, (count, digest) in written.items()]
+    yield _answer(number, json.dumps({"kafka": sums, "shares": share_answers, "drawn": drawing.drawn}).encode())
 
 
 def _write_records(
@@ -206,7 +206,7 @@ def _sum_up(batches: Iterator[pa.RecordBatch], default: str | None) -> dict[Topi
     for batch in batches:
         for topic, rows in by_topic(batch, default):
             digest = int(flat_numbers(rows["digest"], np.int64)[0].sum())
-            add_up(sums, TopicPartition(topic, _NO_PARTITION), rows.num_rows, digest)
+            add_up(sums, (topic, _NO_PARTITION), rows.num_rows, digest)
     return sums
 
 
@@ -367,7 +367,7 @@ class _Sender:
         """Send bodies in the order in which their partitions are free; one partition's bodies stay in order."""
         self._flushes += 1
         count = self._targets[topic].partitions
-        first = first_place(self._number, count) + self._flushes
+        first = first_in_round(self._number, count) + self._flushes
         unsent: dict[int, deque[Body]] = {}
         for body in sorted(bodies, key=lambda body: (body.partition - first) % (count + 1)):
             unsent.setdefault(body.partition, deque()).append(body)
@@ -388,14 +388,14 @@ class _Sender:
 
     def _add(self, topic: str, turns: Sequence[GrantedPartition], partitions: Iterable[int]) -> None:
         """Make the turns' partitions part of the transaction, and in the same request all others with records."""
-        if all(not turn.add or TopicPartition(topic, turn.partition) in self._added for turn in turns):
+        if all(not turn.add or (topic, turn.partition) in self._added for turn in turns):
             return
         task = self._task
-        places = {TopicPartition(topic, partition) for partition in partitions} - self._added
-        client, numbers = _client(task.settings.config), [place.partition for place in places]
+        new = {(topic, partition) for partition in partitions} - self._added
+        client, numbers = _client(task.settings.config), [partition for _, partition in new]
         with marking(RecordRefusedError, RefusedError):
             add_partitions(client, task.settings.transactional_id, task.producer, topic, numbers)
-        self._added |= places
+        self._added |= new
 
     def _refuse_single(
         self, topic: str, turns: Sequence[GrantedPartition], bodies: Sequence[Body], error: BatchTooLargeError
@@ -432,9 +432,11 @@ class _Sender:
                 self._refuse_single(topic, turns, bodies, error)
                 raise
         for number, (turn, body) in enumerate(zip(turns, bodies, strict=True), 1):
-            place = TopicPartition(topic, turn.partition)
-            self._sequencer.release(place, body.records, offsets[turn.partition], more=asks_next or number < len(turns))
-            add_up(self._sums, place, body.records, body.digest)
+            written = (topic, turn.partition)
+            self._sequencer.release(
+                written, body.records, offsets[turn.partition], more=asks_next or number < len(turns)
+            )
+            add_up(self._sums, written, body.records, body.digest)
 
 
 def _together(bodies: Iterable[Body]) -> int:

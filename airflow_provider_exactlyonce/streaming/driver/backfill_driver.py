@@ -34,7 +34,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
-from airflow_provider_exactlyonce.kafka.stable_offsets import by_topic
+from airflow_provider_exactlyonce.kafka.topic_partition import by_topic
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail

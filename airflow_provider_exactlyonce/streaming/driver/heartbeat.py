@@ -10,7 +10,7 @@ from typing import Final
 from airflow_provider_exactlyonce.control import driver_output
 from airflow_provider_exactlyonce.control.driver_output import DriverOutput
 from airflow_provider_exactlyonce.control.lease import heartbeat_seconds
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 from airflow_provider_exactlyonce.streaming.commit.run import Run
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
@@ -93,8 +93,8 @@ class Heartbeat:
         self._report.tell(undelivered=self._others.undelivered)
 
     def _measure_lag(self) -> None:
-        offsets: dict[Place, int] | None = None  # what there was is not what there is
+        offsets: dict[TopicPartition, int] | None = None  # what there was is not what there is
         try:
-            offsets = by_place({topic: self._run.sources.of(topic).stable(topic) for topic in self._topics()})
+            offsets = by_partition({topic: self._run.sources.of(topic).stable(topic) for topic in self._topics()})
         finally:
             self._report.available(offsets)

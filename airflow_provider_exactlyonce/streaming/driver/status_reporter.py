@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status, TableStatus
 from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.storage.opening import is_there
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import shown
@@ -43,7 +43,7 @@ class DriverReport:
         self._owned = False
         self._alone = False
         self._read: SourceRanges | None = None  # of the last commit, None while that is not known
-        self._available: Mapping[Place, int] | None = None
+        self._available: Mapping[TopicPartition, int] | None = None
 
     def own(self, *, alone: bool = False) -> None:
         """Write the document from now on, unless a later run does.
@@ -67,7 +67,7 @@ class DriverReport:
         """Note the offsets that the last commit has read, for the lag."""
         self._read = source
 
-    def available(self, offsets: Mapping[Place, int] | None) -> None:
+    def available(self, offsets: Mapping[TopicPartition, int] | None) -> None:
         """Report the lag behind the offsets that can be read by now.
 
         :param offsets: {(topic, partition): last stable offset} of the source's partitions, None while unknown
@@ -150,7 +150,7 @@ class DriverReport:
         """Return how many source records, and versions of tables, are left, None while nothing is known."""
         if self._read is None or self._available is None:
             return None
-        ends = {place: end for place, (_, end) in by_place(self._read).items()}
+        ends = {place: end for place, (_, end) in by_partition(self._read).items()}
         if not (ends or self._available):
             return 0  # a pattern that matches no topic yet
         if not (ends and self._available):

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.streaming.sequencer.connection import LINE_BYTES_MAXIMUM
-from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError
 from airflow_provider_exactlyonce.streaming.settings import SEQUENCER_BIND_ADDRESS, SEQUENCER_HOST, SEQUENCER_PORT
 
 _CONNECT_SECONDS: Final = 10.0
@@ -48,16 +49,16 @@ def attempt_secret(key: bytes, attempt: str) -> str:
     return hmac.new(key, attempt.encode(), hashlib.sha256).hexdigest()
 
 
-def first_place(task: int, places: int) -> int:
-    """Return at which of the places a task begins its round.
+def first_in_round(task: int, partitions: int) -> int:
+    """Return at which of the partitions a task begins its round.
 
     Multiples of the golden ratio spread evenly, however many tasks there are: the tasks follow each other at a
     distance, and a slow append does not keep all behind it waiting.
 
     :param task: the task's partition in the stage
-    :param places: how many places the round has
+    :param partitions: how many the round has
     """
-    return int(task * _GOLDEN_RATIO % 1 * places)
+    return int(task * _GOLDEN_RATIO % 1 * partitions)
 
 
 class SequencerClient:
@@ -121,12 +122,12 @@ class SequencerClient:
         self._send({"ask": (topic, partitions), "most": most})
         return [GrantedPartition(*granted) for granted in self._answer()["granted"]]
 
-    def release(self, place: TopicPartition, rows: int, first_offset: int, *, more: bool = False) -> None:
+    def release(self, released: TopicPartition, rows: int, first_offset: int, *, more: bool = False) -> None:
         """Give a turn back after the records were acknowledged.
 
         :param more: the caller gives another one back or asks for the next at once, and this one goes along with that
         """
-        message = {"release": place, "rows": rows, "first": first_offset}
+        message = {"release": released, "rows": rows, "first": first_offset}
         if more:
             self._kept += _line(message)
         else:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.streaming.sequencer.core import TopicPartition
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -111,18 +111,18 @@ def number(message: Mapping[str, Any], name: str, least: int = 0) -> int:
     return value
 
 
-def place(message: Mapping[str, Any], name: str) -> TopicPartition:
+def topic_partition(message: Mapping[str, Any], name: str) -> TopicPartition:
     """Return a message's topic-partition.
 
     :raises ProtocolError: when it has none of that name
     """
     match message.get(name):
         case [topic, partition] if type(topic) is str and type(partition) is int and partition >= 0:
-            return TopicPartition(topic, partition)
+            return topic, partition
     raise ProtocolError(f"a message whose {name} is not a topic and a partition")
 
 
-def places(message: Mapping[str, Any], name: str) -> tuple[str, list[int]]:
+def partitions_of_topic(message: Mapping[str, Any], name: str) -> tuple[str, list[int]]:
     """Return a message's topic and its partitions.
 
     :raises ProtocolError: when it has none of that name

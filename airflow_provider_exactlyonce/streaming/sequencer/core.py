@@ -14,15 +14,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from airflow_provider_exactlyonce.kafka.record_batch import advance_sequence
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 
 _TASKS_NAMED: Final = 10
-
-
-class TopicPartition(NamedTuple):
-    """A partition of a topic."""
-
-    topic: str
-    partition: int
 
 
 class Grant(NamedTuple):
@@ -32,7 +26,8 @@ class Grant(NamedTuple):
     """
 
     task: int
-    place: TopicPartition
+    topic: str
+    partition: int
     sequence: int
     add: bool
 
@@ -85,7 +80,7 @@ class Sequencer:
         :param partitions: the first of them that are free are granted
         :param most: how many; a task that had to wait is granted one
         :raises AttemptFailedError: when the attempt has failed, the task may not write, or it holds or waits for one of
-            the places already
+            the partitions already
         """
         self._check()
         if task not in self._registered or task in self._done:
@@ -96,7 +91,7 @@ class Sequencer:
         grants: list[Grant] = []
         for partition in partitions:
             if partition not in holders:
-                grants.append(self._grant(task, TopicPartition(topic, partition)))
+                grants.append(self._grant(task, topic, partition))
                 if len(grants) == most:
                     break
             elif holders[partition] == task:
@@ -105,7 +100,7 @@ class Sequencer:
             self._waiting[task] = topic, frozenset(partitions)
         return grants
 
-    def release(self, task: int, place: TopicPartition, rows: int, first_offset: int) -> Grant | None:
+    def release(self, task: int, released: TopicPartition, rows: int, first_offset: int) -> Grant | None:
         """Release a task's grant after its records were acknowledged; returns the grant of the longest waiting task.
 
         :param rows: records appended
@@ -113,23 +108,24 @@ class Sequencer:
         :raises AttemptFailedError: when the attempt has failed, or the task does not hold the grant
         """
         self._check()
-        if self._holders.get(place.topic, {}).get(place.partition) != task:
-            raise self._fail(f"task {task} released {place.topic}-{place.partition} and does not hold it")
-        del self._holders[place.topic][place.partition]
+        topic, partition = released
+        if self._holders.get(topic, {}).get(partition) != task:
+            raise self._fail(f"task {task} released {topic}-{partition} and does not hold it")
+        del self._holders[topic][partition]
         if rows < 1:
-            raise self._fail(f"task {task} released {place.topic}-{place.partition} with {rows} rows")
+            raise self._fail(f"task {task} released {topic}-{partition} with {rows} rows")
         last = first_offset + rows - 1
-        before = self._written.get(place)
+        before = self._written.get(released)
         if before is None:
-            self._written[place] = GrantedRange(first_offset, last, rows)
+            self._written[released] = GrantedRange(first_offset, last, rows)
         elif first_offset <= before.last:
-            raise self._fail(f"offset {first_offset} of {place.topic}-{place.partition} was given twice")
+            raise self._fail(f"offset {first_offset} of {topic}-{partition} was given twice")
         else:
-            self._written[place] = GrantedRange(before.first, last, before.rows + rows)
-        for waiting, (topic, partitions) in self._waiting.items():
-            if place.partition in partitions and place.topic == topic:
+            self._written[released] = GrantedRange(before.first, last, before.rows + rows)
+        for waiting, (topic_wanted, partitions) in self._waiting.items():
+            if partition in partitions and topic == topic_wanted:
                 del self._waiting[waiting]
-                return self._grant(waiting, place)
+                return self._grant(waiting, topic, partition)
         return None
 
     def done(self, task: int) -> None:
@@ -175,10 +171,10 @@ class Sequencer:
             )
         return self._written
 
-    def _grant(self, task: int, place: TopicPartition) -> Grant:
-        self._holders[place.topic][place.partition] = task
-        written = self._written.get(place)
-        return Grant(task, place, advance_sequence(0, written.rows) if written else 0, written is None)
+    def _grant(self, task: int, topic: str, partition: int) -> Grant:
+        self._holders[topic][partition] = task
+        written = self._written.get((topic, partition))
+        return Grant(task, topic, partition, advance_sequence(0, written.rows) if written else 0, written is None)
 
     def _check(self) -> None:
         if self.failure is not None:

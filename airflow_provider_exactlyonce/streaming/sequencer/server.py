@@ -35,22 +35,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer.client import Address, attempt_secret
 from airflow_provider_exactlyonce.streaming.sequencer.connection import (
     Peer,
     ProtocolError,
     Refusals,
     number,
-    place,
-    places,
+    partitions_of_topic,
+    topic_partition,
 )
-from airflow_provider_exactlyonce.streaming.sequencer.core import (
-    AttemptFailedError,
-    Grant,
-    GrantedRange,
-    Sequencer,
-    TopicPartition,
-)
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, Grant, GrantedRange, Sequencer
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 
 log = logging.getLogger(__name__)
@@ -225,7 +220,11 @@ class SequencerServer:
         with self._lock:
             try:
                 if "ask" in message:
-                    self._grant(self._sequencer.ask(task, *places(message, "ask"), number(message, "most", least=1)))
+                    self._grant(
+                        self._sequencer.ask(
+                            task, *partitions_of_topic(message, "ask"), number(message, "most", least=1)
+                        )
+                    )
                 elif "release" in message:
                     self._release(task, message)
                 elif "done" in message:
@@ -245,9 +244,9 @@ class SequencerServer:
                     self._send(peer, {"error": str(error)})
 
     def _release(self, task: int, message: Mapping[str, Any]) -> None:
-        where = place(message, "release")
-        following = self._sequencer.release(task, where, number(message, "rows"), number(message, "first"))
-        self._deadlines.released(where)
+        released = topic_partition(message, "release")
+        following = self._sequencer.release(task, released, number(message, "rows"), number(message, "first"))
+        self._deadlines.released(released)
         failpoints.reach("during-send")
         if following is not None:
             self._grant([following])
@@ -256,7 +255,7 @@ class SequencerServer:
         for grant in grants:
             self._deadlines.granted(grant)
         if grants:
-            granted = [(grant.place.partition, grant.sequence, grant.add) for grant in grants]
+            granted = [(grant.partition, grant.sequence, grant.add) for grant in grants]
             self._send(self._tasks[grants[0].task], {"granted": granted})
 
     def _send(self, peer: Peer, message: Mapping[str, Any]) -> None:
@@ -310,18 +309,18 @@ class _Deadlines:
 
     def granted(self, grant: Grant) -> None:
         now = time.monotonic()
-        self._held[grant.place] = grant.task, now
+        self._held[grant.topic, grant.partition] = grant.task, now
         if not self._writing:  # with the first grant the broker's clock starts
             self._writing, self._since = True, now
 
-    def released(self, where: TopicPartition) -> None:
-        self._held.pop(where, None)
+    def released(self, released: TopicPartition) -> None:
+        self._held.pop(released, None)
 
     def missed(self, now: float) -> str | None:
-        for where, (task, since) in self._held.items():
+        for (topic, partition), (task, since) in self._held.items():
             if now - since > self._grant_timeout_seconds:
                 limit = f"{self._grant_timeout_seconds:.0f} s"
-                return f"task {task} held the grant of {where.topic}-{where.partition} for more than {limit}"
+                return f"task {task} held the grant of {topic}-{partition} for more than {limit}"
         if self._since is not None and now - self._since > self._attempt_timeout_seconds:
             start = "the first record" if self._writing else "the first of them began, and have written nothing"
             return (

@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame
 
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
 from tests.integration.streaming.harness import check_tiles, clean_audit, read_committed, rows_by_commit
@@ -143,10 +144,10 @@ class Logs:
         with setting(self.config, self.topics.name(name), min_compaction_lag_ms="0"):
             eventually(is_compacted, f"a compacted log of {name}", poll_seconds=0.3)
 
-    def expired(self, read: Mapping[Place, int]) -> None:
+    def expired(self, read: Mapping[TopicPartition, int]) -> None:
         """Delete a part of what has been read."""
         begins = [
-            TopicPartition(topic, partition, self.chance.randint(end // 2, end))
+            confluent_kafka.TopicPartition(topic, partition, self.chance.randint(end // 2, end))
             for (topic, partition), end in read.items()
             if end and self.chance.random() < 0.5
         ]
@@ -202,7 +203,7 @@ def test_each_commit_has_the_records_that_a_reference_consumer_finds_in_its_rang
     case = PassingCase(topics.config, sink, Home(tmp_path / "home"), caplog)
     logs.make("first")
     judged = 0
-    read: dict[Place, int] = {}
+    read: dict[TopicPartition, int] = {}
     for turn in range(ROUNDS):
         happens = chance.choices(
             [logs.plain, logs.committed, logs.aborted, logs.begun, logs.decided, logs.compacted, logs.widened],

@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka import reach
-from airflow_provider_exactlyonce.kafka.stable_offsets import DescribedTopic, PartitionOffsets, Place, RoutedOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import DescribedTopic, PartitionOffsets, RoutedOffsets
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, decode, encode
@@ -197,7 +198,7 @@ class Empty(PartitionOffsets):
         return {}
 
     @override
-    def _ask(self, places: Iterable[Place], spec: Any, *, committed: bool) -> dict[Place, int]:
+    def _ask(self, places: Iterable[TopicPartition], spec: Any, *, committed: bool) -> dict[TopicPartition, int]:
         return {}
 
 

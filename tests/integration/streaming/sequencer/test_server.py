@@ -22,20 +22,20 @@ import pytest
 from airflow_provider_exactlyonce.streaming.sequencer import connection
 from airflow_provider_exactlyonce.streaming.sequencer import server as sequencer_server
 from airflow_provider_exactlyonce.streaming.sequencer.client import SequencerClient
-from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, Grant, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, Grant
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
 from tests.clocks import AheadClock
 from tests.waiting import HANG_SECONDS, eventually
 
-A = TopicPartition("t", 0)
+A = ("t", 0)
 ENDPOINT = SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")
 
 #: A task as a process: it does one step for each line that it reads, and says when it is done with it.
 TASK = """
 import sys
-from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError
 from airflow_provider_exactlyonce.streaming.sequencer.client import Address, SequencerClient
 
 host, port, secret, task = sys.argv[1:]
@@ -49,7 +49,7 @@ for line in sys.stdin:
         elif step == "ask":
             ((_, sequence, _),) = client.ask("t", [int(arguments[0])])
         elif step == "release":
-            client.release(TopicPartition("t", int(arguments[0])), 1, sequence)
+            client.release(("t", int(arguments[0])), 1, sequence)
         elif step == "done":
             client.done()
         print(step, flush=True)
@@ -171,7 +171,7 @@ def test_a_task_that_is_killed_before_it_registers_or_after_its_done_harms_nothi
         finished.wait(HANG_SECONDS)
         do(other, "register", "ask 0", "release 0", "done")
         assert attempt.server.failure is None
-        assert {place: written.rows for place, written in attempt.server.result(2).items()} == {A: 2}
+        assert {partition: written.rows for partition, written in attempt.server.result(2).items()} == {A: 2}
 
 
 def test_a_task_that_is_frozen_with_a_grant_fails_the_attempt_at_the_grant_timeout(clock: AheadClock) -> None:
@@ -245,7 +245,7 @@ def test_fifty_tasks_share_forty_partitions_in_the_order_in_which_they_asked() -
                     time.sleep(delay)
                     holders[partition] = None
                     ends[partition] += 3
-                    client.release(TopicPartition("t", partition), 3, sequence)
+                    client.release(("t", partition), 3, sequence)
                 client.done()
         except BaseException as error:
             errors.append(error)
@@ -259,7 +259,7 @@ def test_fifty_tasks_share_forty_partitions_in_the_order_in_which_they_asked() -
             thread.join()
         assert not errors
         written = attempt.server.result(tasks)
-    assert {place.partition: of.rows for place, of in written.items()} == {p: n for p, n in enumerate(ends) if n}
+    assert {partition: rows.rows for (_, partition), rows in written.items()} == {p: n for p, n in enumerate(ends) if n}
     assert sum(map(len, asked.values())) == tasks * rounds
     assert asked == granted
 
@@ -276,7 +276,7 @@ def orders(server: SequencerServer) -> tuple[dict[int, list[int]], dict[int, lis
 
     def noted_grant(grants: Sequence[Grant]) -> None:
         for new_grant in grants:
-            granted[new_grant.place.partition].append(new_grant.task)
+            granted[new_grant.partition].append(new_grant.task)
         grant(grants)
 
     server._sequencer.ask, server._grant = noted_ask, noted_grant  # type: ignore[method-assign]
@@ -422,7 +422,7 @@ def test_hundreds_of_silent_connections_and_a_storm_of_short_ones_do_not_keep_ta
             with SequencerClient(attempt.server.address, task, 0) as client:
                 for partition in range(10):
                     ((_, sequence, _),) = client.ask("t", [partition])
-                    client.release(TopicPartition("t", partition), 1, sequence)
+                    client.release(("t", partition), 1, sequence)
                 client.done()
         except BaseException as error:
             errors.append(error)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import TableStatus
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
 
 
 def test_a_lag_that_nobody_can_measure_any_more_is_unknown_and_no_progress(tmp_path: Path) -> None:
     report = DriverReport(Home(tmp_path), "t", "p")
 
-    def told(offsets: Mapping[Place, int] | None) -> tuple[int | None, float]:
+    def told(offsets: Mapping[TopicPartition, int] | None) -> tuple[int | None, float]:
         report.available(offsets)
         return report.status.lag, report.status.progressed
 

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, Grant, Sequencer, TopicPartition
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, Grant, Sequencer
 
-A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+A, B = ("t", 0), ("t", 1)
 
 
 def registered(*tasks: int) -> Sequencer:
@@ -17,7 +18,7 @@ def registered(*tasks: int) -> Sequencer:
 
 
 def test_the_first_grant_of_a_partition_starts_at_zero_and_adds_it() -> None:
-    assert registered(0).ask(0, "t", [0]) == [Grant(0, A, 0, add=True)]
+    assert registered(0).ask(0, "t", [0]) == [Grant(0, *A, 0, add=True)]
 
 
 def test_tasks_take_turns_in_the_order_in_which_they_asked() -> None:
@@ -25,8 +26,8 @@ def test_tasks_take_turns_in_the_order_in_which_they_asked() -> None:
     assert sequencer.ask(2, "t", [0]) != []
     assert sequencer.ask(0, "t", [0]) == []
     assert sequencer.ask(1, "t", [0]) == []
-    assert sequencer.release(2, A, rows=5, first_offset=100) == Grant(0, A, 5, add=False)
-    assert sequencer.release(0, A, rows=3, first_offset=105) == Grant(1, A, 8, add=False)
+    assert sequencer.release(2, A, rows=5, first_offset=100) == Grant(0, *A, 5, add=False)
+    assert sequencer.release(0, A, rows=3, first_offset=105) == Grant(1, *A, 8, add=False)
     assert sequencer.release(1, A, rows=1, first_offset=108) is None
 
 
@@ -103,23 +104,23 @@ def test_misbehaviour_of_a_task_fails_the_attempt() -> None:
 
 def test_who_waits_for_several_partitions_gets_the_first_one_that_is_free() -> None:
     sequencer = registered(0, 1, 2, 3)
-    assert sequencer.ask(0, "t", [0, 1]) == [Grant(0, A, 0, add=True)]
-    assert sequencer.ask(1, "t", [0, 1]) == [Grant(1, B, 0, add=True)], "the first of them that is free"
+    assert sequencer.ask(0, "t", [0, 1]) == [Grant(0, *A, 0, add=True)]
+    assert sequencer.ask(1, "t", [0, 1]) == [Grant(1, *B, 0, add=True)], "the first of them that is free"
     assert sequencer.ask(2, "t", [0, 1]) == []
     assert sequencer.ask(3, "t", [0, 1]) == []
-    assert sequencer.release(1, B, rows=4, first_offset=0) == Grant(2, B, 4, add=False)
-    assert sequencer.release(0, A, rows=7, first_offset=0) == Grant(3, A, 7, add=False), "the other one is served"
+    assert sequencer.release(1, B, rows=4, first_offset=0) == Grant(2, *B, 4, add=False)
+    assert sequencer.release(0, A, rows=7, first_offset=0) == Grant(3, *A, 7, add=False), "the other one is served"
     assert sequencer.release(2, B, rows=1, first_offset=4) is None, "nobody waits any longer"
 
 
 def test_who_asks_for_several_at_once_gets_those_that_are_free_and_the_others_go_on() -> None:
     sequencer = registered(0, 1, 2)
-    assert sequencer.ask(0, "t", [1]) == [Grant(0, B, 0, add=True)]
-    places = [A, TopicPartition("t", 2)]
-    assert sequencer.ask(1, "t", [0, 1, 2, 3], 2) == [Grant(1, place, 0, add=True) for place in places]
+    assert sequencer.ask(0, "t", [1]) == [Grant(0, *B, 0, add=True)]
+    wanted = [A, ("t", 2)]
+    assert sequencer.ask(1, "t", [0, 1, 2, 3], 2) == [Grant(1, *partition, 0, add=True) for partition in wanted]
     assert sequencer.ask(2, "t", [2, 0], 2) == []
-    assert sequencer.release(1, A, rows=4, first_offset=0) == Grant(2, A, 4, add=False), "one, as soon as there is one"
-    assert sequencer.release(1, places[1], rows=4, first_offset=0) is None
+    assert sequencer.release(1, A, rows=4, first_offset=0) == Grant(2, *A, 4, add=False), "one, as soon as there is one"
+    assert sequencer.release(1, wanted[1], rows=4, first_offset=0) is None
     with pytest.raises(AttemptFailedError, match="task 2 says that it is done and still has a turn"):
         sequencer.done(2)
 
@@ -137,7 +138,7 @@ def test_a_partition_that_nobody_waits_for_stays_free_for_whoever_asks() -> None
     sequencer.ask(1, "t", [1])
     assert sequencer.ask(2, "t", [0]) == []
     assert sequencer.release(1, B, rows=1, first_offset=0) is None, "task 2 has nothing for it"
-    assert sequencer.ask(1, "t", [0, 1]) == [Grant(1, B, 1, add=False)]
+    assert sequencer.ask(1, "t", [0, 1]) == [Grant(1, *B, 1, add=False)]
 
 
 def test_partitions_of_the_same_number_in_two_topics_are_two() -> None:
@@ -146,8 +147,8 @@ def test_partitions_of_the_same_number_in_two_topics_are_two() -> None:
     sequencer.ask(0, "u", [0])
     assert sequencer.ask(1, "u", [0]) == []
     assert sequencer.release(0, A, rows=1, first_offset=0) is None
-    place = TopicPartition("u", 0)
-    assert sequencer.release(0, place, rows=2, first_offset=0) == Grant(1, place, 2, add=False)
+    partition = ("u", 0)
+    assert sequencer.release(0, partition, rows=2, first_offset=0) == Grant(1, *partition, 2, add=False)
 
 
 def offered(bodies: list[tuple[int, int]]) -> tuple[str, list[int]]:
@@ -185,14 +186,14 @@ def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(
             grant = holding[task].pop(chance.randrange(len(holding[task])))
             if not holding[task]:
                 del holding[task]
-            rows = dict(work[task])[grant.place.partition]
-            log = logs.setdefault(grant.place, [])
+            rows = dict(work[task])[grant.partition]
+            log = logs.setdefault((grant.topic, grant.partition), [])
             assert grant.sequence == len(log)
             assert grant.add == (not log)
             first = len(log)
             log.extend([task] * rows)
-            work[task].remove((grant.place.partition, rows))
-            following = sequencer.release(task, grant.place, rows, first)
+            work[task].remove((grant.partition, rows))
+            following = sequencer.release(task, (grant.topic, grant.partition), rows, first)
             if following is not None:
                 waiting.discard(following.task)
                 holding[following.task] = [following]
@@ -205,9 +206,9 @@ def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(
         else:
             sequencer.done(task)
             open_tasks.discard(task)
-        held = [grant.place for grants in holding.values() for grant in grants]
+        held = [(grant.topic, grant.partition) for grants in holding.values() for grant in grants]
         assert len(set(held)) == len(held), "two writers at once"
     result = sequencer.result(tasks)
-    assert {place: written.rows for place, written in result.items()} == {
-        place: len(log) for place, log in logs.items()
+    assert {partition: written.rows for partition, written in result.items()} == {
+        partition: len(log) for partition, log in logs.items()
     }

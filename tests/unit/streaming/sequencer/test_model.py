@@ -10,11 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, Grant, Sequencer, TopicPartition
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, Grant, Sequencer
 
 TASKS = st.integers(0, 5)
 TOPICS = st.sampled_from(["a", "b"])
-PLACES = st.builds(TopicPartition, TOPICS, st.integers(0, 2))
+PARTITIONS_OF_TOPICS = st.tuples(TOPICS, st.integers(0, 2))
 OFFERS = st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True)
 MOST = st.integers(1, 3)
 #: Few of these pass 2^31, after which Kafka's sequence numbers start again.
@@ -37,18 +38,18 @@ class SequencerMachine(RuleBasedStateMachine):
         self.waiting: list[tuple[int, list[TopicPartition]]] = []
         self.released: list[tuple[TopicPartition, int]] = []
 
-    def holder(self, place: TopicPartition) -> int | None:
-        return next((task for task, held in self.held if held == place), None)
+    def holder(self, partition: TopicPartition) -> int | None:
+        return next((task for task, held in self.held if held == partition), None)
 
-    def grant(self, task: int, place: TopicPartition) -> Grant:
+    def grant(self, task: int, partition: TopicPartition) -> Grant:
         """Enter a new holder; return the grant that it must have."""
-        assert self.holder(place) is None
-        self.held.append((task, place))
-        rows = sum(of for where, of in self.released if where == place)
-        return Grant(task, place, rows % WRAPS_AT, add=all(where != place for where, _ in self.released))
+        assert self.holder(partition) is None
+        self.held.append((task, partition))
+        rows = sum(of for where, of in self.released if where == partition)
+        return Grant(task, *partition, rows % WRAPS_AT, add=all(where != partition for where, _ in self.released))
 
-    def offset(self, place: TopicPartition) -> int:
-        return sum(of for where, of in self.released if where == place)
+    def offset(self, partition: TopicPartition) -> int:
+        return sum(of for where, of in self.released if where == partition)
 
     def expect(self, call: Callable[[], Answer], allowed: bool) -> Answer | None:
         """Call; it must succeed where the model allows it, and fail the attempt where it doesn't."""
@@ -76,45 +77,45 @@ class SequencerMachine(RuleBasedStateMachine):
         self.ask(task, topic, partitions, most)
 
     def ask(self, task: int, topic: str, partitions: list[int], most: int) -> None:
-        places = [TopicPartition(topic, partition) for partition in partitions]
-        free = [place for place in places if self.holder(place) is None][:most]
-        looked_at = places[: places.index(free[-1])] if len(free) == most else places
+        wanted = [(topic, partition) for partition in partitions]
+        free = [partition for partition in wanted if self.holder(partition) is None][:most]
+        looked_at = wanted[: wanted.index(free[-1])] if len(free) == most else wanted
         allowed = (
             task in self.registered - self.done
             and all(of != task for of, _ in self.waiting)
-            and all(self.holder(place) != task for place in looked_at)
+            and all(self.holder(partition) != task for partition in looked_at)
         )
         answer = self.expect(lambda: self.sequencer.ask(task, topic, partitions, most), allowed)
         if not self.failed:
-            assert answer == [self.grant(task, place) for place in free]
+            assert answer == [self.grant(task, partition) for partition in free]
             if not free:
-                self.waiting.append((task, places))
+                self.waiting.append((task, wanted))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), rows=ROWS)
     def a_holder_releases(self, data: st.DataObject, rows: int) -> None:
-        task, place = data.draw(st.sampled_from(sorted(self.held)))
-        self.release(task, place, rows, self.offset(place))
+        task, partition = data.draw(st.sampled_from(sorted(self.held)))
+        self.release(task, partition, rows, self.offset(partition))
 
-    @rule(task=TASKS, place=PLACES, rows=ROWS)
-    def any_task_releases(self, task: int, place: TopicPartition, rows: int) -> None:
-        self.release(task, place, rows, self.offset(place))
+    @rule(task=TASKS, partition=PARTITIONS_OF_TOPICS, rows=ROWS)
+    def any_task_releases(self, task: int, partition: TopicPartition, rows: int) -> None:
+        self.release(task, partition, rows, self.offset(partition))
 
     @precondition(lambda self: self.held and self.released)
     @rule(data=st.data())
     def an_offset_is_given_twice(self, data: st.DataObject) -> None:
-        task, place = data.draw(st.sampled_from(sorted(self.held)))
-        if self.offset(place):
-            self.release(task, place, 1, self.offset(place) - 1)
+        task, partition = data.draw(st.sampled_from(sorted(self.held)))
+        if self.offset(partition):
+            self.release(task, partition, 1, self.offset(partition) - 1)
 
-    def release(self, task: int, place: TopicPartition, rows: int, offset: int) -> None:
-        allowed = self.holder(place) == task and offset == self.offset(place)
-        answer = self.expect(lambda: self.sequencer.release(task, place, rows, offset), allowed)
+    def release(self, task: int, partition: TopicPartition, rows: int, offset: int) -> None:
+        allowed = self.holder(partition) == task and offset == self.offset(partition)
+        answer = self.expect(lambda: self.sequencer.release(task, partition, rows, offset), allowed)
         if not self.failed:
-            self.held.remove((task, place))
-            self.released.append((place, rows))
-            following = next((waits for waits in self.waiting if place in waits[1]), None)
-            assert answer == (self.grant(following[0], place) if following else None)
+            self.held.remove((task, partition))
+            self.released.append((partition, rows))
+            following = next((waits for waits in self.waiting if partition in waits[1]), None)
+            assert answer == (self.grant(following[0], partition) if following else None)
             if following:
                 self.waiting.remove(following)
 
@@ -141,10 +142,10 @@ class SequencerMachine(RuleBasedStateMachine):
     def the_result(self, wrong: int) -> None:
         written = self.expect(lambda: self.sequencer.result(len(self.done) + wrong), wrong == 0)
         if not self.failed:
-            places = {place for place, _ in self.released}
+            released = {partition for partition, _ in self.released}
             assert written is not None
-            assert {place: (of.first, of.last, of.rows) for place, of in written.items()} == {
-                place: (0, self.offset(place) - 1, self.offset(place)) for place in places
+            assert {partition: (of.first, of.last, of.rows) for partition, of in written.items()} == {
+                partition: (0, self.offset(partition) - 1, self.offset(partition)) for partition in released
             }
 
     @precondition(lambda self: self.registered != self.done)

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 import pytest
 
 from airflow_provider_exactlyonce.streaming.sequencer import server as sequencer_server
-from airflow_provider_exactlyonce.streaming.sequencer.client import Address, SequencerClient, first_place
-from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.client import Address, SequencerClient, first_in_round
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
 from tests.waiting import HANG_SECONDS
 
-A = TopicPartition("t", 0)
+A = ("t", 0)
 LOOPBACK = SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")
 
 
@@ -47,14 +47,14 @@ def test_many_tasks_with_random_delays_write_many_partitions_without_deadlock() 
     tasks, partitions, chance = 50, 40, random.Random(7)
     offsets = [0] * partitions
     yields = [[chance.randrange(50) for _ in range(6)] for _ in range(tasks)]
-    places = [[chance.sample(range(partitions), chance.randint(1, 5)) for _ in range(6)] for _ in range(tasks)]
+    offers = [[chance.sample(range(partitions), chance.randint(1, 5)) for _ in range(6)] for _ in range(tasks)]
     together: list[int] = []
     errors: list[BaseException] = []
 
     def work(server: SequencerServer, task: int) -> None:
         try:
             with SequencerClient(server.address, task, 0) as client:
-                for times, offered in zip(yields[task], places[task], strict=True):
+                for times, offered in zip(yields[task], offers[task], strict=True):
                     turns = client.ask("t", offered, most=2)
                     together.append(len(turns))
                     for _ in range(times):
@@ -63,7 +63,7 @@ def test_many_tasks_with_random_delays_write_many_partitions_without_deadlock() 
                         assert partition in offered
                         assert (sequence, add) == (offsets[partition], offsets[partition] == 0)
                         first, offsets[partition] = offsets[partition], offsets[partition] + 3
-                        client.release(TopicPartition("t", partition), 3, first, more=partition != turns[-1].partition)
+                        client.release(("t", partition), 3, first, more=partition != turns[-1].partition)
                 client.done()
         except BaseException as error:
             errors.append(error)
@@ -76,7 +76,8 @@ def test_many_tasks_with_random_delays_write_many_partitions_without_deadlock() 
             thread.join()
         assert not errors
         written = server.result(tasks)
-    assert {place.partition: of.rows for place, of in written.items()} == {p: n for p, n in enumerate(offsets) if n}
+    rows = {partition: granted.rows for (_, partition), granted in written.items()}
+    assert rows == {partition: count for partition, count in enumerate(offsets) if count}
     assert set(together) == {1, 2}
 
 
@@ -165,8 +166,8 @@ def test_the_secret_is_in_no_message_to_a_task() -> None:
         assert server.address.secret.encode() not in peer.recv(10_000)
 
 
-@pytest.mark.parametrize(("tasks", "places"), [(2, 32), (8, 32), (16, 64), (21, 200)])
-def test_tasks_begin_their_rounds_at_a_distance_from_each_other(tasks: int, places: int) -> None:
-    begun = sorted(first_place(task, places) for task in range(tasks))
-    gaps = [after - before for before, after in zip(begun, [*begun[1:], begun[0] + places], strict=True)]
-    assert min(gaps) >= places // tasks // 2
+@pytest.mark.parametrize(("tasks", "partitions"), [(2, 32), (8, 32), (16, 64), (21, 200)])
+def test_tasks_begin_their_rounds_at_a_distance_from_each_other(tasks: int, partitions: int) -> None:
+    begun = sorted(first_in_round(task, partitions) for task in range(tasks))
+    gaps = [after - before for before, after in zip(begun, [*begun[1:], begun[0] + partitions], strict=True)]
+    assert min(gaps) >= partitions // tasks // 2

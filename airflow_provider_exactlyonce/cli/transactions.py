@@ -119,7 +119,7 @@ def _describe(given: argparse.Namespace) -> None:
 def _hanging(given: argparse.Namespace) -> None:
     with _transactions(given) as (transactions, _):
         hanging = transactions.hanging(given.topic, silent_seconds=given.silent_for)
-        held = _held(transactions, [transaction.place for transaction in hanging])
+        held = _held(transactions, [transaction.topic_partition for transaction in hanging])
     rows = [_hanging_facts(transaction, held) for transaction in hanging]
     none = f"no transaction hangs that has been silent for {given.silent_for:.0f} s"
     print_answer(given, {"hanging": rows}, table(rows) or none)
@@ -166,7 +166,7 @@ def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> Non
             f"no transaction hangs in {given.topic}-{given.partition} from offset {given.first_offset}, silent for "
             f"{given.silent_for:.0f} s; `exactlyonce transactions hanging` lists those that hang"
         )
-    facts = _hanging_facts(hanging[0], _held(transactions, [hanging[0].place]))
+    facts = _hanging_facts(hanging[0], _held(transactions, [hanging[0].topic_partition]))
     _abort_if_wanted(given, facts, "Write the missing abort marker?", lambda: transactions.abort_hanging(hanging[0]))
 
 
@@ -207,7 +207,7 @@ def _hanging_facts(hanging: Hanging, held: Mapping[TopicPartition, int]) -> dict
         "producer_id": hanging.producer_id,
         "epoch": hanging.epoch,
         "last_written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(hanging.written_milliseconds / 1000)),
-        "held_back": held[hanging.place],
+        "held_back": held[hanging.topic_partition],
     }
 
 

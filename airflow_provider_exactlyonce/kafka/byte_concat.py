@@ -62,18 +62,18 @@ def grouped(pieces: Sequence[Varints | FlatColumn]) -> list[Piece]:
     """
     groups: list[Piece] = []
     numbers: list[Varints] = []
-    free = 0
+    free_bytes = 0
     for piece in pieces:
         if isinstance(piece, FlatColumn):
             groups.append(piece)
-            free = 0
+            free_bytes = 0
             continue
-        if piece.widest > free:
+        if piece.widest > free_bytes:
             numbers = []
             groups.append(numbers)
-            free = INLINE_BYTES_MAXIMUM
+            free_bytes = INLINE_BYTES_MAXIMUM
         numbers.append(piece)
-        free -= piece.widest
+        free_bytes -= piece.widest
     return groups
 
 

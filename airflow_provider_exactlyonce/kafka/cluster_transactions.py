@@ -75,7 +75,7 @@ class Hanging:
     written_milliseconds: int
 
     @property
-    def place(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Where it is open."""
         return self.topic, self.partition
 
@@ -131,7 +131,11 @@ class Transactions:
             coordinator=described.coordinator_id,
             timeout_milliseconds=described.transaction_timeout_ms,
             started_milliseconds=described.transaction_start_time_ms,
-            partitions=tuple(sorted((place.topic, place.partition) for place in described.topic_partitions)),
+            partitions=tuple(
+                sorted(
+                    (topic_partition.topic, topic_partition.partition) for topic_partition in described.topic_partitions
+                )
+            ),
         )
 
     def held(self, places: Iterable[TopicPartition]) -> list[HeldPartition]:
@@ -139,8 +143,13 @@ class Transactions:
         wanted = sorted(set(places))
         stable = self._offsets.last_stable(wanted)
         return [
-            HeldPartition(topic=place[0], partition=place[1], last_stable_offset=stable[place], high_watermark=end)
-            for place, end in self._offsets.ends(wanted).items()
+            HeldPartition(
+                topic=topic_partition[0],
+                partition=topic_partition[1],
+                last_stable_offset=stable[topic_partition],
+                high_watermark=end,
+            )
+            for topic_partition, end in self._offsets.ends(wanted).items()
         ]
 
     def open_in(self, places: Iterable[TopicPartition]) -> list[Hanging]:
@@ -148,19 +157,19 @@ class Transactions:
 
         :raises RefusedError: when the Kafka user may not read a topic
         """
-        wanted = [kafka.TopicPartition(*place) for place in sorted(places)]
+        wanted = [kafka.TopicPartition(*topic_partition) for topic_partition in sorted(places)]
         described = _asked(lambda: self._admin.describe_producers(wanted))
         return [
             Hanging(
-                topic=place.topic,
-                partition=place.partition,
+                topic=topic_partition.topic,
+                partition=topic_partition.partition,
                 producer_id=producer.producer_id,
                 epoch=producer.producer_epoch,
                 coordinator_epoch=producer.coordinator_epoch,
                 first_offset=producer.current_transaction_start_offset,
                 written_milliseconds=producer.last_timestamp,
             )
-            for place, state in described.items()
+            for topic_partition, state in described.items()
             for producer in state.active_producers
             if producer.current_transaction_start_offset >= 0
         ]
@@ -182,28 +191,31 @@ class Transactions:
         ]
         if not suspects:
             return []
-        left = self._unknown(suspects)
-        if not left:
+        unknown = self._unknown(suspects)
+        if not unknown:
             return []
-        self._check_no_id_is_hidden(left[0])
-        coordinators = self._coordinators(left[0])
-        left = self._unknown(left, broker_ids=sorted(set(coordinators.values())))
-        if left and self._coordinators(left[0]) != coordinators:
-            raise _not_known(left[0], f"partitions of {_COORDINATED} moved meanwhile; try again")
-        return left
+        self._check_no_id_is_hidden(unknown[0])
+        coordinators = self._coordinators(unknown[0])
+        unknown = self._unknown(unknown, broker_ids=sorted(set(coordinators.values())))
+        if unknown and self._coordinators(unknown[0]) != coordinators:
+            raise _not_known(unknown[0], f"partitions of {_COORDINATED} moved meanwhile; try again")
+        return unknown
 
     def _unknown(self, suspects: Sequence[Hanging], **brokers: Any) -> list[Hanging]:
         """Return which are open and unknown to the coordinators that answer: one that is away is not missed."""
         producers = sorted({suspect.producer_id for suspect in suspects})
         known = {
-            (transaction.producer_id, place)
+            (transaction.producer_id, partition)
             for transaction in self._open(producer_id_filters=producers, **brokers)
-            for place in transaction.partitions
+            for partition in transaction.partitions
         }
-        left = [suspect for suspect in suspects if (suspect.producer_id, suspect.place) not in known]
+        unknown = [suspect for suspect in suspects if (suspect.producer_id, suspect.topic_partition) not in known]
         # One that ended between the two questions was known to its coordinator after all.
-        still = {(hanging.place, hanging.first_offset) for hanging in self.open_in({suspect.place for suspect in left})}
-        return [suspect for suspect in left if (suspect.place, suspect.first_offset) in still]
+        still_open = {
+            (hanging.topic_partition, hanging.first_offset)
+            for hanging in self.open_in({suspect.topic_partition for suspect in unknown})
+        }
+        return [suspect for suspect in unknown if (suspect.topic_partition, suspect.first_offset) in still_open]
 
     def _coordinators(self, suspect: Hanging) -> Mapping[int, int]:
         """Return the coordinator of each partition of Kafka's own topic: the partition's leader.
@@ -215,9 +227,9 @@ class Transactions:
         except UnansweredError as error:
             raise _not_known(suspect, f"{error}; try again") from error
         leaders = described.leaders if described is not None else {}
-        without = [f"{_COORDINATED}-{partition}" for partition, leader in sorted(leaders.items()) if leader < 0]
-        if without or not leaders:
-            missing = f"without a leader: {', '.join(without)}" if without else f"no partitions of {_COORDINATED}"
+        leaderless = [f"{_COORDINATED}-{partition}" for partition, leader in sorted(leaders.items()) if leader < 0]
+        if leaderless or not leaders:
+            missing = f"without a leader: {', '.join(leaderless)}" if leaderless else f"no partitions of {_COORDINATED}"
             raise _not_known(suspect, f"{missing}; bring their brokers back, then try again")
         return leaders
 
@@ -252,8 +264,8 @@ class Transactions:
             raise RefusedError(f"{name} can't be aborted: its end is decided already, look at it again")
         if code != Code.NONE:
             raise ExactlyOnceError(f"the abort of {name} was answered with {describe(code)}")
-        now = self.describe(name)
-        if now is None or (now.producer_id, now.epoch) != (producer.id, producer.epoch):
+        current = self.describe(name)
+        if current is None or (current.producer_id, current.epoch) != (producer.id, producer.epoch):
             return
         milliseconds = transaction.timeout_milliseconds
         code = self._definite(name, lambda: self._client.init_producer_id(name, producer, milliseconds)[0])
@@ -275,7 +287,7 @@ class Transactions:
         :raises RefusedError: when the Kafka user may not
         """
         spec = AbortTransactionSpec(
-            topic_partition=kafka.TopicPartition(*hanging.place),
+            topic_partition=kafka.TopicPartition(*hanging.topic_partition),
             producer_id=hanging.producer_id,
             producer_epoch=hanging.epoch,
             coordinator_epoch=max(0, hanging.coordinator_epoch),
@@ -288,10 +300,10 @@ class Transactions:
         return [transaction for transaction in described if transaction is not None and transaction.is_open]
 
 
-def _not_known(suspect: Hanging, why: str) -> ExactlyOnceError:
+def _not_known(suspect: Hanging, reason: str) -> ExactlyOnceError:
     return ExactlyOnceError(
         f"it is not known now whether the transaction that is open in {suspect.topic}-{suspect.partition} from offset "
-        f"{suspect.first_offset} hangs or waits for its coordinator: {why}"
+        f"{suspect.first_offset} hangs or waits for its coordinator: {reason}"
     )
 
 

@@ -48,8 +48,8 @@ class Compression:
 
     def __post_init__(self) -> None:
         if self.codec not in ATTRIBUTES:
-            why = "Kafka has no other codecs"
-            raise SettingRefusedError("compression", self.codec, " or ".join(ATTRIBUTES), why)
+            reason = "Kafka has no other codecs"
+            raise SettingRefusedError("compression", self.codec, " or ".join(ATTRIBUTES), reason)
         if self.level is None:
             return
         arrow_name = _ARROW_NAMES.get(self.codec, self.codec)

@@ -64,9 +64,11 @@ def parse(text: str, where: str = VARIABLE) -> dict[str, str]:
     try:
         config = json.loads(text)
     except ValueError as error:
-        place = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "somewhere"
+        position = (
+            f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "somewhere"
+        )
         raise RefusedError(
-            f"{where} has to be {_ACCEPTED}; it is not JSON at {place} (not shown: it may hold a secret)"
+            f"{where} has to be {_ACCEPTED}; it is not JSON at {position} (not shown: it may hold a secret)"
         ) from None
     if not config.get("bootstrap.servers"):
         names = ", ".join(sorted(config)) or "nothing"

@@ -324,8 +324,8 @@ def _check_version(
 
 def _check_brokers(client: WireClient, brokers: list[int], transaction_timeout_milliseconds: int) -> None:
     wanted = dict.fromkeys(_BROKER_SETTINGS)
-    asked = [ConfigResource(ConfigResourceType.BROKER, str(broker), configs=wanted) for broker in brokers]
-    answer = _ask(lambda: client.admin.describe_configs(asked, config_filter="all")).get("broker", {})
+    resources = [ConfigResource(ConfigResourceType.BROKER, str(broker), configs=wanted) for broker in brokers]
+    answer = _ask(lambda: client.admin.describe_configs(resources, config_filter="all")).get("broker", {})
     if len(brokers) == 1:
         log.warning("this cluster has one broker: for development, since nothing survives the loss of its disk")
     for broker in brokers:
@@ -371,8 +371,8 @@ def _check_transactional_id(
 
 def _topic_settings(client: WireClient, topics: Iterable[str]) -> dict[str, dict[str, str]]:
     wanted = dict.fromkeys(_TOPIC_SETTINGS)
-    asked = [ConfigResource(ConfigResourceType.TOPIC, name, configs=wanted) for name in topics]
-    answer = _ask(lambda: client.admin.describe_configs(asked, config_filter="all")).get("topic", {})
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs=wanted) for name in topics]
+    answer = _ask(lambda: client.admin.describe_configs(resources, config_filter="all")).get("topic", {})
     return {name: {setting: config["value"] for setting, config in answer.get(name, {}).items()} for name in topics}
 
 
@@ -381,10 +381,10 @@ def _check_rights(
 ) -> None:
     missing = []
     for name, use in uses.items():
-        has = set(described[name]["authorized_operations"] or ())
+        granted = set(described[name]["authorized_operations"] or ())
         if described[name]["error_code"] == Code.TOPIC_AUTHORIZATION_FAILED:  # then not even this is known of it
-            has = {"DESCRIBE_CONFIGS"} if settings[name] else set()
-        lacking = [right for right in _RIGHTS[use] if right not in has]
+            granted = {"DESCRIBE_CONFIGS"} if settings[name] else set()
+        lacking = [right for right in _RIGHTS[use] if right not in granted]
         if lacking:
             missing.append(f"{', '.join(lacking)} on topic {name}")
     if missing:
@@ -423,11 +423,11 @@ def _waiting_for(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]
         yield f"the cluster does not return the settings of topic {topic['name']}"
     needed = int(settings.get("min.insync.replicas", 1))
     for partition in topic["partitions"]:
-        place = f"{topic['name']}-{partition['partition_index']}"
+        name = f"{topic['name']}-{partition['partition_index']}"
         if partition["leader_id"] < 0:
-            yield f"{place} has no leader"
+            yield f"{name} has no leader"
         elif len(partition["isr_nodes"]) < needed:
-            yield f"{place} has {len(partition['isr_nodes'])} in-sync replicas and min.insync.replicas is {needed}"
+            yield f"{name} has {len(partition['isr_nodes'])} in-sync replicas and min.insync.replicas is {needed}"
 
 
 def _check_replicas(client: WireClient, replicas: Mapping[str, int], allow_single_replica: bool) -> None:

@@ -86,26 +86,31 @@ class RangeReader:
         """
         import confluent_kafka
 
-        ends = {place: end for place, (start, end) in ranges.items() if start < end}
+        ends = {partition: end for partition, (start, end) in ranges.items() if start < end}
         if not ends:
             return
-        self._consumer.assign([confluent_kafka.TopicPartition(*place, ranges[place][0]) for place in ends])
+        self._consumer.assign([confluent_kafka.TopicPartition(*partition, ranges[partition][0]) for partition in ends])
         deadline = time.monotonic() + self._timeout_seconds
         try:
             while ends:
                 for message in self._arrived():
-                    place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+                    partition, offset = (
+                        (str(message.topic()), int(message.partition() or 0)),
+                        int(message.offset() or 0),
+                    )
                     is_record = _is_record(message)
-                    if is_record and offset < ends.get(place, -1):
+                    if is_record and offset < ends.get(partition, -1):
                         deadline = time.monotonic() + self._timeout_seconds
                         yield message
-                    if place in ends and offset + is_record >= ends[place]:
-                        del ends[place]
-                        self._consumer.incremental_unassign([confluent_kafka.TopicPartition(*place)])
+                    if partition in ends and offset + is_record >= ends[partition]:
+                        del ends[partition]
+                        self._consumer.incremental_unassign([confluent_kafka.TopicPartition(*partition)])
                 if time.monotonic() > deadline:
-                    rest = [f"{topic}-{number} up to offset {end - 1}" for (topic, number), end in sorted(ends.items())]
+                    unread = [
+                        f"{topic}-{number} up to offset {end - 1}" for (topic, number), end in sorted(ends.items())
+                    ]
                     raise ReadTimedOutError(
-                        f"nothing more can be read for {self._timeout_seconds:g} s of {', '.join(rest[:_NAMED])}"
+                        f"nothing more can be read for {self._timeout_seconds:g} s of {', '.join(unread[:_NAMED])}"
                     )
         finally:
             self._consumer.unassign()
@@ -123,7 +128,7 @@ def read_range(config: Mapping[str, Any], spans: Mapping[str, Mapping[int, tuple
     :param spans: ``{topic: {partition: (first, last)}}``, last inclusive, as a committed range's ``sink``
     :raises ReadTimedOutError: when nothing more can be read for 30 s
     """
-    ranges = {place: (first, last + 1) for place, (first, last) in by_partition(spans).items()}
+    ranges = {partition: (first, last + 1) for partition, (first, last) in by_partition(spans).items()}
     with RangeReader(config, "range") as reader:
         yield from reader.read(ranges)
 

@@ -104,10 +104,10 @@ def _code(error: Any) -> int:
     return KafkaError._SSL if code == KafkaError._TRANSPORT and "SSL routines" in error.str() else code
 
 
-def _error(config: Mapping[str, str], reasons: Mapping[int, str], otherwise: str) -> ExactlyOnceError:
+def _error(config: Mapping[str, str], reasons: Mapping[int, str], default_reason: str) -> ExactlyOnceError:
     from confluent_kafka import KafkaError
 
     refused = reasons.keys() & {KafkaError._AUTHENTICATION, KafkaError._SSL}
     kind = RefusedError if refused else ExactlyOnceError
-    why = "; ".join(reasons[code] for code in (refused or reasons)) or otherwise
-    return kind(f"Kafka at {config['bootstrap.servers']} can't be reached: {why}")
+    reason = "; ".join(reasons[code] for code in (refused or reasons)) or default_reason
+    return kind(f"Kafka at {config['bootstrap.servers']} can't be reached: {reason}")

@@ -271,12 +271,12 @@ def _refuse_unfit(
     headers: pa.ListArray | None, times: NDArray[np.int64], keys: pa.Array, partitions: NDArray[np.int32]
 ) -> None:
     """Raise for rows that no client could send."""
-    early = np.flatnonzero(times < 0)
-    if early.size:
-        row = int(early[0])
+    early_rows = np.flatnonzero(times < 0)
+    if early_rows.size:
+        row = int(early_rows[0])
         reason = f"has the timestamp {times[row]} ms, Kafka allows none before 1970: give it a later one"
         raise RefusedRecord(row, partitions, keys, reason)
-    without_key = rows_without_header_key(headers) if headers is not None else early
+    without_key = rows_without_header_key(headers) if headers is not None else early_rows
     if without_key.size:
         reason = "has a header whose key is null, Kafka allows none: give every header a key"
         raise RefusedRecord(int(without_key[0]), partitions, keys, reason)
@@ -291,11 +291,11 @@ def _refuse_oversized(
 ) -> None:
     if int(records.smallest_sizes.max()) + HEADER_BYTES <= body_bytes_maximum:
         return
-    alone = np.broadcast_to(records.smallest_sizes + HEADER_BYTES, len(order))
-    positions = np.flatnonzero(alone > body_bytes_maximum)
+    batch_sizes = np.broadcast_to(records.smallest_sizes + HEADER_BYTES, len(order))
+    positions = np.flatnonzero(batch_sizes > body_bytes_maximum)
     first = positions[order[positions].argmin()]
     reason = (
-        f"takes {alone[first]} bytes as a record batch, the limit is {body_bytes_maximum}: "
+        f"takes {batch_sizes[first]} bytes as a record batch, the limit is {body_bytes_maximum}: "
         "raise the topic's max.message.bytes or make it smaller"
     )
     raise OversizedRecord(int(order[first]), partitions, keys, reason)

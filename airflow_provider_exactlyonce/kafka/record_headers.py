@@ -43,8 +43,8 @@ def encode_headers(headers: pa.ListArray) -> HeaderColumn | None:
         return None
     keys = PrefixedColumn(flat_column(as_binary(entries.field("key"))))
     values = PrefixedColumn(flat_column(as_binary(entries.field("value"))))
-    every = slice(0, len(entries))
-    pieces = grouped([*keys.pieces(every), *values.pieces(every)])
+    all_entries = slice(0, len(entries))
+    pieces = grouped([*keys.pieces(all_entries), *values.pieces(all_entries)])
     content, positions = concatenate(pieces, len(entries))
     starts = positions[offsets[:-1] * len(pieces)]
     ends = positions[(offsets[:-1] + counts) * len(pieces)]
@@ -67,8 +67,8 @@ def rows_without_header_key(headers: pa.ListArray) -> NDArray[np.int64]:
         valid = flat_validity(array)
         if valid is not None:
             missing[1:] |= ~valid
-    before = np.cumsum(missing)
-    return np.flatnonzero(before[offsets[:-1] + counts] > before[offsets[:-1]])
+    missing_before = np.cumsum(missing)
+    return np.flatnonzero(missing_before[offsets[:-1] + counts] > missing_before[offsets[:-1]])
 
 
 def _flat(headers: pa.ListArray) -> tuple[NDArray[np.int64], NDArray[np.int64], pa.StructArray]:

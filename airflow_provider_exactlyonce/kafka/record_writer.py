@@ -70,10 +70,10 @@ class RecordColumns:
         :param payload_bytes_maximum: the most bytes that its records may take
         """
         totals = self._smallest_totals[start : partition_end + 1]
-        most = max(int(np.searchsorted(totals, totals[0] + payload_bytes_maximum, side="right")) - 1, 1)
+        records_maximum = max(int(np.searchsorted(totals, totals[0] + payload_bytes_maximum, side="right")) - 1, 1)
         # Timestamp deltas are taken for the widest of all, since they depend on where the body starts.
-        lengths = part(self.sizes_without_deltas, slice(start, start + most)) + self._timestamp_width
-        sizes = _with_length(lengths + offset_deltas(most).widths)
+        lengths = part(self.sizes_without_deltas, slice(start, start + records_maximum)) + self._timestamp_width
+        sizes = _with_length(lengths + offset_deltas(records_maximum).widths)
         fitting = int(np.searchsorted(np.cumsum(sizes), payload_bytes_maximum, side="right"))
         return start + max(fitting, 1)
 

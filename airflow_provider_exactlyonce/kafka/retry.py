@@ -57,10 +57,10 @@ def until_definite(
             if code not in TRANSIENT:
                 return code
             on_transient()
-            last = describe(code)
+            last_answer = describe(code)
         except UnansweredError as error:
-            last = str(error)
+            last_answer = str(error)
         if time.monotonic() >= deadline or give_up():
-            raise UnansweredError(f"no definite answer within {timeout_seconds:.0f} s; the last was: {last}")
+            raise UnansweredError(f"no definite answer within {timeout_seconds:.0f} s; the last was: {last_answer}")
         time.sleep(pause_seconds)
         pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)

@@ -79,26 +79,26 @@ class PartitionOffsets(ABC):
     def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         """Return the existing topics among these, by name."""
 
-    def last_stable(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def last_stable(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the last stable offsets: below them every transaction is decided, and committed rows are readable."""
-        return self._ask(places, lambda spec: spec.latest(), committed=True)
+        return self._ask(partitions, lambda spec: spec.latest(), committed=True)
 
-    def starts(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return where the logs start."""
-        return self._ask(places, lambda spec: spec.earliest(), committed=True)
+        return self._ask(partitions, lambda spec: spec.earliest(), committed=True)
 
-    def ends(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the offsets after the last records, whether their transactions are decided or not."""
-        return self._ask(places, lambda spec: spec.latest(), committed=False)
+        return self._ask(partitions, lambda spec: spec.latest(), committed=False)
 
-    def at_timestamp(self, places: Iterable[TopicPartition], milliseconds: int) -> dict[TopicPartition, int | None]:
+    def at_timestamp(self, partitions: Iterable[TopicPartition], milliseconds: int) -> dict[TopicPartition, int | None]:
         """Return the offsets of the first records with this timestamp or a later one, None where there is none."""
-        offsets = self._ask(places, lambda spec: spec.for_timestamp(milliseconds), committed=False)
-        return {place: offset if offset >= 0 else None for place, offset in offsets.items()}
+        offsets = self._ask(partitions, lambda spec: spec.for_timestamp(milliseconds), committed=False)
+        return {partition: offset if offset >= 0 else None for partition, offset in offsets.items()}
 
     @abstractmethod
     def _ask(
-        self, places: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
+        self, partitions: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
     ) -> dict[TopicPartition, int]:
         """Return the offsets that a specification asks for."""
 
@@ -115,12 +115,16 @@ class RoutedOffsets(PartitionOffsets):
     @override
     def _existing(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         by_cluster = self._by_cluster(topics).items()
-        return {name: topic for cluster, own in by_cluster for name, topic in cluster._existing(own).items()}
+        return {
+            name: topic for cluster, own_topics in by_cluster for name, topic in cluster._existing(own_topics).items()
+        }
 
     @override
     def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         by_cluster = self._by_cluster(topics).items()
-        return {name: topic for cluster, own in by_cluster for name, topic in cluster.describe(own).items()}
+        return {
+            name: topic for cluster, own_topics in by_cluster for name, topic in cluster.describe(own_topics).items()
+        }
 
     def _by_cluster(self, topics: Iterable[str]) -> dict[PartitionOffsets, list[str]]:
         by_cluster: dict[PartitionOffsets, list[str]] = {}
@@ -130,15 +134,15 @@ class RoutedOffsets(PartitionOffsets):
 
     @override
     def _ask(
-        self, places: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
+        self, partitions: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
     ) -> dict[TopicPartition, int]:
         by_cluster: dict[PartitionOffsets, list[TopicPartition]] = {}
-        for place in places:
-            by_cluster.setdefault(self._cluster_of(place[0]), []).append(place)
+        for partition in partitions:
+            by_cluster.setdefault(self._cluster_of(partition[0]), []).append(partition)
         return {
-            place: offset
-            for cluster, own in by_cluster.items()
-            for place, offset in cluster._ask(own, spec, committed=committed).items()
+            partition: offset
+            for cluster, own_partitions in by_cluster.items()
+            for partition, offset in cluster._ask(own_partitions, spec, committed=committed).items()
         }
 
 
@@ -192,12 +196,12 @@ class StableOffsets(PartitionOffsets):
 
     @override
     def _ask(
-        self, places: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
+        self, partitions: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
     ) -> dict[TopicPartition, int]:
         from confluent_kafka import KafkaError
         from confluent_kafka.admin import OffsetSpec
 
-        specs = {place: spec(OffsetSpec) for place in places}
+        specs = {partition: spec(OffsetSpec) for partition in partitions}
         if not specs:
             return {}
         moved = (
@@ -223,16 +227,17 @@ class StableOffsets(PartitionOffsets):
         from confluent_kafka import IsolationLevel, KafkaError
 
         futures = self._admin.list_offsets(
-            {confluent_kafka.TopicPartition(*place): spec for place, spec in specs.items()},
+            {confluent_kafka.TopicPartition(*partition): spec for partition, spec in specs.items()},
             isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
             request_timeout=_TIMEOUT_SECONDS,
         )
         answers: dict[TopicPartition, int] = {}
-        for place, future in futures.items():
+        for partition, future in futures.items():
             answer = answer_of(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT)
             if answer is None:
                 raise MissingPartitionError(
-                    f"partition {place.topic}-{place.partition} does not exist on {self.where}, or has no leader"
+                    f"partition {partition.topic}-{partition.partition} does not exist on {self.where}, or has "
+                    "no leader"
                 )
-            answers[(place.topic, place.partition)] = int(answer.offset)
+            answers[(partition.topic, partition.partition)] = int(answer.offset)
         return answers

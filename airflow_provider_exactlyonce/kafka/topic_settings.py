@@ -69,8 +69,8 @@ def check_settings(topic: str, settings: Mapping[str, str], replicas: int, requi
 
     :raises SettingRefusedError: for the first that is not as required
     """
-    for wrong in wrong_settings(topic, settings, replicas, requirements).values():
-        raise wrong
+    for error in wrong_settings(topic, settings, replicas, requirements).values():
+        raise error
 
 
 def read_settings(admin: AdminClient, topics: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -161,7 +161,7 @@ class TransactionSession:
         sequence = self._written.get((topic, partition), 0)
         if sequence == 0:
             add_partitions(self.client, self.transactional_id, self.producer, topic, [partition])
-        records = [(key, value), *((gone, None) for gone in tombstones)]
+        records = [(key, value), *((deleted_key, None) for deleted_key in tombstones)]
         body = record_batch.encode_few(records, timestamp_milliseconds=int(time.time() * 1000))
         header, payload = record_batch.with_header(
             body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=sequence
@@ -180,11 +180,12 @@ class TransactionSession:
         :raises BatchFailedError: when the broker refuses them; abort next
         :raises RefusedError: when the Kafka user lacks a right; abort next
         """
-        what = f"offsets of group {group}"
-        code = _definite(what, lambda: self.client.add_offsets(self.transactional_id, self.producer, group))
+        request = f"offsets of group {group}"
+        code = _definite(request, lambda: self.client.add_offsets(self.transactional_id, self.producer, group))
         if code == Code.NONE:
             code = _definite(
-                what, lambda: self.client.commit_offsets(self.transactional_id, self.producer, group, offsets, metadata)
+                request,
+                lambda: self.client.commit_offsets(self.transactional_id, self.producer, group, offsets, metadata),
             )
         topics = ", ".join(sorted({topic for topic, _ in offsets}))
         _check_rights(code, self.transactional_id, group=group, topic=topics, topic_right="READ")
@@ -194,7 +195,7 @@ class TransactionSession:
                 "theirs; name a group that nobody consumes with"
             )
         if code != Code.NONE:
-            raise BatchFailedError(f"{what} answered {describe(code)}")
+            raise BatchFailedError(f"{request} answered {describe(code)}")
 
     def commit(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Commit; the answer is definite when this returns.
@@ -242,20 +243,20 @@ class TransactionSession:
         return code
 
     def _init_producer_id(self, current: Producer, give_up: Callable[[], bool] = lambda: False) -> tuple[int, Producer]:
-        answered = NO_PRODUCER
+        producer = NO_PRODUCER
 
         def ask() -> int:
-            nonlocal answered
-            code, answered = self.client.init_producer_id(self.transactional_id, current, self.timeout_milliseconds)
+            nonlocal producer
+            code, producer = self.client.init_producer_id(self.transactional_id, current, self.timeout_milliseconds)
             return code
 
-        return until_definite(ask, timeout_seconds=_REQUEST_PATIENCE_SECONDS, give_up=give_up), answered
+        return until_definite(ask, timeout_seconds=_REQUEST_PATIENCE_SECONDS, give_up=give_up), producer
 
     def _move(self, event: SessionEvent) -> None:
-        following = TRANSITIONS.get((self.state, event))
-        if following is None:
+        next_state = TRANSITIONS.get((self.state, event))
+        if next_state is None:
             raise InvariantError(f"{event.value} in {self!r}")
-        self.state = following
+        self.state = next_state
 
 
 def add_partitions(
@@ -266,11 +267,11 @@ def add_partitions(
     :raises BatchFailedError: when the coordinator refuses; the attempt can't go on
     :raises RefusedError: when the Kafka user lacks a right
     """
-    what = f"AddPartitionsToTxn of {len(partitions)} partitions of {topic}"
-    code = _definite(what, lambda: client.add_partitions(transactional_id, producer, topic, partitions))
+    request = f"AddPartitionsToTxn of {len(partitions)} partitions of {topic}"
+    code = _definite(request, lambda: client.add_partitions(transactional_id, producer, topic, partitions))
     _check_rights(code, transactional_id, topic=topic)
     if code != Code.NONE:
-        raise BatchFailedError(f"{what} answered {describe(code)}")
+        raise BatchFailedError(f"{request} answered {describe(code)}")
 
 
 def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapping[int, bytes]) -> dict[int, int]:
@@ -285,20 +286,20 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
     :raises RefusedError: when the Kafka user lacks a right
     """
     offsets: dict[int, int] = {}
-    answered, refused = "", -1
+    answer, refused_partition = "", -1
 
     def send() -> int:
         """Send the unacknowledged batches; returns a definite error in preference to a transient one."""
-        nonlocal answered, refused
-        left = {partition: records for partition, records in batches.items() if partition not in offsets}
+        nonlocal answer, refused_partition
+        unacknowledged = {partition: records for partition, records in batches.items() if partition not in offsets}
         transient: int = Code.NONE
-        for partition, (code, offset, message) in client.produce(transactional_id, topic, left).items():
+        for partition, (code, offset, message) in client.produce(transactional_id, topic, unacknowledged).items():
             if code == Code.NONE:
                 offsets[partition] = offset
                 continue
-            answered = f"Produce to {topic}-{partition} answered {describe(code)} {message}".rstrip()
+            answer = f"Produce to {topic}-{partition} answered {describe(code)} {message}".rstrip()
             if code not in TRANSIENT:
-                refused = partition
+                refused_partition = partition
                 return code
             transient = code
         return transient
@@ -309,24 +310,24 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
         )
     except UnansweredError as error:
         lacking = f"{len(batches) - len(offsets)} of {len(batches)} partitions of {topic} lack their records"
-        raise BatchFailedError(f"{lacking}: {error}; {answered}") from error
+        raise BatchFailedError(f"{lacking}: {error}; {answer}") from error
     _check_rights(code, transactional_id, topic=topic)
     if code in (Code.INVALID_RECORD, Code.INVALID_TIMESTAMP):
-        raise RecordRefusedError(answered)
+        raise RecordRefusedError(answer)
     if code == Code.MESSAGE_TOO_LARGE:
-        raise BatchTooLargeError(refused, answered)
+        raise BatchTooLargeError(refused_partition, answer)
     if code in TAKEN_OVER:
-        raise BatchFailedError(f"{answered}: a newer run, or the batch took longer than its transaction time-out")
+        raise BatchFailedError(f"{answer}: a newer run, or the batch took longer than its transaction time-out")
     if code != Code.NONE:
-        raise BatchFailedError(answered)
+        raise BatchFailedError(answer)
     return offsets
 
 
-def _definite(what: str, send: Callable[[], int]) -> int:
+def _definite(request: str, send: Callable[[], int]) -> int:
     try:
         return until_definite(send, timeout_seconds=_REQUEST_PATIENCE_SECONDS)
     except UnansweredError as error:
-        raise BatchFailedError(f"{what}: {error}") from error
+        raise BatchFailedError(f"{request}: {error}") from error
 
 
 def _check_rights(

@@ -132,11 +132,13 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
         "socket_connection_setup_timeout_ms": _CONNECT_TIMEOUT_MILLISECONDS,
     }
 
-    def get_connection(self, node_id: Any, timeout_ms: float | None = None, **how: Any) -> KafkaConnection:
+    def get_connection(self, node_id: Any, timeout_ms: float | None = None, **options: Any) -> KafkaConnection:
         """Connect to a node, within the limit for one connection."""
-        longest = self.socket_connection_setup_timeout_ms(node_id)
+        limit_ms = self.socket_connection_setup_timeout_ms(node_id)
         try:
-            return super().get_connection(node_id, longest if timeout_ms is None else min(timeout_ms, longest), **how)
+            return super().get_connection(
+                node_id, limit_ms if timeout_ms is None else min(timeout_ms, limit_ms), **options
+            )
         except UnknownBrokerIdError:  # it was away when kafka-python last looked, up to five minutes ago
             self.cluster.request_update()
             raise
@@ -293,8 +295,8 @@ class WireClient:
             have not
         """
         by_leader = _by_leader(self.leaders(topic, batches))
-        nowhere = Appended(Code.LEADER_NOT_AVAILABLE, -1, "the partition has no leader")
-        answers = dict.fromkeys(by_leader.pop(_NO_LEADER, []), nowhere)
+        leaderless = Appended(Code.LEADER_NOT_AVAILABLE, -1, "the partition has no leader")
+        answers = dict.fromkeys(by_leader.pop(_NO_LEADER, []), leaderless)
         kind = ProduceRequest.TopicProduceData
         requests = {}
         for leader, partitions in by_leader.items():
@@ -324,7 +326,7 @@ class WireClient:
         The first batch may begin before the offset, and the last one may be cut off.
         """
         kind = FetchRequest.FetchTopic
-        asked = kind.FetchPartition(
+        fetch_partition = kind.FetchPartition(
             partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES, current_leader_epoch=-1
         )
         request = FetchRequest(
@@ -335,7 +337,7 @@ class WireClient:
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             session_id=0,
             session_epoch=-1,
-            topics=[kind(topic=topic, partitions=[asked])],
+            topics=[kind(topic=topic, partitions=[fetch_partition])],
             forgotten_topics_data=[],
             max_version=11,
         )
@@ -397,14 +399,14 @@ class WireClient:
             raise UnansweredError(f"topic {topic} does not exist")
         offsets: dict[int, int] = {}
         for leader, partitions in _by_leader(described.leaders).items():
-            asked = [
+            partition_requests = [
                 ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=partition, timestamp=spec)
                 for partition in partitions
             ]
             request = ListOffsetsRequest(
                 replica_id=-1,
                 isolation_level=IsolationLevel.READ_COMMITTED,
-                topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=asked)],
+                topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=partition_requests)],
             )
             for answer in self._send(request, leader).topics[0].partitions:
                 if answer.error_code != Code.NONE:
@@ -455,14 +457,14 @@ class WireClient:
         """Send a request to each of some nodes at once; of one that does not answer the error is returned."""
 
         async def send() -> dict[int, Any]:
-            sent: dict[int, Any] = {}
+            futures: dict[int, Any] = {}
             answers: dict[int, Any] = {}
             for node, request in requests.items():
                 try:
-                    sent[node] = self._manager.send(request, node_id=node)
+                    futures[node] = self._manager.send(request, node_id=node)
                 except KafkaError as error:  # the cluster has no such node any more
                     answers[node] = error
-            for node, future in sent.items():
+            for node, future in futures.items():
                 try:
                     answers[node] = await future
                 except KafkaError as error:

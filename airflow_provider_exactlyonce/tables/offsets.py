@@ -77,11 +77,11 @@ class TableOffsets(PartitionOffsets):
 
     @override
     def _ask(
-        self, places: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
+        self, partitions: Iterable[TopicPartition], spec: Callable[[Any], OffsetSpec], *, committed: bool
     ) -> dict[TopicPartition, int]:
-        wanted = list(places)
+        wanted = list(partitions)
         position: Any = spec(_Spec(self._log)) if wanted else None
-        return {place: int(position) for place in wanted}
+        return {partition: int(position) for partition in wanted}
 
     def identity(self) -> str | None:
         """Return the table's id, which a table made in its place does not have; None when it is not there.

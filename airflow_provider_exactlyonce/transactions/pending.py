@@ -124,7 +124,7 @@ class Blockers:
         targets = {partition.place: partition.target for partition in waiting}
         held: dict[int, list[Hanging]] = {}
         for hanging in self._inside:
-            if hanging.first_offset < targets.get(hanging.place, 0):
+            if hanging.first_offset < targets.get(hanging.topic_partition, 0):
                 held.setdefault(hanging.producer_id, []).append(hanging)
         order = sorted(
             held, key=lambda number: self._known[number].started_milliseconds if number in self._known else 0

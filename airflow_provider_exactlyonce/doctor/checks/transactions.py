@@ -60,7 +60,7 @@ def others_are_ended(facts: Facts) -> Iterator[Finding]:
             "hanging-transaction",
             f"a transaction of producer {hanging.producer_id}{' (this pipeline)' if is_own else ''} is open in "
             f"{hanging.topic}-{hanging.partition} from offset {hanging.first_offset} on, and no coordinator will end "
-            f"it: {_held(transactions, [hanging.place])} offsets are held back for good",
+            f"it: {_held(transactions, [hanging.topic_partition])} offsets are held back for good",
             f"exactlyonce transactions abort --topic {place}",
             Remedy.ABORT_HANGING if is_own else None,
             f"{hanging.topic}-{hanging.partition} {hanging.first_offset}",

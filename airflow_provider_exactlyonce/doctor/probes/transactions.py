@@ -38,7 +38,7 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
         transaction for transaction in (own, *others) if transaction is not None and transaction.is_open
     ]
     places = {place for transaction in open_transactions for place in transaction.partitions}
-    places |= {transaction.place for transaction in hanging}
+    places |= {transaction.topic_partition for transaction in hanging}
     alive = {}
     for transaction in open_transactions:
         pipeline = pipeline_of(transaction.transactional_id)

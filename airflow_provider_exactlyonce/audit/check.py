@@ -90,9 +90,9 @@ class _Audit:
         if tail is None or tail.place.run == 0:
             raise never_started(self.pipeline)
         self._check_bounds(tail.place.oldest, tail.place.commit)
-        ledger, judged, limits = self._gather(tail.place.oldest)
+        ledger, judged_topics, limits = self._gather(tail.place.oldest)
         with LedgerReader(self.config, backfill_pipeline(self.pipeline)) as backfills:
-            totals = self._check_sink(ledger, judged, limits, self._producers(backfills))
+            totals = self._check_sink(ledger, judged_topics, limits, self._producers(backfills))
             number, backfilled_rows = self._audit_backfills(backfills)
         last = min(self.options.last or ledger.last, ledger.last)
         return Report(
@@ -118,16 +118,18 @@ class _Audit:
         """
         ledger = LedgerCheck(self.pipeline, oldest, self.findings)
         ledger_end = self._read_ledger(ledger, 0)
-        judged = self._existing(ledger)
-        ends = self.client.offsets.ends(self.client.offsets.partitions(judged))
+        judged_topics = self._existing(ledger)
+        ends = self.client.offsets.ends(self.client.offsets.partitions(judged_topics))
         limits = self._settled(ends)
         # What was readable by then is in the ledger when everything that is in it now is decided.
         self._settled(self.client.offsets.ends([(self.reader.topic, 0)]))
         self._read_ledger(ledger, ledger_end)
         newer = {
-            place: end for place, end in ledger.sink_ends.items() if place[0] in judged and end > ends.get(place, 0)
+            partition: end
+            for partition, end in ledger.sink_ends.items()
+            if partition[0] in judged_topics and end > ends.get(partition, 0)
         }
-        return ledger, judged, limits | self._settled(newer)
+        return ledger, judged_topics, limits | self._settled(newer)
 
     def _producers(self, backfills: LedgerReader) -> frozenset[int]:
         """Return the producers of the backfills, of all that is readable by now."""
@@ -145,9 +147,9 @@ class _Audit:
         if tail is None or tail.place.run == 0 or self.options.first or self.options.last:
             return 0, 0
         options, findings = replace(self.options, allow_foreign=True), Findings()
-        inner = replace(self, pipeline=reader.pipeline, options=options, reader=reader, findings=findings)
-        ledger, judged, limits = inner._gather(tail.place.oldest)
-        totals = inner._check_sink(ledger, judged, limits, frozenset())
+        backfill_audit = replace(self, pipeline=reader.pipeline, options=options, reader=reader, findings=findings)
+        ledger, judged_topics, limits = backfill_audit._gather(tail.place.oldest)
+        totals = backfill_audit._check_sink(ledger, judged_topics, limits, frozenset())
         self.findings.take(findings, "backfills")
         return len({record.backfill for record in reader.commits()}), totals.rows
 
@@ -188,28 +190,32 @@ class _Audit:
         """Wait until everything before these offsets is decided; returns up to where it is."""
         stable = poll_until(
             lambda: self.client.offsets.last_stable(ends),
-            done=lambda stable: all(stable[place] >= end for place, end in ends.items()),
+            done=lambda stable: all(stable[partition] >= end for partition, end in ends.items()),
             seconds=self.options.patience_seconds,
             poll_seconds=_POLL_SECONDS,
         )
-        open_places = [place for place, end in ends.items() if stable[place] < end]
-        log_ends = self.client.offsets.ends(open_places)
-        for place in open_places:
-            offset = stable[place]
-            if offset == log_ends[place]:
-                message = f"the log ends here; the ledger has rows up to offset {ends[place] - 1}: they are lost"
-                self.findings.add("I1", 0, message, place, offset)
+        open_partitions = [partition for partition, end in ends.items() if stable[partition] < end]
+        log_ends = self.client.offsets.ends(open_partitions)
+        for partition in open_partitions:
+            offset = stable[partition]
+            if offset == log_ends[partition]:
+                message = f"the log ends here; the ledger has rows up to offset {ends[partition] - 1}: they are lost"
+                self.findings.add("I1", 0, message, partition, offset)
                 continue
-            producer = producer_of(BatchProducers(self.client).batch_at(place, offset))
+            producer = producer_of(BatchProducers(self.client).batch_at(partition, offset))
             message = (
                 f"an open transaction of {producer} holds back readers from here on, for "
                 f"{self.options.patience_seconds:g} s or longer; what is behind it is not judged"
             )
-            self.findings.add("I6", 0, message, place, offset)
-        return {place: min(end, stable[place]) for place, end in ends.items()}
+            self.findings.add("I6", 0, message, partition, offset)
+        return {partition: min(end, stable[partition]) for partition, end in ends.items()}
 
     def _check_sink(
-        self, ledger: LedgerCheck, judged: list[str], limits: Mapping[TopicPartition, int], backfill_ids: frozenset[int]
+        self,
+        ledger: LedgerCheck,
+        judged_topics: list[str],
+        limits: Mapping[TopicPartition, int],
+        backfill_ids: frozenset[int],
     ) -> Totals:
         first, last = self.options.first or ledger.oldest, self.options.last or ledger.last
         with RangeReader(self.config, "audit", timeout_seconds=_TIMEOUT_SECONDS) as reader:
@@ -217,7 +223,7 @@ class _Audit:
                 reader=reader,
                 producers=BatchProducers(self.client),
                 judged=JudgedRecords(
-                    topics=topics.describe(self.config, judged),
+                    topics=topics.describe(self.config, judged_topics),
                     limits=limits,
                     producer_ids=frozenset(ledger.producer_ids),
                     backfill_ids=backfill_ids,
@@ -228,8 +234,8 @@ class _Audit:
                 advanced=lambda totals: self.options.progress(f"sink: {totals.rows:,} rows judged"),
             )
             if first == 1:
-                for place, start in self._log_starts(judged).items():
-                    sink.begin_at(place, start)
+                for partition, start in self._log_starts(judged_topics).items():
+                    sink.begin_at(partition, start)
             for commits in self._windows(first, last):
                 sink.window(commits)
             if not self.options.last:

@@ -42,12 +42,12 @@ class Violation:
     offset: int = -1
 
     def __str__(self) -> str:
-        where = [f"commit {self.commit}"] if self.commit else []
+        location = [f"commit {self.commit}"] if self.commit else []
         if self.topic:
-            where.append(self.topic if self.partition < 0 else f"{self.topic}-{self.partition}")
+            location.append(self.topic if self.partition < 0 else f"{self.topic}-{self.partition}")
         if self.offset >= 0:
-            where.append(f"offset {self.offset}")
-        return f"{self.invariant}, {', '.join(where)}: {self.message}"
+            location.append(f"offset {self.offset}")
+        return f"{self.invariant}, {', '.join(location)}: {self.message}"
 
 
 @dataclass

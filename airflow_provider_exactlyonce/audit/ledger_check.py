@@ -35,8 +35,8 @@ class LedgerCheck:
         self.late_rows = 0
         self.lost: dict[int, SourceRanges] = {}
         self._say = findings.add
-        self._before: CommitRecord | None = None
-        self._before_offset = -1
+        self._previous: CommitRecord | None = None
+        self._previous_offset = -1
         self._run = 0
         self._run_offset = -1
         #: Of each backfill; in most ledgers there is none.
@@ -47,7 +47,7 @@ class LedgerCheck:
     @property
     def last(self) -> int:
         """The newest commit so far, 0 for none."""
-        return self._before.commit if self._before else 0
+        return self._previous.commit if self._previous else 0
 
     def add(self, offset: int, record: Record) -> None:
         """Look at the next record."""
@@ -59,7 +59,7 @@ class LedgerCheck:
     def _add_claim(self, offset: int, claim: ClaimRecord) -> None:
         if claim.run < self._run:
             self._say("I5", self.last, f"run {claim.run} claimed the pipeline after run {self._run} had")
-        if self._before is not None and claim.base_commit != self.last:
+        if self._previous is not None and claim.base_commit != self.last:
             self._say("I7", self.last, f"the claim of run {claim.run} builds on commit {claim.base_commit}")
         self._run, self._run_offset = claim.run, offset
         self.lost.update(claim.lost)
@@ -78,10 +78,10 @@ class LedgerCheck:
         self._check_sink(record)
         self.first = self.first or record.commit
         self.producer_ids.add(record.producer_id)
-        self._before, self._before_offset = record, offset
+        self._previous, self._previous_offset = record, offset
 
     def _check_number(self, record: CommitRecord) -> None:
-        expected = self.last + 1 if self._before else self.oldest
+        expected = self.last + 1 if self._previous else self.oldest
         if record.commit > expected:
             self._say("I4", record.commit, f"commits {expected} to {record.commit - 1} are not in the ledger")
         elif record.commit < expected:
@@ -96,30 +96,32 @@ class LedgerCheck:
         self._batches[record.lineage] = record.batch
 
     def _check_run(self, record: CommitRecord) -> None:
-        named = record.before
-        if named.run_offset < self._run_offset or (named.run_offset == self._run_offset and named.run != self._run):
+        pointer = record.before
+        if pointer.run_offset < self._run_offset or (
+            pointer.run_offset == self._run_offset and pointer.run != self._run
+        ):
             self._say(
                 "I5",
                 record.commit,
-                f"it builds on the claim of run {named.run} at offset {named.run_offset}, and run {self._run} had "
+                f"it builds on the claim of run {pointer.run} at offset {pointer.run_offset}, and run {self._run} had "
                 f"claimed the pipeline at {self._run_offset}",
             )
         else:  # where it is another one, the claim was repeated, and compaction has removed its older record
-            self._run, self._run_offset = named.run, named.run_offset
-        if record.run != named.run:
-            self._say("I5", record.commit, f"run {record.run} committed it on the claim of run {named.run}")
-        before = self._before
-        if before and (before.producer_id, before.epoch) == (record.producer_id, record.epoch):
-            self._say("I5", record.commit, f"it has producer epoch {record.epoch}, as commit {before.commit} has")
+            self._run, self._run_offset = pointer.run, pointer.run_offset
+        if record.run != pointer.run:
+            self._say("I5", record.commit, f"run {record.run} committed it on the claim of run {pointer.run}")
+        previous = self._previous
+        if previous and (previous.producer_id, previous.epoch) == (record.producer_id, record.epoch):
+            self._say("I5", record.commit, f"it has producer epoch {record.epoch}, as commit {previous.commit} has")
 
     def _check_pointers(self, record: CommitRecord) -> None:
-        named = record.before
-        if self._before and (named.commit, named.commit_offset) != (self._before.commit, self._before_offset):
+        pointer = record.before
+        if self._previous and (pointer.commit, pointer.commit_offset) != (self._previous.commit, self._previous_offset):
             self._say(
                 "I7",
                 record.commit,
-                f"it names commit {named.commit} at offset {named.commit_offset} as the one before it, which is "
-                f"{self._before.commit} at {self._before_offset}",
+                f"it names commit {pointer.commit} at offset {pointer.commit_offset} as the one before it, which is "
+                f"{self._previous.commit} at {self._previous_offset}",
             )
 
     def _check_source(self, record: CommitRecord, ends: dict[TopicPartition, int]) -> None:
@@ -131,16 +133,26 @@ class LedgerCheck:
                     self._say("I4", record.commit, f"source topic {topic} was recreated: {former_id} became {topic_id}")
                 self._source_topic_ids[topic] = topic_id
             for partition, (start, end) in ranges.items():
-                place = topic, partition
-                expected = ends.get(place, start)
+                topic_partition = topic, partition
+                expected = ends.get(topic_partition, start)
                 if start > expected:
-                    self._say("I4", record.commit, f"source offsets {expected} to {start - 1} are in no commit", place)
+                    self._say(
+                        "I4",
+                        record.commit,
+                        f"source offsets {expected} to {start - 1} are in no commit",
+                        topic_partition,
+                    )
                 elif start < expected:
                     message = f"source offsets {start} to {expected - 1} are in an earlier commit, too"
-                    self._say("I4", record.commit, message, place, start)
+                    self._say("I4", record.commit, message, topic_partition, start)
                 if end < start:
-                    self._say("I4", record.commit, f"the source range ends at {end}, before its start {start}", place)
-                ends[place] = end
+                    self._say(
+                        "I4",
+                        record.commit,
+                        f"the source range ends at {end}, before its start {start}",
+                        topic_partition,
+                    )
+                ends[topic_partition] = end
 
     def _check_counts(self, record: CommitRecord) -> None:
         """Check the counts of records read and rows left out against the source ranges and the commit before."""
@@ -158,12 +170,16 @@ class LedgerCheck:
                 self._say("I4", record.commit, f"operator {left_out.operator} can't have left out {left_out.rows} rows")
         late = record.late_rows or 0
         self.late_rows += late
-        if record.late is not None and self._before is not None and record.late_total != self._before.late_total + late:
+        if (
+            record.late is not None
+            and self._previous is not None
+            and record.late_total != self._previous.late_total + late
+        ):
             self._say(
                 "I4",
                 record.commit,
                 f"it says {record.late_total} late rows up to here, {late} of them its own, and commit "
-                f"{self._before.commit} says {self._before.late_total}",
+                f"{self._previous.commit} says {self._previous.late_total}",
             )
 
     def _check_sink(self, record: CommitRecord) -> None:
@@ -179,14 +195,14 @@ class LedgerCheck:
                 sum(sink_range.digest for sink_range in ranges.values()),
             )
             for partition, written in ranges.items():
-                place = topic, partition
+                topic_partition = topic, partition
                 if not 0 < written.rows <= written.last - written.first + 1:
                     message = f"{written.rows} rows can't be at the offsets {written.first} to {written.last}"
-                    self._say("I7", record.commit, message, place, written.first)
-                if written.first < self.sink_ends.get(place, 0):
+                    self._say("I7", record.commit, message, topic_partition, written.first)
+                if written.first < self.sink_ends.get(topic_partition, 0):
                     message = f"the range {written.first} to {written.last} overlaps an earlier commit's"
-                    self._say("I1", record.commit, message, place, written.first)
-                self.sink_ends[place] = max(written.last + 1, self.sink_ends.get(place, 0))
+                    self._say("I1", record.commit, message, topic_partition, written.first)
+                self.sink_ends[topic_partition] = max(written.last + 1, self.sink_ends.get(topic_partition, 0))
         if record.late_topic is not None:
             rows, _ = sums.pop(record.late_topic, (0, 0))
             if rows != (record.late_rows or 0):
@@ -196,7 +212,7 @@ class LedgerCheck:
                 self._say("I4", record.commit, message)
         rows, digest = (sum(column) for column in zip(*sums.values(), strict=True)) if sums else (0, 0)
         # One of the topics may be the one for bad records, which rows and digest leave out.
-        bad = [sums_of for sums_of in sums.values() if sums_of[0] == record.bad_records]
+        bad = [topic_sums for topic_sums in sums.values() if topic_sums[0] == record.bad_records]
         left_out = bad if record.bad_records else [(0, 0)]
         fitting = [(rows - bad_rows, (digest - bad_digest) % MODULUS) for bad_rows, bad_digest in left_out]
         if (record.rows, record.digest) not in fitting:

@@ -77,51 +77,51 @@ class SinkCheck:
 
     def window(self, commits: Sequence[CommitRecord]) -> None:
         """Judge some commits and the readable records before and between them."""
-        ranges_of: dict[TopicPartition, list[RangeFound]] = {}
+        partition_ranges: dict[TopicPartition, list[RangeFound]] = {}
         by_commit: dict[int, list[tuple[TopicPartition, RangeFound]]] = {}
         for record in commits:
-            for place, written in by_partition(record.sink).items():
-                if place[0] not in self.judged.topics or written.last >= self.judged.limits.get(place, 0):
+            for partition, written in by_partition(record.sink).items():
+                if partition[0] not in self.judged.topics or written.last >= self.judged.limits.get(partition, 0):
                     continue  # message already: the topic is gone, or an open transaction holds it back
                 found_range = RangeFound(record.commit, written)
-                ranges_of.setdefault(place, []).append(found_range)
-                by_commit.setdefault(record.commit, []).append((place, found_range))
-                self._remember(found_range, place)
-        for place, found_ranges in ranges_of.items():
-            check = self._partitions.setdefault(place, PartitionCheck(found_ranges[0].expected.first))
+                partition_ranges.setdefault(partition, []).append(found_range)
+                by_commit.setdefault(record.commit, []).append((partition, found_range))
+                self._remember(found_range, partition)
+        for partition, found_ranges in partition_ranges.items():
+            check = self._partitions.setdefault(partition, PartitionCheck(found_ranges[0].expected.first))
             check.open(found_ranges, found_ranges[-1].expected.last + 1)
-        self._read(list(ranges_of))
-        starts = self.log_starts({topic for topic, _ in ranges_of})
+        self._read(list(partition_ranges))
+        starts = self.log_starts({topic for topic, _ in partition_ranges})
         committed = {record.commit: record.committed for record in commits}
-        for commit, ranges_of_commit in by_commit.items():
-            self._judge(commit, committed[commit], ranges_of_commit, starts)
+        for commit, commit_ranges in by_commit.items():
+            self._judge(commit, committed[commit], commit_ranges, starts)
 
     def rest(self) -> None:
         """Judge the readable records after the last commit."""
-        places = [place for place in self._partitions if place in self.judged.limits]
-        for place in places:
-            self._partitions[place].open([], self.judged.limits[place])
-        self._read(places)
+        partitions = [partition for partition in self._partitions if partition in self.judged.limits]
+        for partition in partitions:
+            self._partitions[partition].open([], self.judged.limits[partition])
+        self._read(partitions)
 
-    def _read(self, places: list[TopicPartition]) -> None:
-        checks = {place: self._partitions[place] for place in places}
-        spans = {place: (check.next_offset, check.end) for place, check in checks.items()}
+    def _read(self, partitions: list[TopicPartition]) -> None:
+        checks = {partition: self._partitions[partition] for partition in partitions}
+        spans = {partition: (check.next_offset, check.end) for partition, check in checks.items()}
         for number, message in enumerate(self.reader.read(spans), start=1):
-            place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
-            check = checks[place]
-            if self.judged.backfill_ids and self.producers.is_of(self.judged.backfill_ids, place, offset):
+            partition, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+            check = checks[partition]
+            if self.judged.backfill_ids and self.producers.is_of(self.judged.backfill_ids, partition, offset):
                 check.skip(offset)
-            elif self.judged.allow_foreign and not self.producers.is_of(self.judged.producer_ids, place, offset):
+            elif self.judged.allow_foreign and not self.producers.is_of(self.judged.producer_ids, partition, offset):
                 self.totals.foreign_rows += 1
                 check.skip(offset)
             else:
                 check.add(offset, _digest(message))
             if number % 65_536 == 0:
                 self.advanced(self.totals)
-        for place, check in checks.items():
+        for partition, check in checks.items():
             check.finish()
             for stray in check.strays:
-                self._report_stray(place, stray)
+                self._report_stray(partition, stray)
         self.advanced(self.totals)
 
     def _judge(
@@ -132,67 +132,67 @@ class SinkCheck:
         starts: Mapping[TopicPartition, int],
     ) -> None:
         found_ranges = []
-        for place, found_range in ranges:
-            topic = self.judged.topics[place[0]]
+        for partition, found_range in ranges:
+            topic = self.judged.topics[partition[0]]
             self.totals.ranges += 1
-            if found_range.expected.first < starts[place] and topic.may_have_expired(committed):
+            if found_range.expected.first < starts[partition] and topic.may_have_expired(committed):
                 self.totals.expired_ranges += 1
             elif found_range.rows < found_range.expected.rows and topic.is_compacted:
                 self.totals.compacted_ranges += 1
             else:
-                found_ranges.append((place, found_range))
+                found_ranges.append((partition, found_range))
         self.totals.rows += sum(found_range.rows for _, found_range in found_ranges)
-        short = next((entry for entry in found_ranges if entry[1].rows < entry[1].expected.rows), None)
-        if short is not None:
-            place, found_range = short
+        incomplete = next((entry for entry in found_ranges if entry[1].rows < entry[1].expected.rows), None)
+        if incomplete is not None:
+            partition, found_range = incomplete
             is_lost = all(found_range.rows == 0 for _, found_range in found_ranges)
             rows = sum(found_range.expected.rows for _, found_range in found_ranges)
             readable = sum(min(found_range.rows, found_range.expected.rows) for _, found_range in found_ranges)
             message = (
                 f"the batch is {'lost' if is_lost else 'torn'}: {readable} of its {rows} rows are readable; "
-                f"{self._what_is_at(place, found_range.missing, starts[place])}"
+                f"{self._what_is_at(partition, found_range.missing, starts[partition])}"
             )
-            self.findings.add("I1" if is_lost else "I3", commit, message, place, found_range.missing)
-        for place, found_range in found_ranges:
+            self.findings.add("I1" if is_lost else "I3", commit, message, partition, found_range.missing)
+        for partition, found_range in found_ranges:
             expected = found_range.expected
             if found_range.rows > expected.rows:
                 message = (
                     f"{found_range.rows} rows are readable between {expected.first} and {expected.last}, "
                     f"{expected.rows} are its own"
                 )
-                self.findings.add("I1", commit, message, place, expected.first)
+                self.findings.add("I1", commit, message, partition, expected.first)
             elif found_range.rows == expected.rows and found_range.digest != expected.digest:
                 message = (
                     f"the digest of its {found_range.rows} rows is {found_range.digest:016x}, the ledger says "
                     f"{expected.digest:016x}"
                 )
-                self.findings.add("I7", commit, message, place, expected.first)
+                self.findings.add("I7", commit, message, partition, expected.first)
 
-    def _what_is_at(self, place: TopicPartition, offset: int, start: int) -> str:
+    def _what_is_at(self, partition: TopicPartition, offset: int, start: int) -> str:
         if offset < start:
             return f"the log begins at {start}: they were deleted"
-        batch = self.producers.batch_at(place, offset)
+        batch = self.producers.batch_at(partition, offset)
         if batch is None:
             return "there is no record at that offset"
         if batch.is_control:
             return "a transaction's marker is at that offset"
         return f"the record there is of an aborted transaction of {producer_of(batch)}"
 
-    def _report_stray(self, place: TopicPartition, stray: Stray) -> None:
-        batch = self.producers.batch_at(place, stray.first)
-        whose = "this pipeline's" if batch and batch.producer_id in self.judged.producer_ids else "not this pipeline's"
+    def _report_stray(self, topic_partition: TopicPartition, stray: Stray) -> None:
+        batch = self.producers.batch_at(topic_partition, stray.first)
+        owner = "this pipeline's" if batch and batch.producer_id in self.judged.producer_ids else "not this pipeline's"
         rows = f"{stray.rows} readable {'row' if stray.rows == 1 else 'rows'} up to offset {stray.last}"
-        written = f"written by {producer_of(batch)}, {whose}"
+        writer = f"written by {producer_of(batch)}, {owner}"
         remembered = self._remembered.get((stray.rows, stray.digest))
         if remembered is not None:
             commit, (topic, partition) = remembered
             message = f"doubled batch: {rows} repeat what commit {commit} wrote to {topic}-{partition}"
-            self.findings.add("I1", commit, f"{message}; {written}", place, stray.first)
+            self.findings.add("I1", commit, f"{message}; {writer}", topic_partition, stray.first)
         else:
-            self.findings.add("I2", stray.after, f"{rows} are in no commit; {written}", place, stray.first)
+            self.findings.add("I2", stray.after, f"{rows} are in no commit; {writer}", topic_partition, stray.first)
 
-    def _remember(self, found_range: RangeFound, place: TopicPartition) -> None:
-        self._remembered[found_range.expected.rows, found_range.expected.digest] = found_range.commit, place
+    def _remember(self, found_range: RangeFound, partition: TopicPartition) -> None:
+        self._remembered[found_range.expected.rows, found_range.expected.digest] = found_range.commit, partition
         if len(self._remembered) > _REMEMBERED_RANGES:
             self._remembered.popitem(last=False)
 

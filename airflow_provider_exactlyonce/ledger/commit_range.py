@@ -66,40 +66,48 @@ class CommitSpan:
     @property
     def positions(self) -> dict[TopicPartition, int]:
         """The offsets that it reads from."""
-        return {place: start for place, (start, _) in self.starts.items()}
+        return {partition: start for partition, (start, _) in self.starts.items()}
 
     def add(self, record: CommitRecord) -> None:
         """Add the next commit."""
         self.rows += record.rows
         self.seconds += max(0, record.committed - record.started) / 1000
         self.topics = {**known_sources(record), **self.topics}
-        before = self.versions[-1] if self.versions else None
-        if before is not None and before[0] == record.version:
-            self.versions[-1] = (record.version, before[1], record.commit)
+        previous = self.versions[-1] if self.versions else None
+        if previous is not None and previous[0] == record.version:
+            self.versions[-1] = (record.version, previous[1], record.commit)
         else:
             self.versions.append((record.version, record.commit, record.commit))
         self.reads(record.commit, record.source)
 
     def reads(self, commit: int, source: SourceRanges) -> None:
         """Add the input of the next commit."""
-        for place, (start, end) in by_partition(source).items():
+        for partition, (start, end) in by_partition(source).items():
             if end > start:
-                self.records += distance(place[0], start, end)
-                self.starts.setdefault(place, (start, commit))
-                self.ends[place] = end
+                self.records += distance(partition[0], start, end)
+                self.starts.setdefault(partition, (start, commit))
+                self.ends[partition] = end
 
     def missing_input(self, earliest: Mapping[TopicPartition, int]) -> MissingInput | None:
         """Return the first source records that the span reads and that are gone, None when all are there.
 
         :param earliest: {place: first offset that is there}; a place that it lacks is gone as a whole
         """
-        left = {place: min(end, earliest.get(place, end)) for place, end in self.ends.items()}
-        gone = [
-            MissingInput(commit=commit, topic=place[0], partition=place[1], start=start, end=left[place])
-            for place, (start, commit) in self.starts.items()
-            if left[place] > start
+        missing_ends = {
+            topic_partition: min(end, earliest.get(topic_partition, end)) for topic_partition, end in self.ends.items()
+        }
+        missing = [
+            MissingInput(
+                commit=commit,
+                topic=topic_partition[0],
+                partition=topic_partition[1],
+                start=start,
+                end=missing_ends[topic_partition],
+            )
+            for topic_partition, (start, commit) in self.starts.items()
+            if missing_ends[topic_partition] > start
         ]
-        return min(gone, default=None)
+        return min(missing, default=None)
 
 
 def check_input(clusters: SourceClusters, span: CommitSpan) -> None:
@@ -110,18 +118,18 @@ def check_input(clusters: SourceClusters, span: CommitSpan) -> None:
     """
     offsets = clusters.offsets
     earliest: dict[TopicPartition, int] = {}
-    there = offsets.describe(topic for topic, _ in span.starts)  # others are gone as a whole
-    for topic, described in there.items():
+    existing_topics = offsets.describe(topic for topic, _ in span.starts)  # others are gone as a whole
+    for topic, described in existing_topics.items():
         check_sources({topic: described.topic_id}, span.topics)
         earliest |= offsets.starts((topic, partition) for partition in described.partitions)
-    gone = span.missing_input(earliest)
-    if gone is not None:
+    missing = span.missing_input(earliest)
+    if missing is not None:
         raise RefusedError(
             f"source records that commits {span.first} to {span.last} have to be run again on are gone: first "
-            f"{gone}. Restore a newer savepoint, and keep the source's records longer than savepoints"
+            f"{missing}. Restore a newer savepoint, and keep the source's records longer than savepoints"
         )
-    for place, start in span.positions.items():
-        clusters.check_files(place[0], start, span.ends[place])
+    for topic_partition, start in span.positions.items():
+        clusters.check_files(topic_partition[0], start, span.ends[topic_partition])
 
 
 class RecordedCommits:

@@ -31,9 +31,9 @@ class LedgerFollower:
         self.pipeline, self.unit = pipeline, unit
         self._connections = LedgerConnections(config)
         self._reader = LedgerReader(self._connections, pipeline)
-        self._end = -1
+        self._end_offset = -1
         self._cutter = Cutter(unit, cut or Cut(topic_id=_NO_TOPIC))
-        self._next = self._cutter.cut.offset + 1
+        self._next_offset = self._cutter.cut.offset + 1
 
     def close(self) -> None:
         """Close the connections."""
@@ -60,29 +60,32 @@ class LedgerFollower:
 
         :param most: how many at most
         """
-        place, before = (ledger_topic(self.pipeline), 0), self._cutter.cut.topic_id
+        partition, previous_topic_id = (ledger_topic(self.pipeline), 0), self._cutter.cut.topic_id
         # One request tells that there is nothing new.
-        if before != _NO_TOPIC and self._connections.offsets.last_stable([place])[place] == self._end:
+        if (
+            previous_topic_id != _NO_TOPIC
+            and self._connections.offsets.last_stable([partition])[partition] == self._end_offset
+        ):
             return []
         tail = self._reader.tail()
         if tail is None:
             return []
-        if tail.topic_id != before:
-            if before != _NO_TOPIC:
+        if tail.topic_id != previous_topic_id:
+            if previous_topic_id != _NO_TOPIC:
                 log.warning("the ledger of %s is another one than before: from its beginning", self.pipeline)
             self._begin(Cut(topic_id=tail.topic_id))
         ranges = list(islice(self._cutter.take(self._commits()), most))
         if len(ranges) < most:
-            self._end = tail.end_offset
+            self._end_offset = tail.end_offset
         return ranges
 
     def _begin(self, cut: Cut) -> None:
-        self._end = -1
+        self._end_offset = -1
         self._cutter = Cutter(self.unit, cut)
-        self._next = cut.offset + 1
+        self._next_offset = cut.offset + 1
 
     def _commits(self) -> Iterator[tuple[int, CommitRecord]]:
-        for offset, record in self._reader.records(self._next):
-            self._next = offset + 1
+        for offset, record in self._reader.records(self._next_offset):
+            self._next_offset = offset + 1
             if isinstance(record, CommitRecord) and record.commit > self._cutter.cut.commit:
                 yield offset, record

@@ -123,7 +123,7 @@ class Gates:
         self._window: Final = window
         self._find: Final = find
         self._connections: Final = LedgerConnections(config)
-        self._own: Final = SourceCluster(lambda: config, offsets=self._connections.offsets)
+        self._own_cluster: Final = SourceCluster(lambda: config, offsets=self._connections.offsets)
         self._ledgers: Final[dict[str, _Ledger]] = {}
 
     def close(self) -> None:
@@ -139,17 +139,17 @@ class Gates:
         """
         from confluent_kafka import KafkaException
 
-        asked: dict[str, dict[str, Gate]] = {}
+        gates_by_topic: dict[str, dict[str, Gate]] = {}
         answers: dict[str, GateAnswer | Exception] = {}
         for name, gate in gates.items():
             try:
-                asked.setdefault(ledger_topic(gate.pipeline), {})[name] = gate
+                gates_by_topic.setdefault(ledger_topic(gate.pipeline), {})[name] = gate
             except ExactlyOnceError as error:  # no pipeline has such a name
                 answers[name] = error
-        for topic in self._ledgers.keys() - asked.keys():
+        for topic in self._ledgers.keys() - gates_by_topic.keys():
             del self._ledgers[topic]
-        moved = self._moved() | self._existing(asked.keys() - self._ledgers.keys())
-        for topic, topic_gates in asked.items():
+        moved = self._moved() | self._existing(gates_by_topic.keys() - self._ledgers.keys())
+        for topic, topic_gates in gates_by_topic.items():
             try:
                 if topic in moved:
                     self._read(topic, next(iter(topic_gates.values())).pipeline)
@@ -161,13 +161,13 @@ class Gates:
 
     def _moved(self) -> set[str]:
         """Return the known ledgers that end elsewhere than at the last look."""
-        places = [(topic, 0) for topic in self._ledgers]
+        partitions = [(topic, 0) for topic in self._ledgers]
         try:
-            ends = self._connections.offsets.last_stable(places)
+            ends = self._connections.offsets.last_stable(partitions)
         except MissingPartitionError:
-            gone = set(self._ledgers)  # one of them; each finds out by itself
+            known_topics = set(self._ledgers)  # one of them; each finds out by itself
             self._ledgers.clear()
-            return self._existing(gone)
+            return self._existing(known_topics)
         return {topic for topic, ledger in self._ledgers.items() if ends[topic, 0] != ledger.tail.end_offset}
 
     def _existing(self, topics: Iterable[str]) -> set[str]:
@@ -186,18 +186,20 @@ class Gates:
         return existing
 
     def _read(self, topic: str, pipeline: str) -> None:
-        before = self._ledgers.pop(topic, None)
+        previous = self._ledgers.pop(topic, None)
         reader = LedgerReader(self._connections, pipeline)
         tail = reader.tail()
         if tail is None:
             return
-        if before is not None and before.tail.topic_id == tail.topic_id:
-            same = before.tail.claim_offset == tail.claim_offset
-            sources = before.sources if same else SourceClusters.claimed(self._own, tail.claim, self._find)
-            self._ledgers[topic] = replace(before, tail=tail, sources=sources)
+        if previous is not None and previous.tail.topic_id == tail.topic_id:
+            is_same_claim = previous.tail.claim_offset == tail.claim_offset
+            sources = (
+                previous.sources if is_same_claim else SourceClusters.claimed(self._own_cluster, tail.claim, self._find)
+            )
+            self._ledgers[topic] = replace(previous, tail=tail, sources=sources)
         else:
             written = WrittenOffsets(reader, self._connections.offsets, self._window)
-            sources = SourceClusters.claimed(self._own, tail.claim, self._find)
+            sources = SourceClusters.claimed(self._own_cluster, tail.claim, self._find)
             self._ledgers[topic] = _Ledger(reader, tail, written, sources)
 
     def _judge(self, topic: str, gates: Mapping[str, Gate]) -> Mapping[str, GateAnswer | Exception]:
@@ -213,22 +215,22 @@ class Gates:
         if newest is None:
             return {name: _without_commit(gate) for name, gate in gates.items()}
         quiet_for: float | None = None
-        away: Exception | None = None  # why the sources' own cluster does not answer
+        source_error: Exception | None = None  # why the sources' own cluster does not answer
         answers: dict[str, GateAnswer | Exception] = {}
         met: dict[str, GateTarget] = {}
         idle: dict[str, GateTarget] = {}
         for name, gate in gates.items():
             try:
-                if away is not None and not gate.target.is_resolved:
-                    raise away
+                if source_error is not None and not gate.target.is_resolved:
+                    raise source_error
                 target, problems = self._missing(ledger.sources, gate.target, newest)
                 if problems and gate.idle_after is not None and quiet_for is None:
-                    if away is not None:
-                        raise away
+                    if source_error is not None:
+                        raise source_error
                     quiet_for = self._quiet_seconds(ledger.sources, newest, gates.values())
             except (KafkaException, ExactlyOnceError) as error:  # gates that need the sink's cluster only are judged
-                answers[name] = away = error
-                ledger.sources = SourceClusters.claimed(self._own, ledger.tail.claim, self._find)  # asked anew
+                answers[name] = source_error = error
+                ledger.sources = SourceClusters.claimed(self._own_cluster, ledger.tail.claim, self._find)  # asked anew
                 continue
             if not problems:
                 met[name] = target
@@ -236,12 +238,12 @@ class Gates:
                 idle[name] = target
             else:
                 answers[name] = _closed(target, newest.commit, problems)
-        known = {name: last for name, last in ledger.required.items() if name in met}  # others may be met anew
-        new = {name: target for name, target in met.items() if name not in known}
-        written = ledger.written.up_to(ledger.tail.commit_offset, new, idle.keys())
-        required = {**known, **written}
+        known_offsets = {name: last for name, last in ledger.required.items() if name in met}  # others may be met anew
+        new_targets = {name: target for name, target in met.items() if name not in known_offsets}
+        written = ledger.written.up_to(ledger.tail.commit_offset, new_targets, idle.keys())
+        required = {**known_offsets, **written}
         ledger.required = {name: required[name] for name in met}
-        stable = self._connections.offsets.last_stable({place for last in required.values() for place in last})
+        stable = self._connections.offsets.last_stable({partition for last in required.values() for partition in last})
         for name, target in (*met.items(), *idle.items()):
             problems = _unreadable(stable, required[name])
             answers[name] = GateAnswer(
@@ -272,7 +274,7 @@ class Gates:
             return _BUSY
         ends = sources.offsets.ends(_read(sources, newest))
         _check_ends(sources, newest, ends)
-        is_quiet = all(newest.ends.get(place, 0) == end for place, end in ends.items())
+        is_quiet = all(newest.ends.get(partition, 0) == end for partition, end in ends.items())
         return seconds if is_quiet else _BUSY
 
 
@@ -294,13 +296,13 @@ def _read(sources: SourceClusters, newest: CommitRecord) -> list[TopicPartition]
 
 
 def _resolved(sources: SourceClusters, newest: CommitRecord, milliseconds: int | None) -> Offsets:
-    places, offsets = _read(sources, newest), sources.offsets
+    partitions, offsets = _read(sources, newest), sources.offsets
     # The ends first: a record that arrives in between is then either waited for or behind the moment, never forgotten.
-    ends = offsets.ends(places)
-    first_offsets = {} if milliseconds is None else offsets.at_timestamp(places, milliseconds)
+    ends = offsets.ends(partitions)
+    first_offsets = {} if milliseconds is None else offsets.at_timestamp(partitions, milliseconds)
     _check_ends(sources, newest, ends)
-    there = {place: first for place, first in first_offsets.items() if first is not None}
-    return by_topic({**ends, **there})
+    found_offsets = {partition: first for partition, first in first_offsets.items() if first is not None}
+    return by_topic({**ends, **found_offsets})
 
 
 def _check_ends(sources: SourceClusters, newest: CommitRecord, ends: Mapping[TopicPartition, int]) -> None:
@@ -325,10 +327,10 @@ def _check_ends(sources: SourceClusters, newest: CommitRecord, ends: Mapping[Top
 def _unreadable(stable: Mapping[TopicPartition, int], required: Mapping[TopicPartition, Last]) -> list[str]:
     problems = []
     for (topic, number), last in sorted(required.items(), key=itemgetter(0)):
-        end, unknown = stable[topic, number], last.unknown_before
+        end, unknown_before = stable[topic, number], last.unknown_before
         if end <= last.offset:
-            why = "" if unknown is None else f" (what commits before {unknown} wrote is not known)"
-            problems.append(f"{topic}-{number}: last stable offset {end} has not passed {last.offset}{why}")
+            note = "" if unknown_before is None else f" (what commits before {unknown_before} wrote is not known)"
+            problems.append(f"{topic}-{number}: last stable offset {end} has not passed {last.offset}{note}")
     return problems
 
 

@@ -148,24 +148,24 @@ def _milliseconds(name: str, value: datetime | str | int) -> int:
 
 
 def _offsets(value: Mapping[str, Mapping[Any, Any]] | str) -> Offsets:
-    wrong = ValueError(f"offsets={value!r} is not {{topic: {{partition: offset}}}} with at least one partition")
+    error = ValueError(f"offsets={value!r} is not {{topic: {{partition: offset}}}} with at least one partition")
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError:
-            raise wrong from None
+            raise error from None
     if not isinstance(value, Mapping) or not all(isinstance(part, Mapping) and part for part in value.values()):
-        raise wrong
-    read = {
+        raise error
+    offsets = {
         str(topic): {
             _number(f"partition of {topic}", partition): _number(f"offset of {topic}-{partition}", offset)
             for partition, offset in partitions.items()
         }
         for topic, partitions in value.items()
     }
-    if not read:
-        raise wrong
-    return read
+    if not offsets:
+        raise error
+    return offsets
 
 
 def moment(milliseconds: int) -> str:

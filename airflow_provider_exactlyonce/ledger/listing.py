@@ -39,10 +39,10 @@ def among(there: Sequence[str], pipeline: str) -> str:
     if not there:
         return "No pipeline has ever been started on this cluster: check bootstrap.servers"
     folded = {name.casefold(): name for name in there}
-    close = [folded[name] for name in get_close_matches(pipeline.casefold(), folded, n=3)]
-    others = [name for name in there if name not in close][: _NAMED - len(close)]
-    left = len(there) - len(close) - len(others)
-    listed = ", ".join(others) + (f" and {left:,} more (exactlyonce list)" if left else "")
-    if not close:
+    close_matches = [folded[name] for name in get_close_matches(pipeline.casefold(), folded, n=3)]
+    others = [name for name in there if name not in close_matches][: _NAMED - len(close_matches)]
+    omitted = len(there) - len(close_matches) - len(others)
+    listed = ", ".join(others) + (f" and {omitted:,} more (exactlyonce list)" if omitted else "")
+    if not close_matches:
         return f"There are: {listed}"
-    return f"Is it {' or '.join(close)}?" + (f" There are also: {listed}" if listed else "")
+    return f"Is it {' or '.join(close_matches)}?" + (f" There are also: {listed}" if listed else "")

@@ -115,8 +115,8 @@ class Cutter:
     def take(self, commits: Iterable[tuple[int, CommitRecord]]) -> Iterator[tuple[CommittedRange, Cut]]:
         """Take the next commits with their offsets in the ledger; yields each range that they end, and the cut."""
         for offset, record in commits:
-            before, self._watermark = self._watermark, max(self._watermark, record.watermark)
-            completed = _completed(self.unit, before, self._watermark)
+            previous_watermark, self._watermark = self._watermark, max(self._watermark, record.watermark)
+            completed = _completed(self.unit, previous_watermark, self._watermark)
             self._begun.append(record)
             if self.unit is not None and not completed:
                 continue
@@ -132,7 +132,8 @@ class Cutter:
         for record in self._begun:
             _extend(source, by_partition(record.source))
             _extend(
-                sink, {place: (written.first, written.last) for place, written in by_partition(record.sink).items()}
+                sink,
+                {partition: (written.first, written.last) for partition, written in by_partition(record.sink).items()},
             )
         next_commit = self.cut.commit + 1
         ledger = self.cut.topic_id.translate(_FOR_FILES)
@@ -151,17 +152,17 @@ class Cutter:
         )
 
 
-def _completed(unit: Unit | None, before: int, now: int) -> range:
+def _completed(unit: Unit | None, previous: int, watermark: int) -> range:
     """Return the beginnings of the partitions that end at or before a watermark, and not before the one before it."""
-    if unit is None or now <= 0:
+    if unit is None or watermark <= 0:
         return range(0)
     length = UNIT_MILLISECONDS[unit]
-    end = now // length
-    start = before // length if before > 0 else end - 1  # which the first one was can't be known
+    end = watermark // length
+    start = previous // length if previous > 0 else end - 1  # which the first one was can't be known
     return range(start * length, end * length, length)
 
 
-def _extend(spans: dict[TopicPartition, tuple[int, int]], more: Mapping[TopicPartition, tuple[int, int]]) -> None:
-    for place, (start, end) in more.items():
-        known = spans.get(place, (start, end))
-        spans[place] = min(known[0], start), max(known[1], end)
+def _extend(spans: dict[TopicPartition, tuple[int, int]], additions: Mapping[TopicPartition, tuple[int, int]]) -> None:
+    for partition, (start, end) in additions.items():
+        known = spans.get(partition, (start, end))
+        spans[partition] = min(known[0], start), max(known[1], end)

@@ -94,9 +94,9 @@ class LedgerReader:
     def __init__(self, config: Mapping[str, Any] | LedgerConnections, pipeline: str) -> None:
         self.pipeline: Final = pipeline
         self.topic: Final = ledger_topic(pipeline)
-        used = config if isinstance(config, LedgerConnections) else LedgerConnections(config)
-        self._owned = None if used is config else used
-        self._admin, self._offsets, self._records = used.admin, used.offsets, used.records
+        connections = config if isinstance(config, LedgerConnections) else LedgerConnections(config)
+        self._owned = None if connections is config else connections
+        self._admin, self._offsets, self._records = connections.admin, connections.offsets, connections.records
 
     def __enter__(self) -> Self:
         return self
@@ -123,10 +123,10 @@ class LedgerReader:
         offset, record = newest
         if isinstance(record, CommitRecord):
             claim_offset = record.before.run_offset
-            claim = self._at(ClaimRecord, claim_offset, begin, end)
+            claim = self._record_at(ClaimRecord, claim_offset, begin, end)
             return replace(tail, claim=claim, claim_offset=claim_offset, commit=record, commit_offset=offset)
         commit_offset = record.before.commit_offset
-        commit = self._at(CommitRecord, commit_offset, begin, end) if commit_offset >= 0 else None
+        commit = self._record_at(CommitRecord, commit_offset, begin, end) if commit_offset >= 0 else None
         return replace(tail, claim=record, claim_offset=offset, commit=commit, commit_offset=commit_offset)
 
     def records(self, start_offset: int = 0, end_offset: int | None = None) -> Iterator[tuple[int, Record]]:
@@ -147,17 +147,17 @@ class LedgerReader:
     def _describe(self) -> tuple[str, str] | None:
         from confluent_kafka import KafkaError, TopicCollection
 
-        asked = self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS)
+        cluster_future = self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS)
         future = self._admin.describe_topics(TopicCollection([self.topic]), request_timeout=_TIMEOUT_SECONDS)
-        cluster = asked.result()
+        cluster = cluster_future.result()
         topic = answer_of(future[self.topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
         return None if topic is None else (cluster.cluster_id, str(topic.topic_id))
 
     def _bounds(self) -> tuple[int, int]:
         """Return (log start, last stable offset)."""
-        place = (self.topic, 0)
+        partition = (self.topic, 0)
         self._records.find_leaders(self.topic)
-        return self._offsets.starts([place])[place], self._offsets.last_stable([place])[place]
+        return self._offsets.starts([partition])[partition], self._offsets.last_stable([partition])[partition]
 
     def _newest(self, begin: int, end: int) -> tuple[int, Record] | None:
         window = _FIRST_WINDOW  # aborted records and control markers take offsets too, so a window may hold no record
@@ -170,7 +170,7 @@ class LedgerReader:
             window *= 8
         return None
 
-    def _at(self, kind: type[R], offset: int, begin: int, end: int) -> R:
+    def _record_at(self, kind: type[R], offset: int, begin: int, end: int) -> R:
         values = self._read(offset, offset + 1) if begin <= offset < end else ()
         record = next((decode(value) for _, value in values), None)
         if not isinstance(record, kind):

@@ -227,7 +227,7 @@ class CommitRecord:
     @property
     def ends(self) -> dict[TopicPartition, int]:
         """The offsets after the last that the pipeline has read with it."""
-        return {place: end for place, (_, end) in by_partition(self.source).items()}
+        return {partition: end for partition, (_, end) in by_partition(self.source).items()}
 
     @property
     def lacks_offsets(self) -> bool:
@@ -374,10 +374,10 @@ def decode(value: bytes) -> Record:
         raise RefusedError(f"{value[:80]!r} is no record of a ledger: something else writes to its topic")
     kind = body.get("kind")
     number = body.get("run" if kind == ClaimRecord.kind else "commit")
-    what = f"the ledger record of {kind} {number} of pipeline {body.get('pipeline')}"
-    codec.check_schema(body, what, (SCHEMA,))
+    description = f"the ledger record of {kind} {number} of pipeline {body.get('pipeline')}"
+    codec.check_schema(body, description, (SCHEMA,))
     if kind == ClaimRecord.kind:
-        return codec.load(ClaimRecord, body, what)
+        return codec.load(ClaimRecord, body, description)
     if kind not in (_COMMIT, _BACKFILL):
         raise RefusedError(
             f"ledger record of kind {kind!r}; this release reads 'commit', 'backfill' and 'run'. Upgrade it"
@@ -385,8 +385,8 @@ def decode(value: bytes) -> Record:
     try:
         named = _named(body)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise RefusedError(f"{what} can't be read: {error!r}") from None
-    return codec.load(CommitRecord, named, what)
+        raise RefusedError(f"{description} can't be read: {error!r}") from None
+    return codec.load(CommitRecord, named, description)
 
 
 def _named(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,14 +119,14 @@ class History:
     def _oldest(self, goes: Callable[[Record], bool]) -> tuple[list[Record], int]:
         """Return the oldest records to delete, and how many were examined."""
         records: list[Record] = []
-        looked_at = 0
+        examined = 0
         for record in self._window[:TOMBSTONES_PER_BATCH]:
             if goes(record):
                 records.append(record)
             elif isinstance(record, CommitRecord):
                 break  # the newest claim only is passed over: it stays in front of its run's commits
-            looked_at += 1
-        return records, looked_at
+            examined += 1
+        return records, examined
 
     def committed(self) -> None:
         """Note that the commit took place for which was chosen last."""

@@ -109,9 +109,9 @@ class SourceCluster:
         if self.conn_id is not None and (error := self.trouble()) is not None:
             raise error
         offsets = self._offsets or StableOffsets(self.config, str(self))
-        if self._claimed_id is not None and (found := offsets.cluster_id()) != self._claimed_id:
+        if self._claimed_id is not None and (cluster_id := offsets.cluster_id()) != self._claimed_id:
             raise RefusedError(
-                f"connection {self.conn_id} leads to cluster {found}, and the pipeline's newest run has read its "
+                f"connection {self.conn_id} leads to cluster {cluster_id}, and the pipeline's newest run has read its "
                 f"sources from cluster {self._claimed_id}: let it lead there"
             )
         return offsets
@@ -258,7 +258,7 @@ class SourceTable(SourceCluster):
     @cached_property
     @override
     def id(self) -> str:
-        return self._there()
+        return self._existing_id()
 
     @cached_property
     def dataset(self) -> tuple[str, str]:
@@ -278,7 +278,7 @@ class SourceTable(SourceCluster):
         from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 
         return {
-            topic: TopicFacts(name=topic, topic_id=self._there(), partitions=PARTITION + 1, settings={})
+            topic: TopicFacts(name=topic, topic_id=self._existing_id(), partitions=PARTITION + 1, settings={})
             for topic in topics
         }
 
@@ -301,13 +301,13 @@ class SourceTable(SourceCluster):
 
     @override
     def check_topic_ids(self, topic_ids: Mapping[str, str]) -> None:
-        self._there()  # which compares it with what it was
+        self._existing_id()  # which compares it with what it was
 
     @override
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _there(self) -> str:
+    def _existing_id(self) -> str:
         identity = self.offsets.identity()
         if identity is None:
             raise RefusedError(f"{self} does not exist: create it first, or name it as it is")
@@ -417,12 +417,12 @@ class SourceClusters:
         :raises RefusedError: naming the first that is gone
         """
         cluster = self.of(topic)
-        gone = cluster.offsets.first_gone(start, end) if isinstance(cluster, SourceTable) else None
-        if gone is not None:
+        missing_file = cluster.offsets.first_gone(start, end) if isinstance(cluster, SourceTable) else None
+        if missing_file is not None:
             raise RefusedError(
-                f"file {gone} of {cluster}, which has to be read again, is gone: it was compacted and vacuumed, or "
-                f"deleted. It is between {Position.of(start)} and {Position.of(end)}. Put it back, or restore a newer "
-                "savepoint, and keep the table's old files longer than savepoints"
+                f"file {missing_file} of {cluster}, which has to be read again, is gone: it was compacted and "
+                f"vacuumed, or deleted. It is between {Position.of(start)} and {Position.of(end)}. Put it back, or "
+                "restore a newer savepoint, and keep the table's old files longer than savepoints"
             )
 
     def by_cluster(self, by_topic: Mapping[str, T]) -> dict[SourceCluster, dict[str, T]]:
@@ -452,20 +452,24 @@ class SourceClusters:
         if tail is None or claim is None or not (self._named or claim.source_clusters):
             return
         claimed = {SourceTopics.parse(text): cluster for text, cluster in claim.source_clusters.items()}
-        read = tail.commit.source_topic_ids if tail.commit is not None else None
+        read_topics = tail.commit.source_topic_ids if tail.commit is not None else None
         for source in declared:
-            now = self.read_by(source)
-            for topic in (str(source),) if source in claimed else source.names or source.share(read or {}):
-                is_new = is_table(topic) or (read is not None and topic not in read)
+            current = self.read_by(source)
+            for topic in (str(source),) if source in claimed else source.names or source.share(read_topics or {}):
+                is_new = is_table(topic) or (read_topics is not None and topic not in read_topics)
                 own = None if is_new else (None, tail.cluster_id)
-                before = claimed.get(source) or next((of for topics, of in claimed.items() if topic in topics), own)
-                if before is not None and before[1] != now.id:
-                    was = "this cluster" if before[0] is None else f"the cluster of connection {before[0]}"
+                previous = claimed.get(source) or next(
+                    (recorded for topics, recorded in claimed.items() if topic in topics), own
+                )
+                if previous is not None and previous[1] != current.id:
+                    previous_name = (
+                        "this cluster" if previous[0] is None else f"the cluster of connection {previous[0]}"
+                    )
                     raise RefusedError(
-                        f"source topic {topic} is read from {now} now, whose id is {now.id}, and run {claim.run} has "
-                        f"read it from {was}, whose id was {before[1]}: the checkpoint's offsets mean nothing on "
-                        "another cluster. Let the source be read from the cluster that it had, or start a new "
-                        "pipeline, with a name and a home of its own"
+                        f"source topic {topic} is read from {current} now, whose id is {current.id}, and run "
+                        f"{claim.run} has read it from {previous_name}, whose id was {previous[1]}: the checkpoint's "
+                        "offsets mean nothing on another cluster. Let the source be read from the cluster that it had, "
+                        "or start a new pipeline, with a name and a home of its own"
                     )
 
     def close(self) -> None:

@@ -89,10 +89,10 @@ def ensure(config: Mapping[str, Any], pipeline: str) -> None:
             return
         if error.args[0].retriable():
             raise
-        wanted = " ".join(f"--config {setting}={value}" for setting, value in _SETTINGS.items())
+        options = " ".join(f"--config {setting}={value}" for setting, value in _SETTINGS.items())
         raise RefusedError(
             f"the ledger topic {name} could not be created: {error.args[0].str()}. Grant CREATE on it, or create it: "
-            f"kafka-topics.sh --create --topic {name} --partitions 1 {wanted}"
+            f"kafka-topics.sh --create --topic {name} --partitions 1 {options}"
         ) from error
     replicas = _once_known(lambda: _replicas(admin, name))
     settings = _once_known(lambda: read_settings(admin, [name])[name])
@@ -105,8 +105,8 @@ def check(config: Mapping[str, Any], pipeline: str) -> None:
 
     :raises SettingRefusedError: when they would lose records
     """
-    for wrong in look(config, pipeline).values():
-        raise wrong
+    for error in look(config, pipeline).values():
+        raise error
 
 
 def look(config: Mapping[str, Any], pipeline: str) -> dict[str, SettingRefusedError]:
@@ -126,9 +126,9 @@ def repair(config: Mapping[str, Any], pipeline: str) -> list[str]:
     """Put the settings right that would lose records; returns them as ``name=value``."""
     from confluent_kafka.admin import AdminClient
 
-    right = {setting: _SETTINGS.get(setting, _TWO_REPLICAS) for setting in look(config, pipeline)}
-    _set(AdminClient(for_confluent(config)), ledger_topic(pipeline), right)
-    return [f"{setting}={value}" for setting, value in right.items()]
+    settings = {setting: _SETTINGS.get(setting, _TWO_REPLICAS) for setting in look(config, pipeline)}
+    _set(AdminClient(for_confluent(config)), ledger_topic(pipeline), settings)
+    return [f"{setting}={value}" for setting, value in settings.items()]
 
 
 def _once_known(ask: Callable[[], Answer]) -> Answer:

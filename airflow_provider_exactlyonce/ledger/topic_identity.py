@@ -42,10 +42,10 @@ def check_sources(topic_ids: Mapping[str, str], known: Mapping[str, KnownTopic])
     :param topic_ids: {topic: id} as the cluster has them
     :raises RefusedError: naming the first that was recreated
     """
-    for name, topic_id, before in _recreated(topic_ids, known):
-        what = "table" if is_table(name) else "topic"
+    for name, topic_id, topic in _recreated(topic_ids, known):
+        kind = "table" if is_table(name) else "topic"
         raise RefusedError(
-            f"source {what} {name} was recreated: commit {before.commit} read it with id {before.topic_id}, and its id "
+            f"source {kind} {name} was recreated: commit {topic.commit} read it with id {topic.topic_id}, and its id "
             f"is {topic_id} now. What it held and no commit has read is gone, and the checkpoint's offsets mean "
             "nothing in it: start a new pipeline, with a name and a home of its own"
         )
@@ -60,10 +60,10 @@ def check_sources_are_there(
     :raises RefusedError: naming the first that is gone
     """
     for pattern in patterns:
-        for name, before in sorted(pattern.share(known).items()):
+        for name, topic in sorted(pattern.share(known).items()):
             if name not in topics:
                 raise RefusedError(
-                    f"source topic {name}, which commit {before.commit} read by {pattern}, does not exist any "
+                    f"source topic {name}, which commit {topic.commit} read by {pattern}, does not exist any "
                     "more. What it held and no commit has read is gone: start a new pipeline, with a name and "
                     "a home of its own, or accept the loss with options={'failOnDataLoss': 'false'}"
                 )
@@ -75,10 +75,10 @@ def check_sinks(topic_ids: Mapping[str, str], known: Mapping[str, KnownTopic]) -
     :param topic_ids: {topic: id} as the cluster has them
     :raises RefusedError: naming the first that was recreated
     """
-    for name, topic_id, before in _recreated(topic_ids, known):
+    for name, topic_id, topic in _recreated(topic_ids, known):
         raise RefusedError(
-            f"sink topic {name} was recreated: commit {before.commit} wrote to it with id {before.topic_id}, and its "
-            f"id is {topic_id} now. What the commits up to {before.commit} wrote to it is gone: start a new pipeline, "
+            f"sink topic {name} was recreated: commit {topic.commit} wrote to it with id {topic.topic_id}, and its "
+            f"id is {topic_id} now. What the commits up to {topic.commit} wrote to it is gone: start a new pipeline, "
             "which writes it again. If rows name the topic and it was deleted on purpose, delete it, and make "
             "it again after the pipeline's next commit, which takes note of that"
         )

@@ -93,38 +93,38 @@ class WrittenOffsets:
         ends = self._held(topics).ends if topics else {}
         return {
             name: {
-                place: Last(offset=end - 1, unknown_before=wrote.untold[place[0]] + 1)
-                for place, end in ends.items()
-                if place[0] in wrote.untold
+                partition: Last(offset=end - 1, unknown_before=wrote.untold[partition[0]] + 1)
+                for partition, end in ends.items()
+                if partition[0] in wrote.untold
             }
             for name, wrote in wanted.items()
         }
 
     def _older_than(self, window: _Window) -> _Older:
         """Return the writes of the commits below the window."""
-        before = self._older
-        if before is not None and before.below == self._start:
-            return before
-        topics = window.topics | (before.topics if before is not None else set())
+        previous = self._older
+        if previous is not None and previous.end_offset == self._start:
+            return previous
+        topics = window.topics | (previous.topics if previous is not None else set())
         if not window.tells_all_topics:  # written by an older release, or by several backfills
-            first = max(before.below if before is not None else 0, self._start - _FARTHEST)
+            first = max(previous.end_offset if previous is not None else 0, self._start - _FARTHEST)
             for _, record in self._reader.records(first, self._start):
                 if isinstance(record, CommitRecord):
                     topics |= _topics(record)
         held = self._held(topics)
-        self._older = _Older(below=self._start, first=window.first, topics=topics, held=held, before=before)
+        self._older = _Older(end_offset=self._start, first=window.first, topics=topics, held=held, previous=previous)
         return self._older
 
     def _held(self, topics: Iterable[str]) -> _Hidden:
         """Look which partitions of topics are held; one that does not exist any more holds nothing."""
         described = self._offsets.describe(topics)
-        places = [(name, number) for name, topic in described.items() for number in topic.partitions]
+        partitions = [(name, number) for name, topic in described.items() for number in topic.partitions]
         # The ends first: rows before them are readable when the last stable offset has come as far, be it later.
-        ends = self._offsets.ends(places)
-        stable = self._offsets.last_stable(places)
+        ends = self._offsets.ends(partitions)
+        stable = self._offsets.last_stable(partitions)
         return _Hidden(
-            asked=frozenset(places),
-            ends={place: end for place, end in ends.items() if stable[place] < end},
+            partitions=frozenset(partitions),
+            ends={partition: end for partition, end in ends.items() if stable[partition] < end},
             topic_ids={name: topic.topic_id for name, topic in described.items()},
         )
 
@@ -141,7 +141,7 @@ class _Wrote:
     untold: Mapping[str, int] = field(default_factory=dict)
 
     def and_then(self, record: CommitRecord) -> _Wrote:
-        last, untold = _last(record), _untold_topics(record)
+        last, untold = _last_written(record), _untold_topics(record)
         if not last and not untold:
             return self
         return _Wrote({**self.last, **last}, {**self.untold, **dict.fromkeys(untold, record.commit)})
@@ -180,9 +180,9 @@ class _Window:
     def last_offsets(self, wrote: _Wrote) -> dict[TopicPartition, Last]:
         """Return the last offsets, without topics that were made anew before a later commit."""
         return {
-            place: Last(offset=offset)
-            for place, (offset, topic_id) in wrote.last.items()
-            if topic_id is None or self._topic_ids.get(place[0], topic_id) == topic_id
+            partition: Last(offset=offset)
+            for partition, (offset, topic_id) in wrote.last.items()
+            if topic_id is None or self._topic_ids.get(partition[0], topic_id) == topic_id
         }
 
 
@@ -190,12 +190,12 @@ class _Window:
 class _Hidden:
     """Which partitions hid something from readers at one moment.
 
-    :param asked: all places that were read
+    :param partitions: all that were read
     :param ends: where those ended that did
     :param topic_ids: {topic: id}
     """
 
-    asked: frozenset[TopicPartition]
+    partitions: frozenset[TopicPartition]
     ends: Mapping[TopicPartition, int]
     topic_ids: Mapping[str, str]
 
@@ -203,18 +203,20 @@ class _Hidden:
 class _Older:
     """The writes of the commits below an offset of the ledger that readers may not see yet.
 
-    :param below: the offset
+    :param end_offset: the offset
     :param first: the number of the first commit that is not below it
     :param topics: all that the commits below it have written to
     :param held: partitions of these topics, read after those commits
-    :param before: the same of a lower offset
+    :param previous: the same of a lower offset
     """
 
-    def __init__(self, *, below: int, first: int, topics: set[str], held: _Hidden, before: _Older | None) -> None:
-        self.below, self.first, self.topics, self._held = below, first, topics, held
-        self._before: _Older | None = before
-        if before is not None:
-            before._before = None  # partitions that it lacks are searched for without it
+    def __init__(
+        self, *, end_offset: int, first: int, topics: set[str], held: _Hidden, previous: _Older | None
+    ) -> None:
+        self.end_offset, self.first, self.topics, self._held = end_offset, first, topics, held
+        self._previous: _Older | None = previous
+        if previous is not None:
+            previous._previous = None  # partitions that it lacks are searched for without it
         self._last_offsets: dict[TopicPartition, Last] = {}
 
     def search(
@@ -225,43 +227,50 @@ class _Older:
         :param newer: newer commits' writes, by gate; partitions that any gate lacks are searched for
         :param span: offsets of the ledger to be read first; each time more
         """
-        lacking = {place for offsets in newer for place in self._held.ends.keys() - offsets.keys()}
-        left = lacking - self._last_offsets.keys()
-        end, number = self.below, self.first
+        lacking = {partition for offsets in newer for partition in self._held.ends.keys() - offsets.keys()}
+        remaining = lacking - self._last_offsets.keys()
+        end, number = self.end_offset, self.first
         farthest = max(0, end - _FARTHEST)
         unknown_before: int | None = None
-        while left:
-            known = self._known_before(end, number, left)
+        while remaining:
+            known = self._known_by_previous(end, number, remaining)
             if not known and number == 1:
-                known = dict.fromkeys(left, _NOTHING)
+                known = dict.fromkeys(remaining, _NOTHING)
             elif not known and unknown_before is None and end > farthest:
                 start = max(farthest, end - span)
-                if self._before is not None and start < self._before.below < end:
-                    start = self._before.below
-                known, number, unknown_before = self._read(reader, range(start, end), left, number)
+                if self._previous is not None and start < self._previous.end_offset < end:
+                    start = self._previous.end_offset
+                known, number, unknown_before = self._read(reader, range(start, end), remaining, number)
                 end, span = start, span * _GROWTH
             elif not known:
-                before, ends = unknown_before or number, self._held.ends
-                known = {place: Last(offset=ends[place] - 1, unknown_before=before) for place in left}
+                first_known, ends = unknown_before or number, self._held.ends
+                known = {
+                    partition: Last(offset=ends[partition] - 1, unknown_before=first_known) for partition in remaining
+                }
             self._last_offsets.update(known)
-            left -= known.keys()
+            remaining -= known.keys()
         return self._last_offsets
 
-    def _known_before(self, end: int, number: int, places: Iterable[TopicPartition]) -> dict[TopicPartition, Last]:
+    def _known_by_previous(
+        self, end: int, number: int, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, Last]:
         """Return the last offsets that were found when the commits up to here were the only known ones."""
-        before = self._before
-        if before is None or before.below != end or before.first != number:
+        previous = self._previous
+        if previous is None or previous.end_offset != end or previous.first != number:
             return {}
-        known = {**dict.fromkeys(before._held.asked - before._held.ends.keys(), _NOTHING), **before._last_offsets}
-        ids, now = before._held.topic_ids, self._held.topic_ids
+        known = {
+            **dict.fromkeys(previous._held.partitions - previous._held.ends.keys(), _NOTHING),
+            **previous._last_offsets,
+        }
+        previous_ids, current_ids = previous._held.topic_ids, self._held.topic_ids
         return {
-            place: last if ids[place[0]] == now[place[0]] else _NOTHING  # made anew since
-            for place, last in known.items()
-            if place in places
+            partition: last if previous_ids[partition[0]] == current_ids[partition[0]] else _NOTHING  # made anew since
+            for partition, last in known.items()
+            if partition in partitions
         }
 
     def _read(
-        self, reader: LedgerReader, offsets: range, places: set[TopicPartition], number: int
+        self, reader: LedgerReader, offsets: range, partitions: set[TopicPartition], number: int
     ) -> tuple[dict[TopicPartition, Last], int, int | None]:
         """Read a part of the ledger.
 
@@ -270,29 +279,29 @@ class _Older:
         """
         last_offsets: dict[TopicPartition, Last] = {}
         unknown_before: int | None = None
-        first, before = number, 0
+        first, previous_commit = number, 0
         for _, record in reader.records(offsets.start, offsets.stop):
             if not isinstance(record, CommitRecord):
                 continue
-            if before == 0:
+            if previous_commit == 0:
                 first = record.commit
-            if before not in (0, record.commit - 1) or _untold_topics(record):
+            if previous_commit not in (0, record.commit - 1) or _untold_topics(record):
                 last_offsets.clear()  # there may be something newer without a record
                 unknown_before = record.commit + record.lacks_offsets
-            before = record.commit
-            for place, (offset, topic_id) in _last(record).items():
-                if place in places:
-                    is_there = topic_id is None or topic_id == self._held.topic_ids[place[0]]
-                    last_offsets[place] = Last(offset=offset) if is_there else _NOTHING
-        if before not in (0, number - 1):
+            previous_commit = record.commit
+            for partition, (offset, topic_id) in _last_written(record).items():
+                if partition in partitions:
+                    is_there = topic_id is None or topic_id == self._held.topic_ids[partition[0]]
+                    last_offsets[partition] = Last(offset=offset) if is_there else _NOTHING
+        if previous_commit not in (0, number - 1):
             return {}, first, number
         return last_offsets, first, unknown_before
 
 
-def _last(record: CommitRecord) -> dict[TopicPartition, tuple[int, str | None]]:
+def _last_written(record: CommitRecord) -> dict[TopicPartition, tuple[int, str | None]]:
     return {
-        place: (written.last, record.sink_topic_ids.get(place[0]))
-        for place, written in by_partition(record.sink).items()
+        partition: (written.last, record.sink_topic_ids.get(partition[0]))
+        for partition, written in by_partition(record.sink).items()
         if written.rows > 0
     }
 
@@ -308,7 +317,7 @@ def _topics(record: CommitRecord) -> set[str]:
 def _latest(offsets: Mapping[TopicPartition, Last], other: Mapping[TopicPartition, Last]) -> dict[TopicPartition, Last]:
     """Merge two maps to the later offset of each partition, without partitions in which nothing was written."""
     joined = dict(offsets)
-    for place, last in other.items():
-        if last.offset > joined.get(place, _NOTHING).offset:
-            joined[place] = last
+    for partition, last in other.items():
+        if last.offset > joined.get(partition, _NOTHING).offset:
+            joined[partition] = last
     return joined

@@ -72,22 +72,25 @@ class Decisions:
         return Blockers(self._config, waiting)
 
     def _undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | ExactlyOnceError]:
-        places = {name: _places(targets) for name, targets in wanted.items()}
-        stable = self._offsets.last_stable({place for partitions in places.values() for place in partitions})
-        behind = {
-            name: [place for place in sorted(partitions) if stable[place] < partitions[place]]
-            for name, partitions in places.items()
+        wanted_ends = {name: _by_partition(targets) for name, targets in wanted.items()}
+        stable = self._offsets.last_stable(
+            {partition for partitions in wanted_ends.values() for partition in partitions}
+        )
+        undecided = {
+            name: [partition for partition in sorted(partitions) if stable[partition] < partitions[partition]]
+            for name, partitions in wanted_ends.items()
         }
-        ends = self._offsets.ends({place for partitions in behind.values() for place in partitions})
+        ends = self._offsets.ends({partition for partitions in undecided.values() for partition in partitions})
         answers: dict[str, list[Undecided] | ExactlyOnceError] = {}
-        for name, partitions in behind.items():
-            targets = places[name]
-            short = [place for place in partitions if ends[place] < targets[place]]
-            if short:
-                answers[name] = _other_topic(short[0], ends[short[0]], targets[short[0]])
+        for name, partitions in undecided.items():
+            targets = wanted_ends[name]
+            truncated = [partition for partition in partitions if ends[partition] < targets[partition]]
+            if truncated:
+                answers[name] = _other_topic(truncated[0], ends[truncated[0]], targets[truncated[0]])
             else:
                 answers[name] = [
-                    Undecided(place=place, last_stable=stable[place], target=targets[place]) for place in partitions
+                    Undecided(place=partition, last_stable=stable[partition], target=targets[partition])
+                    for partition in partitions
                 ]
         return answers
 
@@ -104,15 +107,15 @@ class Blockers:
         from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 
         self._unknown = ""
-        self._inside: list[Hanging] = []
+        self._hanging: list[Hanging] = []
         self._known: dict[int, Transaction] = {}
-        places = {partition.place for partition in waiting}
-        if not places:
+        partitions = {undecided.place for undecided in waiting}
+        if not partitions:
             return
         try:
             with WireClient(config) as client:
                 transactions = Transactions(client)
-                self._inside = transactions.open_in(places)
+                self._hanging = transactions.open_in(partitions)
                 self._known = {transaction.producer_id: transaction for transaction in transactions.open()}
         except (ExactlyOnceError, UnansweredError) as error:
             self._unknown = f"the transaction that holds it back is unknown: {error}"
@@ -121,25 +124,25 @@ class Blockers:
         """Return a sentence for each transaction that holds these partitions back, with its age, oldest first."""
         if self._unknown:
             return [self._unknown]
-        targets = {partition.place: partition.target for partition in waiting}
-        held: dict[int, list[Hanging]] = {}
-        for hanging in self._inside:
+        targets = {undecided.place: undecided.target for undecided in waiting}
+        by_producer: dict[int, list[Hanging]] = {}
+        for hanging in self._hanging:
             if hanging.first_offset < targets.get(hanging.topic_partition, 0):
-                held.setdefault(hanging.producer_id, []).append(hanging)
+                by_producer.setdefault(hanging.producer_id, []).append(hanging)
         order = sorted(
-            held, key=lambda number: self._known[number].started_milliseconds if number in self._known else 0
+            by_producer, key=lambda number: self._known[number].started_milliseconds if number in self._known else 0
         )
-        return [_sentence(self._known.get(number), held[number]) for number in order]
+        return [_sentence(self._known.get(number), by_producer[number]) for number in order]
 
 
-def _places(targets: Targets) -> dict[TopicPartition, int]:
+def _by_partition(targets: Targets) -> dict[TopicPartition, int]:
     return {(topic, int(number)): end for topic, ends in targets.items() for number, end in ends.items()}
 
 
-def _other_topic(place: TopicPartition, end: int, wanted: int) -> RefusedError:
+def _other_topic(partition: TopicPartition, end: int, wanted: int) -> RefusedError:
     return RefusedError(
-        f"{place[0]}-{place[1]} ends at offset {end} and has ended at {wanted} before: the topic was deleted and made "
-        "again, or has lost records; start over with what is in it now: clear the task"
+        f"{partition[0]}-{partition[1]} ends at offset {end} and has ended at {wanted} before: the topic was deleted "
+        "and made again, or has lost records; start over with what is in it now: clear the task"
     )
 
 

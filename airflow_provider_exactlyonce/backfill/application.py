@@ -26,8 +26,8 @@ def application_of(made: Home, config: Mapping[str, Any]) -> str:
     :param config: client configuration in librdkafka's names
     :raises RefusedError: when it was not kept
     """
-    asked, begun = workspace.asked_of(made), workspace.begun(made)
-    home, pipeline = workspace.owner_of(made), asked.pipeline
+    saved_request, begun = workspace.asked_of(made), workspace.begun(made)
+    home, pipeline = workspace.owner_of(made), saved_request.pipeline
     if begun is not None:
         written = results.written_of(config, pipeline, begun.name)
         if written.batches and written.result is None:

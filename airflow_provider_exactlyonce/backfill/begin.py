@@ -52,55 +52,59 @@ def begin(
     :raises RefusedError: when it can't be run, or it can't be told what is written
     :raises HomeMovedError: when the pipeline's home was moved
     """
-    asked, begun = workspace.asked_of(home), workspace.begun(home)
+    saved_request, begun = workspace.asked_of(home), workspace.begun(home)
     if tables := [str(topics) for topics in sources if is_table(str(topics))]:
         raise RefusedError(
-            f"pipeline {asked.pipeline} reads table {tables[0]}, and a backfill runs ranges of topics: start a second "
-            "pipeline, with a name and a home of its own, at the table's version with starting_version"
+            f"pipeline {saved_request.pipeline} reads table {tables[0]}, and a backfill runs ranges of topics: start a "
+            "second pipeline, with a name and a home of its own, at the table's version with starting_version"
         )
-    moving.check_here(Home(asked.home).path)
-    _check_ledger(home, asked, config)
+    moving.check_here(Home(saved_request.home).path)
+    _check_ledger(home, saved_request, config)
 
     @contextmanager
     def resolving() -> Iterator[Resolver]:
-        with LedgerReader(config, asked.pipeline) as reader:
-            yield Resolver(reader, clusters, sources, Savepoints(Home(asked.home).savepoints))
+        with LedgerReader(config, saved_request.pipeline) as reader:
+            yield Resolver(reader, clusters, sources, Savepoints(Home(saved_request.home).savepoints))
 
     if begun is not None and begun.version == version:
         name, commits = begun.name, begun.resolved.commits
     else:
         begun = span = None
-        if asked.request.time is None:
+        if saved_request.request.time is None:
             with resolving() as resolver:
-                span = resolver.span(asked.request)
-        name = results.name_of(asked.pipeline, version, asked.request, span)
+                span = resolver.span(saved_request.request)
+        name = results.name_of(saved_request.pipeline, version, saved_request.request, span)
         commits = span.commits if span is not None else None
-    written = results.written_of(config, asked.pipeline, name)
+    written = results.written_of(config, saved_request.pipeline, name)
     written.check_asked(name, commits)
     if written.result is not None:
         return written.result
     done = _settled(home)
-    same = begun is not None and (written.begun is None or begun.resolved.writes_the_same(written.begun))
-    if begun is None or done is None or not same:
+    is_same = begun is not None and (written.begun is None or begun.resolved.writes_the_same(written.begun))
+    if begun is None or done is None or not is_same:
         with resolving() as resolver:
-            begun = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
+            begun = Begun(version=version, name=name, resolved=resolver.resolve(saved_request.request, written.begun))
         workspace.begin(home, begun, sure)
         done = None
     return begun, done
 
 
-def _check_ledger(home: Home, asked: SavedRequest, config: Mapping[str, Any]) -> None:
+def _check_ledger(home: Home, saved_request: SavedRequest, config: Mapping[str, Any]) -> None:
     """Check that the ledger of backfills is the one that this home belongs to.
 
     :raises RefusedError: when it is another one, or has lost records
     """
-    tail = tail_of(config, backfill_pipeline(asked.pipeline))
+    tail = tail_of(config, backfill_pipeline(saved_request.pipeline))
     workspace.check_ledger(home, tail)
     claim = tail.claim if tail is not None else None
     if claim is None or claim.home == home.identity():
         return
-    own = tail_of(config, asked.pipeline)
-    if own is not None and own.claim is not None and own.claim.home == Home(asked.home).identity():
+    own_tail = tail_of(config, saved_request.pipeline)
+    if (
+        own_tail is not None
+        and own_tail.claim is not None
+        and own_tail.claim.home == Home(saved_request.home).identity()
+    ):
         workspace.adopt(home, claim.home)  # it is the pipeline's: earlier offsets were lost
 
 

@@ -110,7 +110,7 @@ class _Planner:
             first, last = self._resolved.commits
             for record in commits:
                 if first <= record.commit <= last:
-                    self._whole(record, emits=True, exact=False)
+                    self._add_commit(record, emits=True, exact=False)
         else:
             self._go_on({**self._position, **self._resolved.ends}, emits=True)
         self._close(emits=True)
@@ -120,17 +120,17 @@ class _Planner:
         for record in commits:
             if record.commit > span[1]:
                 return
-            self._whole(record, emits=record.commit >= span[0], exact=self._is_exact(record))
+            self._add_commit(record, emits=record.commit >= span[0], exact=self._is_exact(record))
 
     def of_offsets(self, commits: Iterable[CommitRecord]) -> None:
         """Plan a range that may begin and end within a commit."""
         starts = self._resolved.starts
-        rest = iter(commits)
-        for record in rest:
-            if any(end > starts.get(place, end) for place, end in record.ends.items()):
-                rest = chain((record,), rest)
+        remaining = iter(commits)
+        for record in remaining:
+            if any(end > starts.get(partition, end) for partition, end in record.ends.items()):
+                remaining = chain((record,), remaining)
                 break
-            self._whole(record, emits=False, exact=self._is_exact(record))
+            self._add_commit(record, emits=False, exact=self._is_exact(record))
         self._position = {**self._resolved.unseen, **self._position}
         begin = {**self._position, **starts}
         cut = begin != self._position
@@ -139,19 +139,21 @@ class _Planner:
             self._close(emits=False)
         # Partitions that the range does not name stay where they are.
         end = {**self._position, **self._resolved.ends}
-        for record in rest:
-            ends = self._after(record)
-            within = {
-                place: max(self._position[place], min(offset, end.setdefault(place, self._position[place])))
-                for place, offset in ends.items()
+        for record in remaining:
+            ends = self._ends_after(record)
+            clipped = {
+                partition: max(
+                    self._position[partition], min(offset, end.setdefault(partition, self._position[partition]))
+                )
+                for partition, offset in ends.items()
             }
-            if not cut and within == ends:
-                self._whole(record, emits=True, exact=self._is_exact(record))
+            if not cut and clipped == ends:
+                self._add_commit(record, emits=True, exact=self._is_exact(record))
                 continue
             cut = True
-            if within != self._position:
-                self._add(BackfillStep(ends=within, emits=True))
-            if all(self._position[place] >= offset for place, offset in end.items()):
+            if clipped != self._position:
+                self._add(BackfillStep(ends=clipped, emits=True))
+            if all(self._position[partition] >= offset for partition, offset in end.items()):
                 break
         self._go_on(end, emits=True)
         self._close(emits=True)
@@ -159,29 +161,29 @@ class _Planner:
     def _is_exact(self, record: CommitRecord) -> bool:
         return record.version == self._terms.version
 
-    def _after(self, record: CommitRecord) -> Positions:
-        for place, (start, _) in by_partition(record.source).items():
-            self._position.setdefault(place, start)
+    def _ends_after(self, record: CommitRecord) -> Positions:
+        for partition, (start, _) in by_partition(record.source).items():
+            self._position.setdefault(partition, start)
         return {**self._position, **record.ends}
 
-    def _whole(self, record: CommitRecord, *, emits: bool, exact: bool) -> None:
-        ends = self._after(record)
-        back = [place for place, end in ends.items() if end < self._position[place]]
-        if back:
-            topic, partition = back[0]
+    def _add_commit(self, record: CommitRecord, *, emits: bool, exact: bool) -> None:
+        ends = self._ends_after(record)
+        rewound = [topic_partition for topic_partition, end in ends.items() if end < self._position[topic_partition]]
+        if rewound:
+            topic, partition = rewound[0]
             raise RefusedError(
-                f"commit {record.commit} ends at offset {ends[back[0]]} of {topic}-{partition}, before the commits in "
-                "front of it: the pipeline was restored to write its output again. Choose a range after it, or a "
+                f"commit {record.commit} ends at offset {ends[rewound[0]]} of {topic}-{partition}, before the commits "
+                "in front of it: the pipeline was restored to write its output again. Choose a range after it, or a "
                 "savepoint that is"
             )
         closing = not exact and ends == self._position
         self._add(BackfillStep(ends=ends, emits=emits, commit=record.commit, exact=exact, closing=closing))
 
-    def _go_on(self, to: Positions, *, emits: bool) -> None:
+    def _go_on(self, target: Positions, *, emits: bool) -> None:
         """Add batches up to a position, cut by the sources' limits."""
         start = self._position
         totals: dict[str, int] = {}
-        for (topic, partition), end in to.items():
+        for (topic, partition), end in target.items():
             totals[topic] = totals.get(topic, 0) + end - start.get((topic, partition), end)
         if not any(totals.values()):
             return
@@ -189,8 +191,9 @@ class _Planner:
         pieces = max((-(-total // limit) for total, limit in limits), default=1) or 1
         for piece in range(1, pieces + 1):
             ends = {
-                place: start.get(place, end) + (end - start.get(place, end)) * piece // pieces
-                for place, end in to.items()
+                topic_partition: start.get(topic_partition, end)
+                + (end - start.get(topic_partition, end)) * piece // pieces
+                for topic_partition, end in target.items()
             }
             self._add(BackfillStep(ends=ends, emits=emits))
 

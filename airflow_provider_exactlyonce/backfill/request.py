@@ -82,10 +82,10 @@ class BackfillRequest:
             raise RefusedError(
                 f"commits {self.commits[0]}..{self.commits[1]}: the first is at least 1 and not above the last"
             )
-        for what, span in (("watermark", self.watermark), ("time", self.time)):
+        for kind, span in (("watermark", self.watermark), ("time", self.time)):
             if span is not None and not span[0] < span[1]:
                 raise RefusedError(
-                    f"the range of {what} from {moments.text(span[0])} to {moments.text(span[1])} is empty: its end "
+                    f"the range of {kind} from {moments.text(span[0])} to {moments.text(span[1])} is empty: its end "
                     "must be later"
                 )
         for topic, partitions in (self.offsets or {}).items():

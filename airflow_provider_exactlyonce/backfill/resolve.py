@@ -99,7 +99,7 @@ def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict
 
 def positions_from_json(body: Mapping[str, Mapping[str, int]]) -> Positions:
     """Read the result of :func:`positions_to_json`."""
-    return {(topic, int(partition)): offset for topic, of in body.items() for partition, offset in of.items()}
+    return {(topic, int(partition)): offset for topic, offsets in body.items() for partition, offset in offsets.items()}
 
 
 class Resolver:
@@ -121,7 +121,7 @@ class Resolver:
         self._offsets: Final = clusters.offsets
         self._savepoints: Final = savepoints
         topics = sorted({topic for source in sources for topic in clusters.topics(source)})
-        self._places: Final = self._offsets.partitions(topics)
+        self._partitions: Final = self._offsets.partitions(topics)
         self._oldest = tail.place.oldest if tail is not None else 1
         self._newest = tail.place.commit if tail is not None else 0
 
@@ -159,19 +159,20 @@ class Resolver:
 
         :raises RefusedError: naming the first source records that are not
         """
-        first, stable = self._offsets.starts(self._places), self._stable()
-        for place, end in sorted(resolved.ends.items()):
-            topic, partition = place
-            begin = resolved.begins.get(place, resolved.starts[place])
-            if begin < end and first[place] > begin:
+        first, stable = self._offsets.starts(self._partitions), self._stable()
+        for topic_partition, end in sorted(resolved.ends.items()):
+            topic, partition = topic_partition
+            begin = resolved.begins.get(topic_partition, resolved.starts[topic_partition])
+            if begin < end and first[topic_partition] > begin:
                 raise RefusedError(
                     f"source records that the backfill reads are gone: {topic}-{partition}, offsets {begin} to "
-                    f"{min(end, first[place]) - 1}. Choose a later range, and keep the source's records longer"
+                    f"{min(end, first[topic_partition]) - 1}. Choose a later range, and keep the source's records "
+                    "longer"
                 )
-            if end > stable[place]:
+            if end > stable[topic_partition]:
                 raise RefusedError(
                     f"the range ends at offset {end} of {topic}-{partition}, and what is committed there ends at "
-                    f"{stable[place]}"
+                    f"{stable[topic_partition]}"
                 )
 
     # -- ranges ---------------------------------------------------------------------------------------------------
@@ -187,43 +188,43 @@ class Resolver:
             raise RefusedError(f"commits {first}..{last}: the ledger of {self._reader.pipeline} has {self._has()}")
         return first, last
 
-    def _by_watermark(self, after: int, to: int) -> tuple[int, int]:
-        before = last = newest = 0
+    def _by_watermark(self, start: int, end: int) -> tuple[int, int]:
+        base = last = newest = 0
         for record in self._records():
-            if before == 0 and record.watermark >= after:
+            if base == 0 and record.watermark >= start:
                 if 1 < record.commit == self._oldest:
-                    raise self._forgotten(f"the commit that took the watermark to {moments.text(after)}")
-                before = record.commit
-            if record.watermark >= to:
+                    raise self._forgotten(f"the commit that took the watermark to {moments.text(start)}")
+                base = record.commit
+            if record.watermark >= end:
                 last = record.commit
                 break
             newest = record.watermark
         else:
             raise RefusedError(
-                f"the watermark of {self._reader.pipeline} has not reached {moments.text(to)}: it is at "
+                f"the watermark of {self._reader.pipeline} has not reached {moments.text(end)}: it is at "
                 f"{moments.text(newest) if newest else 'no time yet'}"
             )
-        if before == last:
+        if base == last:
             raise RefusedError(
-                f"commit {last} took the watermark past {moments.text(after)} and {moments.text(to)} at once: no "
+                f"commit {last} took the watermark past {moments.text(start)} and {moments.text(end)} at once: no "
                 "commit lies between"
             )
-        return before + 1, last
+        return base + 1, last
 
-    def _forgotten(self, what: str) -> RefusedError:
+    def _forgotten(self, subject: str) -> RefusedError:
         return RefusedError(
-            f"{what} may be one that the ledger of {self._reader.pipeline} has forgotten: it has {self._has()}. Choose "
-            "a later range, or keep more history with ledger_retention"
+            f"{subject} may be one that the ledger of {self._reader.pipeline} has forgotten: it has {self._has()}. "
+            "Choose a later range, or keep more history with ledger_retention"
         )
 
     def _bounds(self, request: BackfillRequest) -> tuple[Positions, Positions]:
         """Return where a range of offsets or of time begins and ends."""
         if request.offsets is not None:
             spans = by_partition(request.offsets)
-            for topic, partition in spans.keys() - set(self._places):
+            for topic, partition in spans.keys() - set(self._partitions):
                 raise RefusedError(f"{topic}-{partition} is no partition of a source of {self._reader.pipeline}")
-            starts = {place: start for place, (start, _) in spans.items()}
-            return starts, {place: end for place, (_, end) in spans.items()}
+            starts = {topic_partition: start for topic_partition, (start, _) in spans.items()}
+            return starts, {topic_partition: end for topic_partition, (_, end) in spans.items()}
         start, end = request.time or (0, 0)
         if end > time.time() * 1000:
             raise RefusedError(
@@ -231,13 +232,13 @@ class Resolver:
             )
         # The logs' ends first: what is below them is older than the end where no record of its time is found behind.
         # What is committed last: a transaction that has ended meanwhile keeps nobody waiting.
-        log_ends = self._offsets.ends(self._places)
-        starts, ends = self._at(start, log_ends), self._at(end, log_ends)
+        log_ends = self._offsets.ends(self._partitions)
+        starts, ends = self._offsets_at(start, log_ends), self._offsets_at(end, log_ends)
         self._check_decided(ends)
-        for place, begin in self._offsets.starts(self._places).items():
-            if 0 < begin == starts[place]:
-                log_is = f"the log of {place[0]}-{place[1]}"
-                if begin == log_ends[place]:
+        for topic_partition, begin in self._offsets.starts(self._partitions).items():
+            if 0 < begin == starts[topic_partition]:
+                log_is = f"the log of {topic_partition[0]}-{topic_partition[1]}"
+                if begin == log_ends[topic_partition]:
                     raise RefusedError(
                         f"{log_is} is empty, and what was before its offset {begin} may have been of "
                         f"{moments.text(start)} or later: records of the range may be gone. Give the range by offsets, "
@@ -250,9 +251,9 @@ class Resolver:
                 )
         return starts, ends
 
-    def _at(self, milliseconds: int, log_ends: Positions) -> Positions:
-        offsets = self._offsets.at_timestamp(self._places, milliseconds)
-        return {place: log_ends[place] if offset is None else offset for place, offset in offsets.items()}
+    def _offsets_at(self, milliseconds: int, log_ends: Positions) -> Positions:
+        offsets = self._offsets.at_timestamp(self._partitions, milliseconds)
+        return {partition: log_ends[partition] if offset is None else offset for partition, offset in offsets.items()}
 
     def _check_decided(self, ends: Positions) -> None:
         """Check that no open transaction keeps back records before the end: the next range begins behind them.
@@ -262,7 +263,11 @@ class Resolver:
 
         def undecided() -> list[tuple[TopicPartition, int]]:
             stable = self._stable()
-            return [(place, stable[place]) for place, end in sorted(ends.items()) if end > stable[place]]
+            return [
+                (topic_partition, stable[topic_partition])
+                for topic_partition, end in sorted(ends.items())
+                if end > stable[topic_partition]
+            ]
 
         # Whatever opens later is behind the same ends.
         poll_until(lambda: not undecided(), seconds=_DECIDED_SECONDS, poll_seconds=_POLL_SECONDS)
@@ -279,12 +284,12 @@ class Resolver:
         for record in self._records():
             read = by_partition(record.source)
             if 1 < record.commit == self._oldest and any(
-                starts.get(place, begin) < begin for place, (begin, _) in read.items()
+                starts.get(partition, begin) < begin for partition, (begin, _) in read.items()
             ):
                 raise self._forgotten("the commit that has read the range's beginning")
             if any(
-                max(begin, starts.get(place, end)) < min(end, ends.get(place, begin))
-                for place, (begin, end) in read.items()
+                max(begin, starts.get(partition, end)) < min(end, ends.get(partition, begin))
+                for partition, (begin, end) in read.items()
             ):
                 hits.append(record.commit)
         if not hits:
@@ -298,7 +303,7 @@ class Resolver:
         return self._reader.commits(first) if self._newest else ()
 
     def _stable(self) -> Positions:
-        return self._offsets.last_stable(self._places)
+        return self._offsets.last_stable(self._partitions)
 
     def _has(self) -> str:
         return f"{self._oldest} to {self._newest}" if self._newest else "none"
@@ -310,8 +315,10 @@ class Resolver:
         first = span.commits[0] if span.commits is not None else None
         resolved = partial(Resolved, starts=span.starts, ends=span.ends, commits=span.commits)
         if request.state is BackfillState.EMPTY:
-            others = self._stable() if first is None else {}
-            return resolved(begins={**others, **span.starts, **self._warm_up_before(request, span.starts, first)})
+            stable_offsets = self._stable() if first is None else {}
+            return resolved(
+                begins={**stable_offsets, **span.starts, **self._warm_up_before(request, span.starts, first)}
+            )
         base = self._savepoint_before(span.starts, first)
         begins = by_partition(base.source) if base is not None else self._from_the_beginning(span.starts, first)
         unseen = self._offsets.starts(span.starts.keys() - begins.keys()) if first is None else {}
@@ -326,22 +333,26 @@ class Resolver:
             fits = savepoint.pipeline == self._reader.pipeline and self._oldest - 1 <= savepoint.commit <= newest
             if fits and first is None:
                 ends = by_partition(savepoint.source)
-                fits = all(ends.get(place, 0) <= start for place, start in starts.items())
+                fits = all(ends.get(partition, 0) <= start for partition, start in starts.items())
             if fits and not self._savepoints.verify(savepoint.id):
                 return savepoint
         return None
 
     def _from_the_beginning(self, starts: Positions, first: int | None) -> Positions:
         """Return where the pipeline's first commit begins: before it there was no state."""
-        what = "the range" if first is None else f"commit {first}"
+        subject = "the range" if first is None else f"commit {first}"
         if self._newest == 0 or self._oldest > 1:
             raise RefusedError(
-                f"there is no savepoint before {what} in {self._savepoints.directory}, and the ledger of "
+                f"there is no savepoint before {subject} in {self._savepoints.directory}, and the ledger of "
                 f"{self._reader.pipeline} has {self._has()}: the state that it began with can't be made. Begin with an "
                 "empty one: state 'empty', with a warm_up if that is long enough"
             )
         begins = self._source_of(1, 1)[0]
-        late = [place for place, start in starts.items() if first is None and begins.get(place, 0) > start]
+        late = [
+            topic_partition
+            for topic_partition, start in starts.items()
+            if first is None and begins.get(topic_partition, 0) > start
+        ]
         if late:
             topic, partition = late[0]
             raise RefusedError(
@@ -356,22 +367,22 @@ class Resolver:
             return {}
         if isinstance(request.warm_up, timedelta):
             start = request.time[0] if request.time else 0
-            before = start - round(request.warm_up.total_seconds() * 1000)
-            earlier = self._at(before, self._offsets.ends(self._places))
+            warm_up_start = start - round(request.warm_up.total_seconds() * 1000)
+            begins = self._offsets_at(warm_up_start, self._offsets.ends(self._partitions))
         else:
             last = first - 1 if first is not None else self._last_before(starts)
             if last + 1 - request.warm_up < self._oldest > 1:
                 raise self._forgotten(f"the first of the {request.warm_up} commits of the warm-up")
             if last < self._oldest:
                 return {}
-            earlier = self._source_of(max(self._oldest, last + 1 - request.warm_up), last)[0]
-        return {place: min(earlier.get(place, start), start) for place, start in starts.items()}
+            begins = self._source_of(max(self._oldest, last + 1 - request.warm_up), last)[0]
+        return {partition: min(begins.get(partition, start), start) for partition, start in starts.items()}
 
     def _last_before(self, starts: Positions) -> int:
         """Return the last commit that ended before a range in every partition."""
         last = 0
         for record in self._records():
-            if any(end > starts.get(place, end) for place, end in record.ends.items()):
+            if any(end > starts.get(partition, end) for partition, end in record.ends.items()):
                 break
             last = record.commit
         return last
@@ -383,7 +394,7 @@ class Resolver:
         for record in self._records(first):
             if record.commit > last:
                 break
-            for place, (start, end) in by_partition(record.source).items():
-                starts.setdefault(place, start)
-                ends[place] = end
+            for partition, (start, end) in by_partition(record.source).items():
+                starts.setdefault(partition, start)
+                ends[partition] = end
         return starts, ends

@@ -71,7 +71,7 @@ def name_of(pipeline: str, version: str, request: BackfillRequest, span: Span | 
 
 def source_of(span: Span) -> dict[str, dict[str, list[int]]]:
     """Return a range's source offsets as JSON values."""
-    return ranges_to_json(by_topic({place: (span.starts[place], end) for place, end in span.ends.items()}))
+    return ranges_to_json(by_topic({partition: (span.starts[partition], end) for partition, end in span.ends.items()}))
 
 
 def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> BackfillWritten:
@@ -82,7 +82,7 @@ def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> BackfillW
     with LedgerReader(config, backfill_pipeline(pipeline)) as reader:
         if reader.tail() is None:
             return BackfillWritten()
-        own: list[CommitRecord] = []
+        own_records: list[CommitRecord] = []
         claims: dict[int, ClaimRecord] = {}
         expected = 1
         for _, record in reader.records():
@@ -97,11 +97,11 @@ def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> BackfillW
                 )
             expected += 1
             if record.backfill == name:
-                own.append(record)
-    claim = claims.get(own[0].run) if own else None
+                own_records.append(record)
+    claim = claims.get(own_records[0].run) if own_records else None
     return BackfillWritten(
-        batches=[record for record in own if record.result is None],
-        result=next((record.result for record in own if record.result is not None), None),
+        batches=[record for record in own_records if record.result is None],
+        result=next((record.result for record in own_records if record.result is not None), None),
         begun=Resolved.from_json(claim.plan) if claim is not None and claim.plan is not None else None,
     )
 
@@ -144,7 +144,7 @@ def describe(
         "savepoint": resolved.savepoint,
         "commits": list(resolved.commits) if resolved.commits else None,
         "source": source_of(resolved),
-        "records": sum(end - resolved.starts[place] for place, end in resolved.ends.items()),
+        "records": sum(end - resolved.starts[partition] for partition, end in resolved.ends.items()),
         "rows": sum(record.rows for record in written),
         "batches": len(written),
         "suppressed_batches": suppressed,

@@ -94,13 +94,13 @@ def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
     identity = json_store.read(directory / "identity.json")
     if identity is None:
         raise RefusedError(f"{directory}/identity.json is torn; put it back from a copy of the home")
-    made = Home(f"{home.location}/backfills/{request.name}", directory / request.name)
+    request_home = Home(f"{home.location}/backfills/{request.name}", directory / request.name)
     body = {"schema": SCHEMA, "id": identity["id"], "pipeline": backfill_pipeline(pipeline)}
-    asked = {"pipeline": pipeline, "home": str(home), "request": request.to_json()}
-    json_store.write(made.path / "request.json", asked)
+    saved_request = {"pipeline": pipeline, "home": str(home), "request": request.to_json()}
+    json_store.write(request_home.path / "request.json", saved_request)
     with contextlib.suppress(FileExistsError):
-        json_store.write(made.path / "home.json", body, exclusive=True)
-    return made
+        json_store.write(request_home.path / "home.json", body, exclusive=True)
+    return request_home
 
 
 def adopt(home: Home, identity: str) -> None:
@@ -195,11 +195,11 @@ def forget(home: Home, sure: Sure) -> None:
     :raises AlreadyRunningError: when the turn is another process's by now
     """
     store, current = store_of(home.path), home.path / "current"
-    pointer, made = store.read(current), store.names(home.lineages)
+    pointer, lineage_names = store.read(current), store.names(home.lineages)
     with sure():  # after the look: nothing that who has the next turn makes is among them
         if pointer is not None:
             store.delete_if(current, pointer.version)
-    for name in made:
+    for name in lineage_names:
         store.remove(home.lineages / name)
         store.delete(home.lineages / name)  # of what was not finished there is a mark, too
 
@@ -221,9 +221,10 @@ def oldest_needed(home: Home) -> int | None:
     """
     directory, store = home.backfills, store_of(home.path)
     needed = [
-        what.resolved.base_commit + 1
+        unfinished.resolved.base_commit + 1
         for name in store.names(directory)
-        if store.facts(directory / name / "current") is not None and (what := begun(Home(directory / name))) is not None
+        if store.facts(directory / name / "current") is not None
+        and (unfinished := begun(Home(directory / name))) is not None
     ]
     return min(needed, default=None)
 
@@ -237,12 +238,12 @@ def turn(home: Home, give_up: Callable[[], None]) -> Iterator[Sure]:
     :param home: the request's
     :param give_up: asked from time to time; raises to end the wait
     """
-    place, began = home.path.parent / "turn", time.monotonic()
+    turn_path, began = home.path.parent / "turn", time.monotonic()
     reminded = began
     with contextlib.ExitStack() as held:
         while True:
             try:
-                sure = held.enter_context(leases.alone(place, home.path.name, note=f"pid {os.getpid()}, {home}"))
+                sure = held.enter_context(leases.alone(turn_path, home.path.name, note=f"pid {os.getpid()}, {home}"))
                 break
             except HeldError as error:
                 give_up()

@@ -182,8 +182,8 @@ class DeltaTableLog(TableLog):
         """Return the versions with an entry in the log, and the versions with a checkpoint."""
         names = self._asked(lambda: self._store.names(LOG))
         numbered = [(int(name[:20]), name[20:]) for name in names if name[:20].isdecimal()]
-        entries = {number for number, end in numbered if end == ".json"}
-        return entries, {number for number, end in numbered if end.startswith(".checkpoint.")}
+        entries = {number for number, suffix in numbered if suffix == ".json"}
+        return entries, {number for number, suffix in numbered if suffix.startswith(".checkpoint.")}
 
     def _whole(self, number: int) -> TableVersion:
         """Return the table as it is at a version.
@@ -199,10 +199,10 @@ class DeltaTableLog(TableLog):
 
     def _check_can_be_rebuilt(self, number: int) -> None:
         """Check that the log has a checkpoint, or its beginning, and all entries from there to a version."""
-        (entries, checkpoints), at = self._logged(), number
-        while at and at in entries - checkpoints:
-            at -= 1
-        if at not in checkpoints and not (at == 0 and at in entries):
+        (entries, checkpoints), version = self._logged(), number
+        while version and version in entries - checkpoints:
+            version -= 1
+        if version not in checkpoints and not (version == 0 and version in entries):
             raise DataLostError(
                 f"what table {self.name} had at version {number} is not known any more: its log was cleaned up. Keep "
                 "the log longer (delta.logRetentionDuration), and begin a new pipeline at a newer version, up to "
@@ -285,9 +285,9 @@ class DeltaTableLog(TableLog):
         return self._file(number, body["path"], int(body["size"]), statistics.get("numRecords"), partition)
 
     def _file(
-        self, number: int, escaped: str, size: int, rows: int | None, partition: Mapping[str, str | None]
+        self, number: int, escaped_path: str, size: int, rows: int | None, partition: Mapping[str, str | None]
     ) -> TableFile:
-        path = unquote(escaped)
+        path = unquote(escaped_path)
         if is_elsewhere(path):
             raise RefusedError(
                 f"version {number} of table {self.name} has the file {path}, which is another table's, of which it is "
@@ -316,7 +316,7 @@ class DeltaTableLog(TableLog):
         return table
 
     def _opened(self, number: int | None = None) -> DeltaTable:
-        return self._there(self._open(number))
+        return self._existing(self._open(number))
 
     def _check_protocol(self) -> None:
         """Check the features that the log names last."""
@@ -363,8 +363,10 @@ def _texts(partitions: pa.ChunkedArray) -> list[dict[str, str | None]]:
     import pyarrow as pa
 
     values = pa.Table.from_struct_array(partitions)
-    local = (each.cast(pa.timestamp("us")) if pa.types.is_timestamp(each.type) else each for each in values.columns)
-    return pa.table([each.cast(pa.string()) for each in local], values.column_names).to_pylist()  # type: ignore[no-any-return]
+    columns = (
+        column.cast(pa.timestamp("us")) if pa.types.is_timestamp(column.type) else column for column in values.columns
+    )
+    return pa.table([column.cast(pa.string()) for column in columns], values.column_names).to_pylist()  # type: ignore[no-any-return]
 
 
 def entry_of(version: int) -> str:

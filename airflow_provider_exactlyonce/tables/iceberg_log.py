@@ -45,7 +45,7 @@ class IcebergTableLog(TableLog):
         self._catalog_name, _, self._identifier = place.partition(".")
         self._properties: Final = dict(properties)
         self._catalog: Catalog | None = None
-        self._looked_at: Table | None = None  # when the versions were last asked for
+        self._read_table: Table | None = None  # when the versions were last asked for
         self._known: Final = KnownVersions()
 
     @override
@@ -69,7 +69,7 @@ class IcebergTableLog(TableLog):
 
     @override
     def field_ids(self) -> Mapping[str, int]:
-        return _field_ids((self._looked_at or self._opened()).schema())
+        return _field_ids((self._read_table or self._opened()).schema())
 
     @property
     @override
@@ -92,7 +92,7 @@ class IcebergTableLog(TableLog):
 
     @override
     def versions(self, start: Position) -> Iterator[TableVersion]:
-        table = self._looked_at = self._opened()
+        table = self._read_table = self._opened()
         history = self._history(table)
         self._check_goes_on(table, history, start)
         schema_id = None
@@ -108,21 +108,21 @@ class IcebergTableLog(TableLog):
         :raises DataLostError: when it is not, or that is unknown
         """
         last = start.version if start.file else start.version - 1
-        there = f"{_number(history[0])} to {_number(history[-1])}" if history else "none"
+        snapshots = f"{_number(history[0])} to {_number(history[-1])}" if history else "none"
         if last <= 0 and not _is_whole(table, history):
             raise DataLostError(
-                f"table {self.name} has the snapshots {there} on its main branch, and what was added before is not "
+                f"table {self.name} has the snapshots {snapshots} on its main branch, and what was added before is not "
                 "known any more: keep its snapshots longer, or begin a new pipeline with a starting_version that is "
                 "there, and initial_snapshot=True to read what the table has then, too"
             )
         if last > 0 and last not in map(_number, history):
             was = "is to be read as it is at" if start.is_snapshot else "is to be read on after"
-            before = max((number for number in map(_number, history) if number < last), default=None)
+            previous = max((number for number in map(_number, history) if number < last), default=None)
             raise DataLostError(
                 f"table {self.name} {was} snapshot {last}, which is not among those of its main branch; they are "
-                f"{there}. It has expired, or the table was rolled back, or it is another branch's, so what follows it "
-                "can't be known. Keep the newest snapshot that was read, or put it back; or begin a new pipeline"
-                + ("" if before is None else f", such as with starting_version={before + 1}")
+                f"{snapshots}. It has expired, or the table was rolled back, or it is another branch's, so what "
+                "follows it can't be known. Keep the newest snapshot that was read, or put it back; or begin a new "
+                "pipeline" + ("" if previous is None else f", such as with starting_version={previous + 1}")
             )
 
     def _version(self, table: Table, snapshot: Snapshot, schema_id: int | None, *, is_whole: bool) -> TableVersion:
@@ -190,10 +190,10 @@ class IcebergTableLog(TableLog):
         """Return main's snapshots, oldest first, as far back as they follow each other."""
         snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
         history: list[Snapshot] = []
-        at = table.metadata.current_snapshot_id
-        while at is not None and (snapshot := snapshots.get(at)) is not None:
+        snapshot_id = table.metadata.current_snapshot_id
+        while snapshot_id is not None and (snapshot := snapshots.get(snapshot_id)) is not None:
             history.append(snapshot)
-            at = snapshot.parent_snapshot_id
+            snapshot_id = snapshot.parent_snapshot_id
         return history[::-1]
 
     def _open(self) -> Table | None:
@@ -218,7 +218,7 @@ class IcebergTableLog(TableLog):
         return table
 
     def _opened(self) -> Table:
-        return self._there(self._open())
+        return self._existing(self._open())
 
     def _loaded(self) -> Catalog:
         if self._catalog is None:
@@ -262,7 +262,7 @@ def _number(snapshot: Snapshot) -> int:
 
 def _field_ids(schema: Any) -> dict[str, int]:
     """Return the ids of columns and of their parts, such as ``list.element.name``."""
-    return {schema.find_column_name(key): key for key in schema.field_ids}
+    return {schema.find_column_name(field_id): field_id for field_id in schema.field_ids}
 
 
 def _columns(schema: Any) -> str:

@@ -30,10 +30,11 @@ def reaching_hdfs(table: str) -> Iterator[None]:
     except OSError as error:
         if not str(error).startswith(_NO_HDFS):
             raise
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise RefusedError(
-            f"{table} is on HDFS, which pyiceberg reaches by Hadoop's libhdfs: {said}. Install Hadoop where the driver "
-            "and the tasks run, and set JAVA_HOME, HADOOP_HOME, and CLASSPATH to what `hadoop classpath --glob` prints"
+            f"{table} is on HDFS, which pyiceberg reaches by Hadoop's libhdfs: {reason}. Install Hadoop where the "
+            "driver and the tasks run, and set JAVA_HOME, HADOOP_HOME, and CLASSPATH to what `hadoop classpath --glob` "
+            "prints"
         ) from None
 
 

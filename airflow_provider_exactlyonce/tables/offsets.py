@@ -72,8 +72,8 @@ class TableOffsets(PartitionOffsets):
     @override
     def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         identity = self.identity()
-        there = DescribedTopic(topic_id=identity, partitions=(PARTITION,)) if identity is not None else None
-        return {topic: there for topic in topics if there is not None}
+        described = DescribedTopic(topic_id=identity, partitions=(PARTITION,)) if identity is not None else None
+        return {topic: described for topic in topics if described is not None}
 
     @override
     def _ask(

@@ -29,10 +29,10 @@ def columns_of(parquet: pq.ParquetFile) -> pa.Schema:
     import pyarrow as pa
 
     leaves = (column.physical_type for column in map(parquet.schema.column, range(len(parquet.schema))))
-    return pa.schema([field.with_type(_own(field.type, leaves)) for field in parquet.schema_arrow])
+    return pa.schema([field.with_type(_plain_type(field.type, leaves)) for field in parquet.schema_arrow])
 
 
-def _own(kind: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
+def _plain_type(kind: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
     """Return a type as values of it are.
 
     :param leaves: Parquet's types of its parts, and of all columns after it
@@ -40,11 +40,13 @@ def _own(kind: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_own(field.type, leaves)) for field in kind])
+        return pa.struct([field.with_type(_plain_type(field.type, leaves)) for field in kind])
     if pa.types.is_map(kind):
-        return pa.map_(_own(kind.key_type, leaves), kind.item_field.with_type(_own(kind.item_type, leaves)))
+        return pa.map_(
+            _plain_type(kind.key_type, leaves), kind.item_field.with_type(_plain_type(kind.item_type, leaves))
+        )
     if pa.types.is_nested(kind):
-        return pa.list_(kind.value_field.with_type(_own(kind.value_type, leaves)))
+        return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type, leaves)))
     if next(leaves) == _INT96:
         return pa.timestamp("us", "UTC")
     if pa.types.is_dictionary(kind):  # each part of its rows has all of its values, whatever is written of it

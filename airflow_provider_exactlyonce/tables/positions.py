@@ -54,9 +54,9 @@ class Position:
         return self.file >= SNAPSHOT
 
     def __str__(self) -> str:
-        what = f"the table at version {self.version}" if self.is_snapshot else f"version {self.version}"
+        subject = f"the table at version {self.version}" if self.is_snapshot else f"version {self.version}"
         file = self.file % SNAPSHOT
-        return f"file {file} of {what}" if file else what
+        return f"file {file} of {subject}" if file else subject
 
 
 def name_of(kind: str, place: str) -> str:

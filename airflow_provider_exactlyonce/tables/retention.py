@@ -63,7 +63,7 @@ def dangers(properties: Mapping[str, str], role: Literal["sink", "source"]) -> l
     :param properties: the table's
     :param role: the table's role in the pipeline
     """
-    found = []
+    sentences = []
     for name, retention in _RETENTIONS.items():
         if (value := properties.get(name)) is None:
             continue
@@ -71,11 +71,11 @@ def dangers(properties: Mapping[str, str], role: Literal["sink", "source"]) -> l
         if kept is None or kept < usual:
             unreadable = "" if kept is not None else ", which can't be read"
             danger = retention.sink if role == "sink" else retention.source
-            found.append(
+            sentences.append(
                 f"{name}={value!r}{unreadable}: {danger}. Keep {retention.usual!r} or more, which is the default: "
                 f"ALTER TABLE … UNSET TBLPROPERTIES ('{name}')"
             )
-    return found
+    return sentences
 
 
 def _amount(text: str) -> float | None:

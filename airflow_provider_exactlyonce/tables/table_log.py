@@ -144,7 +144,7 @@ class TableLog(ABC):
         :raises RefusedError: when a version has something that can't be read
         """
 
-    def _there(self, table: T | None) -> T:
+    def _existing(self, table: T | None) -> T:
         """Return a table.
 
         :raises DataLostError: when it is none
@@ -153,16 +153,16 @@ class TableLog(ABC):
             raise DataLostError(f"table {self.name} is not there")
         return table
 
-    def _answered(self, ask: Callable[[], T], *told: type[Exception]) -> T:
+    def _answered(self, ask: Callable[[], T], *answers: type[Exception]) -> T:
         """Return the answer of a store or a catalog.
 
-        :param told: errors that count as an answer
+        :param answers: errors that count as an answer
         :raises BatchFailedError: when it does not answer
         """
         try:
             return ask()
         except Exception as error:  # each store and catalog has errors of its own
-            if isinstance(error, (ExactlyOnceError, *told)):
+            if isinstance(error, (ExactlyOnceError, *answers)):
                 raise
             raise BatchFailedError(f"table {self.name} can't be read: {type(error).__name__}: {error}") from error
 
@@ -192,25 +192,25 @@ def batch_end(versions: Iterable[TableVersion], start: Position, files: int | No
     :param versions: from the start on
     :param files: at most so many, None for all
     """
-    at, left = start, files
+    position, remaining = start, files
     reading = iter(versions)
-    while left is None or left > 0:
+    while remaining is None or remaining > 0:
         try:
             version = next(reading, None)
             if version is None:
                 break
             check(version)
         except TableChangedError:
-            if at == start:
+            if position == start:
                 raise
             break
-        read = at.file - version.first if version.version == at.version else 0
-        new = len(version.files) - read
-        if left is not None and new > left:
-            return Position(version.version, version.first + read + left)
-        left = None if left is None else left - new
-        at = Position(version.version + 1)
-    return at
+        read_files = position.file - version.first if version.version == position.version else 0
+        new_files = len(version.files) - read_files
+        if remaining is not None and new_files > remaining:
+            return Position(version.version, version.first + read_files + remaining)
+        remaining = None if remaining is None else remaining - new_files
+        position = Position(version.version + 1)
+    return position
 
 
 def files_between(versions: Iterable[TableVersion], start: Position, end: Position) -> Iterator[TableFile]:

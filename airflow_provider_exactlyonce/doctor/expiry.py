@@ -43,22 +43,22 @@ def first(facts: Facts, starts: Mapping[TopicPartition, int]) -> Expiry | None:
 
 def _by_age(topics: TopicsFacts, starts: Mapping[TopicPartition, int]) -> Iterator[Expiry]:
     now = time.time() * 1000
-    for place, offset in starts.items():
-        topic, written = place[0], topics.written.get((place, offset))
+    for partition, offset in starts.items():
+        topic, written = partition[0], topics.written.get((partition, offset))
         keeps = topics.settings[topic].retention_milliseconds if topic in topics.settings else -1
         if keeps >= 0 and written is not None and written + keeps < now + min(_DAY_MILLISECONDS, keeps / _SHARE):
             when = moments.text(written + keeps, "seconds")
-            yield Expiry(written + keeps, *place, offset, f"retention.ms of {topic} may remove it from {when} on")
+            yield Expiry(written + keeps, *partition, offset, f"retention.ms of {topic} may remove it from {when} on")
 
 
 def _by_size(topics: TopicsFacts, starts: Mapping[TopicPartition, int]) -> Iterator[Expiry]:
-    for place, offset in starts.items():
-        topic, size, end = place[0], topics.sizes.get(place, 0), topics.ends.get(place, offset)
-        records = end - topics.earliest.get(place, end)
+    for partition, offset in starts.items():
+        topic, size, end = partition[0], topics.sizes.get(partition, 0), topics.ends.get(partition, offset)
+        records = end - topics.earliest.get(partition, end)
         if not size or end <= offset or not records:
             continue
         limit = topics.settings[topic].retention_bytes
-        left = limit - size * (end - offset) // records
-        if left < limit / _SHARE:
-            when = f"as soon as {max(0, left):,} more bytes are written"
-            yield Expiry(time.time() * 1000, *place, offset, f"retention.bytes of {topic} may remove it {when}")
+        remaining_bytes = limit - size * (end - offset) // records
+        if remaining_bytes < limit / _SHARE:
+            when = f"as soon as {max(0, remaining_bytes):,} more bytes are written"
+            yield Expiry(time.time() * 1000, *partition, offset, f"retention.bytes of {topic} may remove it {when}")

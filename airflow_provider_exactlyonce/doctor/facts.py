@@ -225,8 +225,12 @@ class Facts:
         topics = self.topics
         if topics is None:
             return None
-        unavailable = {of for of, (kind, _) in topics.problems.items() if kind == "topic-unavailable"}
-        unseen = {place: 0 for place in span.starts if (self.clusters.of(place[0]), place[0]) in unavailable}
+        unavailable = {
+            cluster_topic for cluster_topic, (kind, _) in topics.problems.items() if kind == "topic-unavailable"
+        }
+        unseen = {
+            partition: 0 for partition in span.starts if (self.clusters.of(partition[0]), partition[0]) in unavailable
+        }
         return span.missing_input({**topics.earliest, **unseen})
 
     @property

@@ -64,8 +64,8 @@ def gather(
         if home is not None:
             _probe_home(facts, home, verified)
         if client is not None and reader is not None:
-            before, facts.tail = facts.tail, _tail(facts, reader) if facts.tail else None
-            grown = before is not None and facts.tail is not None and before.place != facts.tail.place
+            previous_tail, facts.tail = facts.tail, _tail(facts, reader) if facts.tail else None
+            grown = previous_tail is not None and facts.tail is not None and previous_tail.place != facts.tail.place
             facts.history = seen(facts, "the ledger", lambda: _history(facts, reader))
         if home is not None:
             facts.driver = seen(facts, "the driver", lambda: driver.look(facts, home))
@@ -181,13 +181,13 @@ def _probe_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]])
 def _successors(home: Home, lineage_id: str) -> list[Lineage]:
     """Return the lineage of the newest run and those that have replaced it, one after the other."""
     successors: list[Lineage] = []
-    following: str | None = lineage_id
-    while following is not None and following not in [successor.id for successor in successors]:
-        lineage = home.lineage(following)
+    next_id: str | None = lineage_id
+    while next_id is not None and next_id not in [successor.id for successor in successors]:
+        lineage = home.lineage(next_id)
         if lineage is None:
             break
         successors.append(lineage)
-        following = lineage.abandoned_for
+        next_id = lineage.abandoned_for
     return successors
 
 
@@ -197,7 +197,7 @@ def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> Checkp
     query = whole(checkpoint.query_id)
     checkpoint_facts.query_id_lost = query is None and checkpoint.newest_offsets() is not None
     commit = tail.place.commit if tail else lineage.last_commit
-    for left in reversed(range(_TRIES)):  # while a driver runs, Spark writes and removes files
+    for remaining_tries in reversed(range(_TRIES)):  # while a driver runs, Spark writes and removes files
         try:
             checkpoint_facts.restart = decide(checkpoint, Savepoints(home.savepoints), lineage, commit)
         except RefusedError as error:
@@ -206,7 +206,7 @@ def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> Checkp
             checkpoint_facts.foreign = str(error)
             return checkpoint_facts
         except FileNotFoundError:
-            if not left:
+            if not remaining_tries:
                 raise
         if checkpoint_facts.restart is not None and checkpoint_facts.restart.source is RestartSource.CHECKPOINT:
             break
@@ -223,14 +223,15 @@ def _savepoints(store: Savepoints, verified: dict[str, Sequence[Defect]]) -> Sav
         except RefusedError:
             if any(savepoint.id == savepoint_id for savepoint in store.list()):
                 raise
-    there = [savepoint for savepoint in store.list() if savepoint.id in verified]  # a driver takes and deletes others
+    # A driver takes and deletes others.
+    savepoints = [savepoint for savepoint in store.list() if savepoint.id in verified]
     damaged = dict.fromkeys(store.torn(), "its manifest is torn or was changed by hand")
-    for savepoint in there:
+    for savepoint in savepoints:
         if defects := verified[savepoint.id]:
             more = f"; and {len(defects) - 1} more" if len(defects) > 1 else ""
             damaged[savepoint.id] = f"{defects[0]}{more}"
     return SavepointFacts(
-        whole=[savepoint for savepoint in there if savepoint.id not in damaged],
+        whole=[savepoint for savepoint in savepoints if savepoint.id not in damaged],
         damaged=damaged,
         leftovers=store.leftovers(),
     )

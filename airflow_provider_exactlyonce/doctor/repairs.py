@@ -51,11 +51,11 @@ def repair(facts: Facts, finding: Finding) -> str:
 
 def _check_stopped(facts: Facts, home: Home) -> None:
     """Check that no driver holds the pipeline; one that has come since the look is seen too."""
-    seen, held = facts.driver, leases.read(home.lease)
+    driver, held = facts.driver, leases.read(home.lease)
     if held is None:
         return
-    unchanged = seen is not None and held == seen.lease
-    life = seen.life if seen is not None and unchanged else leases.observe(home.lease)[1]
+    unchanged = driver is not None and held == driver.lease
+    life = driver.life if driver is not None and unchanged else leases.observe(home.lease)[1]
     if life is Life.ALIVE or (life is Life.STALE and held.machine == process_identity.this_machine()):
         raise AlreadyRunningError(f"pid {held.pid} on {held.host} holds the pipeline: stop it first, then --fix")
 
@@ -70,9 +70,9 @@ def _check_belongs(facts: Facts) -> None:
 def _check_decided(facts: Facts) -> None:
     """Check that no commit of the pipeline is on its way: the ledger that was read is all there is."""
     with _transactions(facts) as transactions:
-        own = transactions.describe(transactional_id(facts.pipeline))
-    if own is not None and own.is_open:
-        raise RefusedError(f"{own.transactional_id} is {own.state}: ask again once it is ended")
+        transaction = transactions.describe(transactional_id(facts.pipeline))
+    if transaction is not None and transaction.is_open:
+        raise RefusedError(f"{transaction.transactional_id} is {transaction.state}: ask again once it is ended")
 
 
 def _ledger_settings(facts: Facts, home: Home, finding: Finding) -> str:
@@ -80,13 +80,13 @@ def _ledger_settings(facts: Facts, home: Home, finding: Finding) -> str:
 
 
 def _abort(facts: Facts, home: Home, finding: Finding) -> str:
-    own = facts.transactions.own if facts.transactions else None
+    transaction = facts.transactions.own if facts.transactions else None
     with _transactions(facts) as transactions:
         alive = why_taken_for_alive(facts.config, facts.pipeline)
-        if own is None or alive is not None:
+        if transaction is None or alive is not None:
             raise AlreadyRunningError(f"the transaction is not aborted: {alive}")
-        transactions.abort(own)
-    return f"aborted the open transaction of {own.transactional_id}"
+        transactions.abort(transaction)
+    return f"aborted the open transaction of {transaction.transactional_id}"
 
 
 def _abort_hanging(facts: Facts, home: Home, finding: Finding) -> str:
@@ -107,9 +107,9 @@ def _transactions(facts: Facts) -> Iterator[Transactions]:
 
 
 def _release(facts: Facts, home: Home, finding: Finding) -> str:
-    seen = facts.driver.lease if facts.driver else None
+    seen_lease = facts.driver.lease if facts.driver else None
     held, life = leases.observe(home.lease)
-    if held is None or seen is None or held.token != seen.token or life is Life.ALIVE:
+    if held is None or seen_lease is None or held.token != seen_lease.token or life is Life.ALIVE:
         raise AlreadyRunningError("another driver has taken the lease meanwhile, or its holder has come back")
     leases.release(home.lease, held)
     return f"removed the lease of run {held.run}, pid {held.pid} on {held.host}"
@@ -133,17 +133,17 @@ def _point(facts: Facts, home: Home, finding: Finding) -> str:
     target = facts.named_lineage()
     if target is None:
         raise RefusedError("the lineage that the ledger names is not in the home")
-    before = facts.home.lineage.id if facts.home and facts.home.lineage else "none that is whole"
+    previous = facts.home.lineage.id if facts.home and facts.home.lineage else "none that is whole"
     with _holding(facts, home) as hold, hold.sure():
         home.switch(target.id, hold.pointer)
-    return f"pointed current to lineage {target.id}; before it was {before}"
+    return f"pointed current to lineage {target.id}; before it was {previous}"
 
 
 def _clean_up(facts: Facts, home: Home, finding: Finding) -> str:
     with _holding(facts, home) as hold:
-        gone = [*Savepoints(home.savepoints).remove_leftovers(), *map(str, lineages.unfinished(home.lineages))]
+        removed = [*Savepoints(home.savepoints).remove_leftovers(), *map(str, lineages.unfinished(home.lineages))]
         lineages.remove_unfinished(home.lineages, hold)
-    return f"removed {', '.join(gone) or 'nothing: it is gone'}"
+    return f"removed {', '.join(removed) or 'nothing: it is gone'}"
 
 
 def _set_aside(facts: Facts, home: Home, finding: Finding) -> str:
@@ -158,12 +158,12 @@ def _restore(facts: Facts, home: Home, finding: Finding) -> str:
     if not whole:
         raise RefusedError("there is no whole savepoint")
     restored = restore(home, facts.pipeline, facts.config, RestoreRequest(savepoint=whole[-1].id))
-    before = _kept(facts, home)
-    kept = f"; lineage {before.name} stays in {before}" if before else ""
+    previous = _kept_lineage(facts, home)
+    kept = f"; lineage {previous.name} stays in {previous}" if previous else ""
     return f"restored savepoint {whole[-1].id} of commit {whole[-1].commit}: lineage {restored.lineage.id}{kept}"
 
 
-def _kept(facts: Facts, home: Home) -> Path | None:
+def _kept_lineage(facts: Facts, home: Home) -> Path | None:
     """Return where the lineage is that was current when the doctor looked, None when it is gone."""
     path = home.lineages / facts.home.lineage.id if facts.home and facts.home.lineage else None
     return path if path is not None and is_there(path) else None
@@ -172,17 +172,17 @@ def _kept(facts: Facts, home: Home) -> Path | None:
 def _rebuild(facts: Facts, home: Home, finding: Finding) -> str:
     cut = finding.remedy is Remedy.CUT
     made = rebuild(home, facts.pipeline, facts.config, cut=cut)
-    before = _kept(facts, home)
+    previous = _kept_lineage(facts, home)
     return (
         f"made lineage {made.id} of batch {made.base_batch} (commit {made.base_commit}), which is whole; what it was "
-        f"made of {f'stays in {before}' if before else 'was never started, and is removed'}"
+        f"made of {f'stays in {previous}' if previous else 'was never started, and is removed'}"
         f"{'; its next batch has half of the records' if cut else ''}"
     )
 
 
 def _save(facts: Facts, home: Home, finding: Finding) -> str:
-    taken = request.take(home, facts.pipeline, facts.config, label="taken by the doctor")
-    return f"took savepoint {taken.id} of commit {taken.commit}"
+    savepoint = request.take(home, facts.pipeline, facts.config, label="taken by the doctor")
+    return f"took savepoint {savepoint.id} of commit {savepoint.commit}"
 
 
 _REMEDIES: Final[Mapping[Remedy, Callable[[Facts, Home, Finding], str]]] = {

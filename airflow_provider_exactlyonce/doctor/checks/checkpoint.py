@@ -124,11 +124,11 @@ def _behind(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Finding
         remedy = _restore(facts) if newest is None else Remedy.REBUILD
         yield Finding("checkpoint-behind-ledger", str(error), f"exactlyonce restore {facts.pipeline}", remedy)
         return
-    if done < facts.newest and (gone := _missing(facts, done)) is not None:
+    if done < facts.newest and (missing := _missing(facts, done)) is not None:
         yield Finding(
             "replay-impossible",
             f"the checkpoint of lineage {lineage.id} is at commit {done} and the ledger at {facts.newest}: the next "
-            f"start has to run commits {done + 1} to {facts.newest} again, and {gone}",
+            f"start has to run commits {done + 1} to {facts.newest} again, and {missing}",
             "put a newer checkpoint back from a copy of the home, or restore a newer savepoint: exactlyonce restore "
             f"{facts.pipeline}",
         )
@@ -162,8 +162,8 @@ def _missing(facts: Facts, done: int) -> str | None:
         return None
     if done in history.incomplete:
         return f"commit {history.incomplete[done]} is not in the ledger any more"
-    gone = facts.missing_input(history.spans[done])
-    return None if gone is None else f"{gone}, is gone"
+    missing = facts.missing_input(history.spans[done])
+    return None if missing is None else f"{missing}, is gone"
 
 
 def _planned(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Finding]:
@@ -178,23 +178,24 @@ def _planned(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Findin
     if status is not None and status.lineage != lineage.id:
         status = None
     error = status.error if status is not None else None
-    before, offsets = whole(checkpoint.offsets, committed), whole(checkpoint.offsets, first)
+    previous, offsets = whole(checkpoint.offsets, committed), whole(checkpoint.offsets, first)
     if offsets is None or planned[1:] or first != committed + 1:
         batches = ", ".join(map(str, planned))
         torn = "; it is torn" if offsets is None else ""
         yield _leftover(
             f"{file.parent} has {batches} after the newest commit, batch {committed}{torn}: the batch was never begun"
         )
-    elif before is not None and before.conf.get(_PARTITIONS) != offsets.conf.get(_PARTITIONS):
+    elif previous is not None and previous.conf.get(_PARTITIONS) != offsets.conf.get(_PARTITIONS):
         yield Finding(
             "unfinished-repartition",
             f"{file} has {offsets.conf.get(_PARTITIONS)} state partitions and the batch before it "
-            f"{before.conf.get(_PARTITIONS)}: a repartitioning was begun and not finished, and Spark refuses to start",
+            f"{previous.conf.get(_PARTITIONS)}: a repartitioning was begun and not finished, and Spark refuses to "
+            "start",
             f"drop it with --fix, then: exactlyonce rescale {facts.pipeline} --state-partitions N",
             Remedy.REBUILD,
         )
-    elif before is not None and (why := _does_not_follow(before, offsets)):
-        yield _leftover(f"{file} does not follow the batch before it: {why}")
+    elif previous is not None and (reason := _does_not_follow(previous, offsets)):
+        yield _leftover(f"{file} does not follow the batch before it: {reason}")
     elif error is not None and error.kind == BatchTimedOutError.__name__:
         yield Finding(
             "batch-too-long",
@@ -225,18 +226,18 @@ def _failed_at_once(facts: Facts, status: Status, planned: Path) -> bool:
     )
 
 
-def _does_not_follow(before: BatchOffsets, offsets: BatchOffsets) -> str | None:
+def _does_not_follow(previous: BatchOffsets, offsets: BatchOffsets) -> str | None:
     """Return why a plan can't come after a batch of the same job."""
-    for name in before.conf.keys() & offsets.conf.keys():  # Spark takes them over from batch to batch
-        if before.conf[name] != offsets.conf[name]:
-            return f"it has {name}={offsets.conf[name]}, and that one {before.conf[name]}"
-    if len(before.sources) != len(offsets.sources):
-        return f"it has {len(offsets.sources)} sources, and that one {len(before.sources)}"
-    now = offsets.kafka_ends()
-    for topic, partitions in before.kafka_ends().items():
-        if topic not in now:
+    for name in previous.conf.keys() & offsets.conf.keys():  # Spark takes them over from batch to batch
+        if previous.conf[name] != offsets.conf[name]:
+            return f"it has {name}={offsets.conf[name]}, and that one {previous.conf[name]}"
+    if len(previous.sources) != len(offsets.sources):
+        return f"it has {len(offsets.sources)} sources, and that one {len(previous.sources)}"
+    current_ends = offsets.kafka_ends()
+    for topic, partitions in previous.kafka_ends().items():
+        if topic not in current_ends:
             return f"it lacks topic {topic}"
         for partition, end in partitions.items():
-            if now[topic].get(partition, -1) < end:
-                return f"{topic}-{partition} ends at {now[topic].get(partition)}, and before it at {end}"
+            if current_ends[topic].get(partition, -1) < end:
+                return f"{topic}-{partition} ends at {current_ends[topic].get(partition)}, and before it at {end}"
     return None

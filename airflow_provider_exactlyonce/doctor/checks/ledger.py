@@ -31,13 +31,13 @@ def leaves_out_late_rows(facts: Facts) -> Iterator[Finding]:
     newest = facts.tail.commit if facts.tail else None
     if newest is None or not newest.late_total:
         return
-    where = "they are only counted" if newest.late_topic is None else f"they go to {newest.late_topic}"
+    destination = "they are only counted" if newest.late_topic is None else f"they go to {newest.late_topic}"
     in_newest = "".join(
         f", {late.rows:,} in it by operator {late.operator} ({late.name})" for late in newest.late or ()
     )
     yield Finding(
         "late-rows",
         f"up to commit {newest.commit} operators have left out {newest.late_total:,} rows behind their watermark"
-        f"{in_newest}; {where}",
+        f"{in_newest}; {destination}",
         "a watermark that waits longer (withWatermark) leaves out fewer",
     )

@@ -15,10 +15,10 @@ def are_whole(facts: Facts) -> Iterator[Finding]:
     savepoints = facts.savepoints
     if savepoints is None:
         return
-    for name, why in savepoints.damaged.items():
+    for name, reason in savepoints.damaged.items():
         yield Finding(
             "savepoint-damaged",
-            f"savepoint {name} is damaged: {why}",
+            f"savepoint {name} is damaged: {reason}",
             f"it can't be repaired; take another one: exactlyonce savepoint {facts.pipeline}",
             Remedy.SET_ASIDE,
             name,
@@ -37,7 +37,7 @@ def can_be_restored(facts: Facts) -> Iterator[Finding]:
     savepoints, tail = facts.savepoints, facts.tail
     if savepoints is None or tail is None:
         return
-    ours = [savepoint for savepoint in savepoints.whole if savepoint.pipeline == facts.pipeline]
+    own_savepoints = [savepoint for savepoint in savepoints.whole if savepoint.pipeline == facts.pipeline]
     for savepoint in savepoints.whole:
         if savepoint.pipeline != facts.pipeline:
             yield Finding(
@@ -53,19 +53,19 @@ def can_be_restored(facts: Facts) -> Iterator[Finding]:
                 "check bootstrap.servers; the savepoint does not have the later commits",
             )
         elif savepoint.commit < facts.newest:
-            yield from _replayable(facts, savepoint, is_newest=savepoint is ours[-1])
+            yield from _replayable(facts, savepoint, is_newest=savepoint is own_savepoints[-1])
 
 
 def _replayable(facts: Facts, savepoint: Savepoint, *, is_newest: bool) -> Iterator[Finding]:
     history = facts.history
     if history is None:
         return
-    new, span = f"exactlyonce savepoint {facts.pipeline}", history.spans[savepoint.commit]
+    command, span = f"exactlyonce savepoint {facts.pipeline}", history.spans[savepoint.commit]
     if savepoint.commit in history.incomplete:
-        why = f"commit {history.incomplete[savepoint.commit]} after it is not in the ledger any more"
+        reason = f"commit {history.incomplete[savepoint.commit]} after it is not in the ledger any more"
         name, keep = "savepoint-history-gone", "more history with ledger_retention"
-    elif (gone := facts.missing_input(span)) is not None:
-        why = f"{gone}, is gone"
+    elif (missing := facts.missing_input(span)) is not None:
+        reason = f"{missing}, is gone"
         name, keep = "savepoint-input-gone", "the source's records longer than savepoints"
     else:
         soon = expiry.first(facts, span.positions)
@@ -74,13 +74,13 @@ def _replayable(facts: Facts, savepoint: Savepoint, *, is_newest: bool) -> Itera
                 "savepoint-input-expiring",
                 f"savepoint {savepoint.id} needs {soon.topic}-{soon.partition} from offset {soon.offset} on, and "
                 f"{soon.when}",
-                f"{new} before, or let {soon.topic} keep more",
+                f"{command} before, or let {soon.topic} keep more",
                 Remedy.SAVE,
             )
         return
     yield Finding(
         name if is_newest else "old-savepoint-useless",
-        f"savepoint {savepoint.id} can't be restored: {why}",
-        f"{new}, and keep {keep}" if is_newest else f"exactlyonce savepoint delete {facts.pipeline} {savepoint.id}",
+        f"savepoint {savepoint.id} can't be restored: {reason}",
+        f"{command}, and keep {keep}" if is_newest else f"exactlyonce savepoint delete {facts.pipeline} {savepoint.id}",
         Remedy.SAVE if is_newest else None,
     )

@@ -27,11 +27,11 @@ def own_is_ended(facts: Facts) -> Iterator[Finding]:
                 "nothing: the next start gets a new producer, and the ledger tells what is committed",
             )
     elif own.is_open and own.transactional_id not in transactions.alive:
-        places = ", ".join(f"{topic}-{partition}" for topic, partition in own.partitions[:5])
+        partitions = ", ".join(f"{topic}-{partition}" for topic, partition in own.partitions[:5])
         yield Finding(
             "open-transaction",
             f"{own.transactional_id} is open for {own.age_seconds() or 0:.0f} s, and no driver runs: readers of "
-            f"committed records wait in {places}, {_held(transactions, own.partitions)} offsets behind",
+            f"committed records wait in {partitions}, {_held(transactions, own.partitions)} offsets behind",
             f"start the pipeline, or: exactlyonce transactions abort {own.transactional_id}",
             Remedy.ABORT,
         )
@@ -55,17 +55,17 @@ def others_are_ended(facts: Facts) -> Iterator[Finding]:
     own_ids = facts.history.producer_ids if facts.history else frozenset()
     for hanging in transactions.hanging:
         is_own = hanging.producer_id in own_ids and not facts.runs
-        place = f"{hanging.topic} --partition {hanging.partition} --first-offset {hanging.first_offset}"
+        arguments = f"{hanging.topic} --partition {hanging.partition} --first-offset {hanging.first_offset}"
         yield Finding(
             "hanging-transaction",
             f"a transaction of producer {hanging.producer_id}{' (this pipeline)' if is_own else ''} is open in "
             f"{hanging.topic}-{hanging.partition} from offset {hanging.first_offset} on, and no coordinator will end "
             f"it: {_held(transactions, [hanging.topic_partition])} offsets are held back for good",
-            f"exactlyonce transactions abort --topic {place}",
+            f"exactlyonce transactions abort --topic {arguments}",
             Remedy.ABORT_HANGING if is_own else None,
             f"{hanging.topic}-{hanging.partition} {hanging.first_offset}",
         )
 
 
-def _held(transactions: TransactionFacts, places: Iterable[tuple[str, int]]) -> int:
-    return sum(transactions.held.get(place, 0) for place in places)
+def _held(transactions: TransactionFacts, partitions: Iterable[tuple[str, int]]) -> int:
+    return sum(transactions.held.get(partition, 0) for partition in partitions)

@@ -27,7 +27,7 @@ def names(facts: Facts) -> tuple[list[str], list[str], dict[SourceTopics, str]]:
     Third is {pattern: why its topics are unknown now}.
     """
     tail = facts.tail
-    away: dict[SourceTopics, str] = {}
+    unavailable: dict[SourceTopics, str] = {}
     sources: set[str] = set()
     sinks: set[str] = set()
     if tail is not None and tail.commit is not None:
@@ -41,47 +41,49 @@ def names(facts: Facts) -> tuple[list[str], list[str], dict[SourceTopics, str]]:
                 try:
                     sources |= set(facts.clusters.topics(source))
                 except ExactlyOnceError as error:
-                    away[source] = str(error)
+                    unavailable[source] = str(error)
             sinks |= set(job.sinks)
-    return sorted(sources), sorted(sinks), away
+    return sorted(sources), sorted(sinks), unavailable
 
 
 def look(facts: Facts, client: WireClient) -> TopicsFacts:
     """Check the topics as a start would, and read the offsets of their remaining records."""
     from airflow_provider_exactlyonce.audit import topics
 
-    (sources, sinks, away), clusters = names(facts), facts.clusters
-    unmatched = {(clusters.read_by(source), str(source)): ("topic-unavailable", why) for source, why in away.items()}
+    (sources, sinks, unavailable), clusters = names(facts), facts.clusters
+    unmatched = {
+        (clusters.read_by(source), str(source)): ("topic-unavailable", reason) for source, reason in unavailable.items()
+    }
     topics_facts = TopicsFacts(cluster=_cluster(facts, client), problems=unmatched)
-    here: dict[str, str] = {}
-    elsewhere: dict[str, str] = {}
-    for cluster, read in clusters.by_cluster(dict.fromkeys(sources)).items():
-        uses: dict[str, dict[str, Any]] = {name: {"sources": [name]} for name in read}
+    own_ids: dict[str, str] = {}
+    other_ids: dict[str, str] = {}
+    for cluster, cluster_topics in clusters.by_cluster(dict.fromkeys(sources)).items():
+        uses: dict[str, dict[str, Any]] = {name: {"sources": [name]} for name in cluster_topics}
         if isinstance(cluster, SourceTable):
-            elsewhere |= _look_at_table(topics_facts, cluster)
+            other_ids |= _look_at_table(topics_facts, cluster)
             continue
         if cluster is not clusters.own:
-            elsewhere |= _look_elsewhere(topics_facts, cluster, uses)
+            other_ids |= _look_elsewhere(topics_facts, cluster, uses)
             continue
         uses |= {name: {"sinks": [name]} for name in sinks}
         if facts.tail is not None:
             uses[ledger_topic(facts.pipeline)] = {"ledger": ledger_topic(facts.pipeline)}
-        here = _accepted(topics_facts, cluster, client, uses)
+        own_ids = _accepted(topics_facts, cluster, client, uses)
     try:
-        check_topic_ids(here, facts.tail, elsewhere)
+        check_topic_ids(own_ids, facts.tail, other_ids)
     except RefusedError as error:
         topics_facts.recreated = str(error)
-    there = [name for name in sources if topics_facts.is_there(clusters.of(name), name)]
+    existing_topics = [name for name in sources if topics_facts.is_there(clusters.of(name), name)]
     offsets = clusters.offsets
-    topics_facts.earliest = offsets.starts(offsets.partitions(there))
+    topics_facts.earliest = offsets.starts(offsets.partitions(existing_topics))
     topics_facts.ends = offsets.ends(topics_facts.earliest)
-    for cluster, read in clusters.by_cluster(dict.fromkeys(there)).items():
+    for cluster, cluster_topics in clusters.by_cluster(dict.fromkeys(existing_topics)).items():
         if isinstance(cluster, SourceTable):
             continue  # which nothing but its owner's own jobs makes smaller
-        settings = topics.describe(cluster.config, list(read))
-        bounded = {name for name, of in settings.items() if of.retention_bytes >= 0}
-        asked = client if cluster is clusters.own else cluster.client
-        sizes = _sizes(asked, [place for place in topics_facts.earliest if place[0] in bounded])
+        settings = topics.describe(cluster.config, list(cluster_topics))
+        bounded = {name for name, topic_settings in settings.items() if topic_settings.retention_bytes >= 0}
+        cluster_client = client if cluster is clusters.own else cluster.client
+        sizes = _sizes(cluster_client, [partition for partition in topics_facts.earliest if partition[0] in bounded])
         topics_facts.settings = {**topics_facts.settings, **settings}
         topics_facts.sizes = {**topics_facts.sizes, **sizes}
     topics_facts.written = _written(facts, topics_facts)
@@ -113,12 +115,12 @@ def _look_elsewhere(
     return _accepted(topics_facts, cluster, client, uses)
 
 
-def _sizes(client: WireClient, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+def _sizes(client: WireClient, topic_partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Ask for the bytes of partitions; nothing is known without the right to describe the cluster."""
     import kafka.errors
 
     sizes: dict[TopicPartition, int] = {}
-    partitions = {topic: list(numbers) for topic, numbers in by_topic(dict.fromkeys(places)).items()}
+    partitions = {topic: list(numbers) for topic, numbers in by_topic(dict.fromkeys(topic_partitions)).items()}
     try:
         described = client.admin.describe_log_dirs(partitions) if partitions else []
     except kafka.errors.KafkaError:
@@ -127,8 +129,8 @@ def _sizes(client: WireClient, places: Iterable[TopicPartition]) -> dict[TopicPa
         for directory in broker["log_dirs"]:
             for topic in directory["topics"]:
                 for partition in topic["partitions"]:
-                    place = (str(topic["name"]), int(partition["partition_index"]))
-                    sizes[place] = max(sizes.get(place, 0), int(partition["partition_size"]))
+                    topic_partition = (str(topic["name"]), int(partition["partition_index"]))
+                    sizes[topic_partition] = max(sizes.get(topic_partition, 0), int(partition["partition_size"]))
     return sizes
 
 
@@ -182,17 +184,19 @@ def _written(facts: Facts, topics_facts: TopicsFacts) -> dict[tuple[TopicPartiti
     if facts.tail is not None and facts.tail.commit is not None:
         starts.append(facts.tail.commit.ends)
     written: dict[tuple[TopicPartition, int], int] = {}
-    for cluster, read in facts.clusters.by_cluster(dict.fromkeys(topic for topic, _ in ends)).items():
+    for cluster, cluster_topics in facts.clusters.by_cluster(dict.fromkeys(topic for topic, _ in ends)).items():
         if isinstance(cluster, SourceTable):
             continue
         with RangeReader(cluster.config, "doctor") as reader:
             for wanted in starts:
                 spans = {
-                    place: (offset, min(ends[place], offset + _SPAN))
-                    for place, offset in wanted.items()
-                    if place[0] in read and place in ends and offset >= topics_facts.earliest[place]
+                    partition: (offset, min(ends[partition], offset + _SPAN))
+                    for partition, offset in wanted.items()
+                    if partition[0] in cluster_topics
+                    and partition in ends
+                    and offset >= topics_facts.earliest[partition]
                 }
                 for message in reader.read(spans):
-                    place = str(message.topic()), int(message.partition() or 0)
-                    written.setdefault((place, spans[place][0]), int(message.timestamp()[1]))
+                    partition = str(message.topic()), int(message.partition() or 0)
+                    written.setdefault((partition, spans[partition][0]), int(message.timestamp()[1]))
     return written

@@ -23,8 +23,8 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
     transactions = Transactions(client)
     name = transactional_id(facts.pipeline)
     sources, sinks, _ = topic_probe.names(facts)
-    here = facts.clusters.by_cluster(dict.fromkeys(sources))[facts.clusters.own]
-    topics = {*here, *sinks, *({ledger_topic(facts.pipeline)} if facts.tail else ())}
+    own_topics = facts.clusters.by_cluster(dict.fromkeys(sources))[facts.clusters.own]
+    topics = {*own_topics, *sinks, *({ledger_topic(facts.pipeline)} if facts.tail else ())}
     if facts.topics is not None:
         topics = {topic for topic in topics if facts.topics.is_there(facts.clusters.own, topic)}
     others = [
@@ -37,18 +37,18 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
     open_transactions = [
         transaction for transaction in (own, *others) if transaction is not None and transaction.is_open
     ]
-    places = {place for transaction in open_transactions for place in transaction.partitions}
-    places |= {transaction.topic_partition for transaction in hanging}
+    partitions = {partition for transaction in open_transactions for partition in transaction.partitions}
+    partitions |= {transaction.topic_partition for transaction in hanging}
     alive = {}
     for transaction in open_transactions:
         pipeline = pipeline_of(transaction.transactional_id)
-        why = why_taken_for_alive(facts.config, pipeline) if pipeline else None
-        if why is not None:
-            alive[transaction.transactional_id] = why
+        reason = why_taken_for_alive(facts.config, pipeline) if pipeline else None
+        if reason is not None:
+            alive[transaction.transactional_id] = reason
     return TransactionFacts(
         own=own,
         others=others,
         hanging=hanging,
-        held={(held.topic, held.partition): held.offsets for held in transactions.held(places)},
+        held={(held.topic, held.partition): held.offsets for held in transactions.held(partitions)},
         alive=alive,
     )

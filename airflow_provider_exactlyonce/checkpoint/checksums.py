@@ -79,7 +79,9 @@ def read(file: Path, like: str = _CRC32) -> str:
                 total = zlib.crc32(piece, total)
             elif algorithm == _CHUNKED:
                 view = memoryview(piece)
-                chunks = [zlib.crc32(view[at : at + _CHUNK_BYTES]) for at in range(0, len(piece), _CHUNK_BYTES)]
+                chunks = [
+                    zlib.crc32(view[start : start + _CHUNK_BYTES]) for start in range(0, len(piece), _CHUNK_BYTES)
+                ]
                 sums += struct.pack(f">{len(chunks)}I", *chunks)
             else:
                 raise RefusedError(f"{file}: checksum {like!r} is of an unknown algorithm; upgrade the package")

@@ -81,13 +81,13 @@ def _renamed(old: Version, new: Version) -> QueryPlan | None:
     if old.plan is None:
         return None
     body = plans.encode(old.plan)
-    of_columns = json.dumps({name: body[name] for name in ("operators", "watermarks", "filters")})
+    columns_json = json.dumps({name: body[name] for name in ("operators", "watermarks", "filters")})
     for before, after in zip(old.topics, new.topics, strict=True):
-        whole = rf"(?<![\w.,/-]){re.escape(json.dumps(before)[1:-1])}\."
-        of_columns = re.sub(whole, f"{json.dumps(after)[1:-1]}.".replace("\\", r"\\"), of_columns)
+        column_prefix = rf"(?<![\w.,/-]){re.escape(json.dumps(before)[1:-1])}\."
+        columns_json = re.sub(column_prefix, f"{json.dumps(after)[1:-1]}.".replace("\\", r"\\"), columns_json)
     names = dict(zip(old.topics, new.topics, strict=True))
     sources = [{**source, "topic": names.get(source["topic"], source["topic"])} for source in body["sources"]]
-    return plans.decode({**body, **json.loads(of_columns), "sources": sources})
+    return plans.decode({**body, **json.loads(columns_json), "sources": sources})
 
 
 def _without_options(plan: QueryPlan) -> QueryPlan | None:
@@ -103,7 +103,7 @@ def _pipeline(old: Version, new: Version) -> Iterator[VersionChange]:
         yield incompatible("pipeline", old.pipeline, new.pipeline, reason, way_out)
 
 
-def _what_is_known(old: Version, new: Version) -> list[VersionChange] | None:
+def _unknown_plan(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is not None:
         return None
     reason = (
@@ -188,10 +188,10 @@ def _sources(old: Version, new: Version) -> Iterator[VersionChange]:
         reason = "Spark knows sources by their order in the plan, and would give each the offsets of another"
         yield incompatible("sources", old.topics, new.topics, reason, "use them in the old order")
         return
-    added, gone = tuple((after - before).elements()), tuple((before - after).elements())
-    if added and gone and len(old.topics) == len(new.topics):
+    added, removed = tuple((after - before).elements()), tuple((before - after).elements())
+    if added and removed and len(old.topics) == len(new.topics):
         reason = "the checkpoint has offsets of topics that are read no more: Spark misses their partitions, and stops"
-    elif added and gone:
+    elif added and removed:
         reason = "the checkpoint has offsets of other sources"
     elif added:
         reason = f"the checkpoint has offsets of {len(old.topics)} sources, and Spark refuses another number of them"
@@ -222,21 +222,23 @@ def _source_columns(old: QueryPlan, new: QueryPlan) -> Iterator[VersionChange]:
         old_types, new_types = (dict(column.split(" ", 1) for column in source.columns) for source in (before, after))
         changed = [name for name, kind in old_types.items() if new_types.get(name, kind) != kind]
         if changed:
-            was, now = ([f"{name} {types[name]}" for name in changed] for types in (old_types, new_types))
+            old_columns, new_columns = (
+                [f"{name} {types[name]}" for name in changed] for types in (old_types, new_types)
+            )
             reason = "from the next batch on records are read so; one that does not fit stops the pipeline"
-            yield note(f"columns of {before.topic}", was, now, reason)
-        gone = [column for column in before.columns if column.split(" ", 1)[0] not in new_types]
+            yield note(f"columns of {before.topic}", old_columns, new_columns, reason)
+        removed = [column for column in before.columns if column.split(" ", 1)[0] not in new_types]
         added = [column for column in after.columns if column.split(" ", 1)[0] not in old_types]
-        if gone or added:
+        if removed or added:
             reason = "records are read so from the next batch on"
-            yield compatible(f"columns of {before.topic}", gone, added, reason)
+            yield compatible(f"columns of {before.topic}", removed, added, reason)
 
 
 def _filters(old: QueryPlan, new: QueryPlan) -> Iterator[VersionChange]:
-    gone = [clause for clause in old.filters if clause not in new.filters]
+    removed = [clause for clause in old.filters if clause not in new.filters]
     added = [clause for clause in new.filters if clause not in old.filters]
-    if gone or added:
-        yield compatible("filters", gone, added, "holds from the next batch on; what is in the state stays")
+    if removed or added:
+        yield compatible("filters", removed, added, "holds from the next batch on; what is in the state stays")
 
 
 def _watermarks(old: QueryPlan, new: QueryPlan) -> Iterator[VersionChange]:
@@ -251,17 +253,17 @@ def _watermarks(old: QueryPlan, new: QueryPlan) -> Iterator[VersionChange]:
     for column, delay in before.items():
         if after.get(column, delay) != delay:
             yield _delay_changed(column, delay, after[column])
-    gone = {column: delay for column, delay in before.items() if column not in after}
+    removed = {column: delay for column, delay in before.items() if column not in after}
     added = {column: delay for column, delay in after.items() if column not in before}
-    if gone and added:
+    if removed and added:
         reason = (
             "Spark goes on from the watermark of the old column: where the new one is behind it, all its rows are late "
             "and are dropped"
         )
-        yield incompatible("watermark", _delays(gone), _delays(added), reason)
-    elif gone:
+        yield incompatible("watermark", _delays(removed), _delays(added), reason)
+    elif removed:
         reason = "state that it would have removed stays for ever, and no row is late any more"
-        yield note("watermark", _delays(gone), None, reason)
+        yield note("watermark", _delays(removed), None, reason)
     elif added:
         reason = "rows that are later than this are dropped from now on, and old state is removed"
         yield note("watermark", None, _delays(added), reason)
@@ -335,10 +337,10 @@ def _output_columns(old: Version, new: Version) -> list[VersionChange] | None:
     )
     if before == after:
         return []
-    gone = [f"{name} {kind}" for name, kind in before.items() if after.get(name) != kind]
+    removed = [f"{name} {kind}" for name, kind in before.items() if after.get(name) != kind]
     added = [f"{name} {kind}" for name, kind in after.items() if before.get(name) != kind]
     reason = "readers of the sink see other columns from the next batch on"
-    return [note("output columns", gone, added, reason)]
+    return [note("output columns", removed, added, reason)]
 
 
 def _user_functions(old: Version, new: Version) -> list[VersionChange] | None:
@@ -354,28 +356,28 @@ def _user_functions(old: Version, new: Version) -> list[VersionChange] | None:
 _Check = Callable[[Version, Version], Iterator[VersionChange] | list[VersionChange] | None]
 
 
-def _of_plans(check: Callable[[QueryPlan, QueryPlan], Iterator[VersionChange]]) -> _Check:
+def _plan_check(check: Callable[[QueryPlan, QueryPlan], Iterator[VersionChange]]) -> _Check:
     """Return a check of two versions that compares their plans, where both are known."""
     return lambda old, new: None if old.plan is None or new.plan is None else check(old.plan, new.plan)
 
 
 _CHECKS: Final[tuple[tuple[str, _Check], ...]] = (
     ("pipeline", _pipeline),
-    ("plan", _what_is_known),
-    ("options of parsers", _of_plans(_options)),
+    ("plan", _unknown_plan),
+    ("options of parsers", _plan_check(_options)),
     ("plan", _refused),
     ("Spark", _spark),
     ("state backend", _backend),
     ("state partitions", _partitions),
     ("sources", _sources),
-    ("source columns", _of_plans(_source_columns)),
-    ("filters", _of_plans(_filters)),
-    ("watermark", _of_plans(_watermarks)),
+    ("source columns", _plan_check(_source_columns)),
+    ("filters", _plan_check(_filters)),
+    ("watermark", _plan_check(_watermarks)),
     ("stateful operators", operators),
     ("what state means", meaning),
     ("state schemas", schemas),
     ("output mode", _output_mode),
-    ("sink", _of_plans(_sink)),
+    ("sink", _plan_check(_sink)),
     ("output columns", _output_columns),
     ("user functions", _user_functions),
 )

@@ -50,14 +50,14 @@ _LEFT_OUT: Final = re.compile(
     r"home\.json|current|(backfills/[^/]+/)?control/((lease|standby|intent)\.json|commands/.+|logs/.+)"
     r"|(backfills/[^/]+/)?control/(kafka|sources|postgres|stores|schema_registry|s3|gcs)\.json"
     r"|backfills/turn\.lease\.json|(.+/)?[^/]+\.lock"
-    r"|(backfills/[^/]+/)?lineages/[^/]+/checkpoint/state/[^/]+/_metadata/v2/\.[^/]+"  # Hadoop's checksums of _NAMING
+    r"|(backfills/[^/]+/)?lineages/[^/]+/checkpoint/state/[^/]+/_metadata/v2/\.[^/]+"  # Hadoop's checksums of _METADATA
 )
 #: What is written last wherever it is: before it a directory counts as nothing.
-_MAKING: Final = re.compile(r"(.+/)?(lineage|manifest)\.json|backfills/[^/]+/(home\.json|current)")
+_LAST: Final = re.compile(r"(.+/)?(lineage|manifest)\.json|backfills/[^/]+/(home\.json|current)")
 #: Spark's metadata of a lineage's state has absolute paths.
-_NAMING: Final = re.compile(r"((?:backfills/[^/]+/)?lineages/[^/]+/checkpoint)/state/[^/]+/_metadata/v2/[^/]+")
+_METADATA: Final = re.compile(r"((?:backfills/[^/]+/)?lineages/[^/]+/checkpoint)/state/[^/]+/_metadata/v2/[^/]+")
 #: What a call has left that was killed while it began.
-_BEGINNING: Final = re.compile(r"\.home\.json\.[^/]+")
+_TEMPORARY_DOCUMENT: Final = re.compile(r"\.home\.json\.[^/]+")
 _THREADS: Final = 8  # each keeps pieces of up to 50 MB of a file in a bucket
 
 
@@ -67,7 +67,7 @@ def in_order(paths: Iterable[str]) -> tuple[Sequence[str], Sequence[str]]:
     :param paths: of all its files, relative to it
     """
     kept = [path for path in paths if not _LEFT_OUT.fullmatch(path)]
-    return [path for path in kept if not _MAKING.fullmatch(path)], [path for path in kept if _MAKING.fullmatch(path)]
+    return [path for path in kept if not _LAST.fullmatch(path)], [path for path in kept if _LAST.fullmatch(path)]
 
 
 @dataclass(kw_only=True)
@@ -97,23 +97,23 @@ def copy_home(source: Home, target: Home, config: Mapping[str, Any]) -> HomeCopi
     :raises AlreadyRunningError: when a driver or a backfill of the pipeline lives, or another call has gone on
     :raises HomeMovedError: when the source was moved elsewhere
     """
-    document, begun = _read(source, target)
-    if (finished := _finished(source, document, begun)) is not None:
+    document, target_document = _read(source, target)
+    if (finished := _finished(source, document, target_document)) is not None:
         return finished
     with (
         leases.holding_stopped(source.lease, document.pipeline, "copy") as hold,
         _without_backfills(source, document.pipeline),
         LedgerReader(config, document.pipeline) as reader,
     ):
-        document, begun = _read(source, target)  # another call may have ended meanwhile
-        finished = _finished(source, document, begun)
-        return finished or _move(source, target, document, begun, hold, reader.tail())
+        document, target_document = _read(source, target)  # another call may have ended meanwhile
+        finished = _finished(source, document, target_document)
+        return finished or _move(source, target, document, target_document, hold, reader.tail())
 
 
-def _finished(source: Home, document: HomeDocument, begun: HomeDocument | None) -> HomeCopied | None:
+def _finished(source: Home, document: HomeDocument, target_document: HomeDocument | None) -> HomeCopied | None:
     """Return the answer of a call that has nothing to do, None when there is something."""
     move = moving.sealed(source.path)
-    if move is None or begun is None or not begun.is_whole:
+    if move is None or target_document is None or not target_document.is_whole:
         return None
     return HomeCopied(pipeline=document.pipeline, run=move.run, changed=False)
 
@@ -122,22 +122,22 @@ def _move(
     source: Home,
     target: Home,
     document: HomeDocument,
-    begun: HomeDocument | None,
+    target_document: HomeDocument | None,
     hold: Hold,
     tail: LedgerTail | None,
 ) -> HomeCopied:
-    done = moving.sealed(source.path)
-    move = done or _decide(source, target, document.pipeline, tail)
+    sealed_move = moving.sealed(source.path)
+    move = sealed_move or _decide(source, target, document.pipeline, tail)
     _check_not_gone_on(move, tail)
-    if begun is None:
+    if target_document is None:
         _begin(target, document, move)
-    elif begun.is_whole:
+    elif target_document.is_whole:
         raise RefusedError(f"{target} is a home already: {source} can't be copied there")
     failpoints.reach("copy-begun")
     copied = HomeCopied(pipeline=document.pipeline, run=move.run)
     _copy(source, target, hold, move.lineage, copied)
     failpoints.reach("copy-compared")
-    if done is None:
+    if sealed_move is None:
         with hold.sure():
             moving.seal(source.path, move, hold.pointer)
     failpoints.reach("copy-sealed")
@@ -161,13 +161,19 @@ def _read(source: Home, target: Home) -> tuple[HomeDocument, HomeDocument | None
     move = moving.sealed(source.path)
     if move is not None and move.places != places:
         raise moving.moved(move)
-    begun = moving.document(target.path)
-    is_ours = begun is not None and begun.move is not None and (begun.id, begun.move.places) == (document.id, places)
-    if begun is not None and not is_ours:
-        raise RefusedError(f"{target} is a home of pipeline {begun.pipeline}: name a target that is empty")
-    if begun is None and not all(_BEGINNING.fullmatch(path) for path in store_of(target.path).files(target.path)):
+    target_document = moving.document(target.path)
+    is_this_move = (
+        target_document is not None
+        and target_document.move is not None
+        and (target_document.id, target_document.move.places) == (document.id, places)
+    )
+    if target_document is not None and not is_this_move:
+        raise RefusedError(f"{target} is a home of pipeline {target_document.pipeline}: name a target that is empty")
+    if target_document is None and not all(
+        _TEMPORARY_DOCUMENT.fullmatch(path) for path in store_of(target.path).files(target.path)
+    ):
         raise RefusedError(f"{target} is not empty, and no copy of {source}: name a target that is")
-    return document, begun
+    return document, target_document
 
 
 def _decide(source: Home, target: Home, pipeline: str, tail: LedgerTail | None) -> Move:
@@ -244,8 +250,12 @@ class _OnlyCopy:
         """
         self._checked = time.monotonic()
         with self._hold.sure():
-            begun = moving.document(self._target)
-        if begun is None or begun.is_whole or store_of(self._current).read(self._current) != self._hold.pointer:
+            target_document = moving.document(self._target)
+        if (
+            target_document is None
+            or target_document.is_whole
+            or store_of(self._current).read(self._current) != self._hold.pointer
+        ):
             raise AlreadyRunningError(f"somebody has gone on with {self._current.parent} or {self._target} meanwhile")
 
     def check_often(self) -> None:
@@ -262,17 +272,17 @@ def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopi
 
     def copy(path: str) -> tuple[Content, bool]:
         only_copy.check_often()
-        match = _NAMING.fullmatch(path)
-        place = source.path / path, target.path / path
+        match = _METADATA.fullmatch(path)
+        paths = source.path / path, target.path / path
         try:
-            done = copy_file(*place) if match is None else _rename(*place, target.path / match[1])
+            outcome = copy_file(*paths) if match is None else _rename(*paths, target.path / match[1])
         except OSError as error:
             raise ExactlyOnceError(
-                f"{place[0]} could not be copied to {place[1]}: {error}. The old home is in use as before; the same "
+                f"{paths[0]} could not be copied to {paths[1]}: {error}. The old home is in use as before; the same "
                 "call goes on with the copy"
             ) from error
         failpoints.reach("copy-during")
-        return done
+        return outcome
 
     with ThreadPoolExecutor(_THREADS) as threads:
         for files in (first, last):

@@ -42,11 +42,11 @@ def find_home(config: Mapping[str, Any], pipeline: str) -> Home:
     """
     claim = ledger_home.newest_claim(config, pipeline)
     home = Home(claim.home_path)
-    found = home.identity()
-    if found != claim.home:  # an empty mount point has no lease, and its pipeline would be taken for stopped
-        there = "nothing is there" if found is None else f"home {found} of pipeline {home.pipeline()} is there"
+    identity = home.identity()
+    if identity != claim.home:  # an empty mount point has no lease, and its pipeline would be taken for stopped
+        actual = "nothing is there" if identity is None else f"home {identity} of pipeline {home.pipeline()} is there"
         raise RefusedError(
-            f"{home} is not the home of pipeline {pipeline} on this machine, {socket.gethostname()}: {there}, and run "
+            f"{home} is not the home of pipeline {pipeline} on this machine, {socket.gethostname()}: {actual}, and run "
             f"{claim.run} started from home {claim.home} at that path on {claim.host}. Mount its file system here, do "
             "this on a machine that sees it, or, if it is elsewhere, name it: checkpoint= of a task, --home of a "
             "command"

@@ -59,10 +59,10 @@ def files_of(checkpoint: Checkpoint, batch: int) -> BatchFiles:
         has_note = f"{path}.crc" in needed.files
         if reason := _size_defect(checkpoint.path / path, needed.sizes.get(path), has_note=has_note):
             needed.defects.append(Defect(path=path, reason=reason))
-    named: dict[str, Defect] = {}
+    first_defects: dict[str, Defect] = {}
     for defect in needed.defects:  # one defect a file: the first says most
-        named.setdefault(defect.path, defect)
-    return BatchFiles(files=tuple(sorted(needed.files)), defects=tuple(named.values()))
+        first_defects.setdefault(defect.path, defect)
+    return BatchFiles(files=tuple(sorted(needed.files)), defects=tuple(first_defects.values()))
 
 
 def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] | None = None) -> list[Defect]:
@@ -168,14 +168,16 @@ def _state_ids(
 def _source_files(checkpoint: Checkpoint, offsets: BatchOffsets | None) -> Iterator[str]:
     """Yield the files of the sources; of a file source's log only the part read, so that batches keep their files."""
     positions = offsets.positions if offsets else []
-    known = {str(index): position for index, position in enumerate(positions) if isinstance(position, dict)}
-    for source, position in known.items():
-        if any(isinstance(of, dict) for of in position.values()):
+    positions_by_source = {
+        str(index): position for index, position in enumerate(positions) if isinstance(position, dict)
+    }
+    for source, position in positions_by_source.items():
+        if any(isinstance(partitions, dict) for partitions in position.values()):
             yield f"sources/{source}/0"  # where a Kafka source began
     directory = checkpoint.path / "sources"
     store = store_of(directory)
     for source in store.names(directory):
-        last = known.get(source, {}).get("logOffset")
+        last = positions_by_source.get(source, {}).get("logOffset")
         for file in store.names(directory / source):
             number = file.removesuffix(".compact")
             if not file.startswith(".") and not (last is not None and number.isdecimal() and int(number) > last):

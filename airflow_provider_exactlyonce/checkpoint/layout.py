@@ -61,7 +61,7 @@ class BatchOffsets:
 
     def kafka_ends(self) -> KafkaOffsets:
         """Return where the batch ends in each topic-partition of its Kafka sources."""
-        return _of_kafka(self.positions)
+        return _kafka_offsets(self.positions)
 
     @property
     def positions(self) -> list[Any]:
@@ -71,7 +71,7 @@ class BatchOffsets:
     @property
     def of_several_sources(self) -> list[str]:
         """The topics that more than one source reads; the sources' ends may differ."""
-        sources = Counter(topic for position in self.positions for topic in _of_kafka([position]))
+        sources = Counter(topic for position in self.positions for topic in _kafka_offsets([position]))
         return [topic for topic, count in sources.items() if count > 1]
 
     def same_sources(self, other: BatchOffsets) -> bool:
@@ -79,7 +79,7 @@ class BatchOffsets:
         return self.positions == other.positions
 
 
-def _of_kafka(positions: Iterable[Any]) -> KafkaOffsets:
+def _kafka_offsets(positions: Iterable[Any]) -> KafkaOffsets:
     """Return the Kafka sources' offsets among all sources' offsets."""
     offsets: KafkaOffsets = {}
     for position in positions:
@@ -94,8 +94,8 @@ def parse_offsets(text: str) -> BatchOffsets:
 
     :raises TornFileError: when it isn't whole
     """
-    version, _, rest = text.partition("\n")
-    header, _, sources = rest.partition("\n")
+    version, _, body = text.partition("\n")
+    header, _, sources = body.partition("\n")
     try:
         metadata: Mapping[str, Any] = json.loads(header)
         lines = tuple(None if line == _NO_OFFSET else line for line in sources.split("\n") if line)
@@ -214,7 +214,9 @@ class Checkpoint:
     def state_names_are_unique(self, batch: int) -> bool:
         """Tell whether the state of a batch is named in ``commits/<batch>`` (format 2), or there is no state."""
         state = self.path / "state"
-        if not any(name.isdecimal() for of in self._store.names(state) for name in self._store.names(state / of)):
+        if not any(
+            name.isdecimal() for operator in self._store.names(state) for name in self._store.names(state / operator)
+        ):
             return True
         commit = self.commit(batch)
         return commit is not None and commit.state_ids is not None
@@ -240,9 +242,9 @@ class Checkpoint:
 
         :raises TornFileError: when the batch before it isn't whole
         """
-        starts = _of_kafka(self.initial_positions())
-        before = self.offsets(batch - 1) if batch else None
-        for topic, ends in (before.kafka_ends() if before else {}).items():
+        starts = _kafka_offsets(self.initial_positions())
+        previous = self.offsets(batch - 1) if batch else None
+        for topic, ends in (previous.kafka_ends() if previous else {}).items():
             starts.setdefault(topic, {}).update(ends)
         return starts
 
@@ -275,10 +277,10 @@ class ClaimedCheckpoint(Checkpoint):
 
         :raises ChangedError: when a later one that was to be removed was changed meanwhile
         """
-        later = [self.removal("offsets", planned) for planned in self.batches("offsets") if planned > batch]
-        if later:
+        removals = [self.removal("offsets", planned) for planned in self.batches("offsets") if planned > batch]
+        if removals:
             self._check()  # after the look: nothing that a successor has planned is among them
-        for remove in later:
+        for remove in removals:
             remove()
         self.write_offsets(batch, text)
 

@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.storage import trees
 from airflow_provider_exactlyonce.storage.opening import hadoop_url, is_link, store_of
 
 _UNFINISHED: Final = ".unfinished-"
-_NAMING: Final = re.compile(r"state/[^/]+/_metadata/v2/[^/]+")
+_METADATA: Final = re.compile(r"state/[^/]+/_metadata/v2/[^/]+")
 #: In them, what comes before this is where the checkpoint was when it was written.
 _SCHEMA_FILE: Final = re.compile(r'[^"\\]*(/state/\d+/_stateSchema/)')
 
@@ -124,7 +124,7 @@ def _copy(checkpoint: Path, source: Path, paths: Iterable[str], lineage_id: str)
     for path in paths:
         if path == "metadata":
             continue
-        if _NAMING.fullmatch(path):  # Spark has written absolute paths into it
+        if _METADATA.fullmatch(path):  # Spark has written absolute paths into it
             store.replace(checkpoint / path, naming(checkpoint, trees.bytes_of(source / path).decode()).encode())
         else:
             trees.copy(source / path, checkpoint / path, final=STATE_DATA.fullmatch(path) is not None)
@@ -136,8 +136,8 @@ def _copy(checkpoint: Path, source: Path, paths: Iterable[str], lineage_id: str)
 def unfinished(directory: Path) -> list[Path]:
     """Return the remains of killed restores and rescales in a directory: marks, and working copies."""
     store = store_of(directory)
-    left = [directory / name for name in store.names(directory) if name.startswith(_UNFINISHED)]
-    return [place for place in left if store.facts(place) is not None or store.files(place)]
+    remains = [directory / name for name in store.names(directory) if name.startswith(_UNFINISHED)]
+    return [place for place in remains if store.facts(place) is not None or store.files(place)]
 
 
 def remove_unfinished(directory: Path, hold: Hold | None) -> None:

@@ -123,7 +123,10 @@ def describe(
         version=record.version,
         run=record.run,
         source=offsets.kafka_ends(),
-        sink={topic: {number: of.last for number, of in ranges.items()} for topic, ranges in record.sink.items()},
+        sink={
+            topic: {number: sink_range.last for number, sink_range in ranges.items()}
+            for topic, ranges in record.sink.items()
+        },
         watermark=record.watermark,
         batch_timestamp=record.batch_timestamp,
         operators=operators,

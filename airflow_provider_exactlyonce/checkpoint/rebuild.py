@@ -125,10 +125,10 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
     """
     version, header, _ = planned.text.split("\n", 2)
     lines: list[dict[str, dict[str, int]] | None] = []
-    left = total = 0
-    first: tuple[dict[str, int], str] | None = None
+    halved_total = total = 0
+    first_nonempty: tuple[dict[str, int], str] | None = None
     for line, position in zip(planned.sources, planned.positions, strict=True):
-        if position is not None and not all(isinstance(of, dict) for of in position.values()):
+        if position is not None and not all(isinstance(offsets, dict) for offsets in position.values()):
             raise RefusedError(f"a batch of a source that isn't Kafka can't be cut: it ends at {line}")
         if any(map(is_table, position or {})):
             raise RefusedError(
@@ -143,18 +143,18 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
                 if start is None:
                     continue
                 ends[topic][partition] = start + (end - start) // 2
-                total, left = total + end - start, left + (end - start) // 2
-                if end > start and first is None:
-                    first = ends[topic], partition
-        halved_ends = {topic: of for topic, of in ends.items() if of or len(ends) == 1}
+                total, halved_total = total + end - start, halved_total + (end - start) // 2
+                if end > start and first_nonempty is None:
+                    first_nonempty = ends[topic], partition
+        halved_ends = {topic: topic_ends for topic, topic_ends in ends.items() if topic_ends or len(ends) == 1}
         lines.append(halved_ends if position is not None else None)
-    if total < 2 or first is None:
+    if total < 2 or first_nonempty is None:
         raise RefusedError(
             f"the batch has {total} records in the partitions that it goes on in, and can't be cut: give it more time "
             "(transaction_timeout_seconds of the sink) or the query more cores"
         )
-    if left == 0:
-        first[0][first[1]] += 1
+    if halved_total == 0:
+        first_nonempty[0][first_nonempty[1]] += 1
     texts = ["-" if ends is None else json.dumps(ends, separators=(",", ":")) for ends in lines]
     return "\n".join([version, header, *texts])
 

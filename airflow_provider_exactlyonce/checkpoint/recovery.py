@@ -60,8 +60,8 @@ def recover(
     if decision.source is RestartSource.CHECKPOINT:
         return decision.source
     log.warning("%s can't be gone on from: %s", checkpoint.path, decision.damage)
-    had_none = deleted and tail.place.commit == 0
-    if decision.source is RestartSource.NOTHING and not (allow_empty_state or had_none):
+    had_no_commit = deleted and tail.place.commit == 0
+    if decision.source is RestartSource.NOTHING and not (allow_empty_state or had_no_commit):
         raise RefusedError(
             f"the state of pipeline {pipeline} is lost: {decision.damage}. Its ledger is at commit "
             f"{tail.place.commit}, and there is no whole savepoint in {home.savepoints}. Put lineage {lineage.id} back "

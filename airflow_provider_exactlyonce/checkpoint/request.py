@@ -75,13 +75,13 @@ class SavepointTaker:
             if answer.savepoint is None:
                 raise ExactlyOnceError(f"the driver of {self._pipeline} took no savepoint: {answer.error}")
             return Savepoints(self._home.savepoints).get(answer.savepoint)
-        asked = requests.savepoint_request(self._home, self._request)
-        if asked is not None and self._detector.is_there(asked.token):
-            return WaitCondition(token=asked.token, request=self._request)
-        taken = self._taken()
-        if taken is not None:
+        savepoint_request = requests.savepoint_request(self._home, self._request)
+        if savepoint_request is not None and self._detector.is_there(savepoint_request.token):
+            return WaitCondition(token=savepoint_request.token, request=self._request)
+        savepoint = self._existing_savepoint()
+        if savepoint is not None:
             self.forget()
-            return taken
+            return savepoint
         driver = drivers.find_or_awaited(self._home)
         if isinstance(driver, drivers.Death) and drivers.is_restarted_soon(driver):
             holder = driver.token if drivers.is_there(self._home, driver.token) else None  # a lost one, until the next
@@ -95,25 +95,25 @@ class SavepointTaker:
                 f"{drivers.describe(self._home, driver.token)} of {self._pipeline} gives no sign of life and holds the "
                 "pipeline; end it, then ask again"
             )
-        asked = SavepointRequest(
+        savepoint_request = SavepointRequest(
             request=self._request, token=driver.token, label=self._label, stop=self._stops(driver.token)
         )
-        requests.request_savepoint(self._home, asked)
+        requests.request_savepoint(self._home, savepoint_request)
         return WaitCondition(token=driver.token, request=self._request)
 
     def forget(self) -> None:
         """Ask no longer."""
         requests.forget_savepoint(self._home, self._request)
 
-    def _taken(self) -> Savepoint | None:
+    def _existing_savepoint(self) -> Savepoint | None:
         savepoints = Savepoints(self._home.savepoints).list()
         return next((savepoint for savepoint in savepoints if savepoint.id.endswith(f"-{self._request}")), None)
 
     def _take_without_driver(self) -> Savepoint:
         self.forget()
-        taken = self._taken()
-        if taken is not None:
-            return taken
+        savepoint = self._existing_savepoint()
+        if savepoint is not None:
+            return savepoint
         home, pipeline, lineage = self._home, self._pipeline, self._home.current()
         if lineage is None or home.pipeline() != pipeline:
             raise RefusedError(f"{home} is no home of pipeline {pipeline}: there is nothing to save")
@@ -140,7 +140,7 @@ def take(
     :raises ExactlyOnceError: when it could not take it
     """
     detector = FailureDetector(home)
-    taking = SavepointTaker(
+    taker = SavepointTaker(
         home,
         pipeline,
         lambda: config,
@@ -150,23 +150,27 @@ def take(
         detector=detector,
     )
     deadline, poll_seconds = time.monotonic() + timeout_seconds, home.look_every(_POLL_SECONDS)
-    asked: set[str] = set()
+    asked_tokens: set[str] = set()
 
     def is_taken(answer: Savepoint | WaitCondition) -> bool:
         if isinstance(answer, WaitCondition) and answer.token is not None:
-            asked.add(answer.token)
+            asked_tokens.add(answer.token)
         return isinstance(answer, Savepoint)
 
     try:
-        taken = poll_until(taking.advance, done=is_taken, seconds=timeout_seconds, poll_seconds=poll_seconds)
-        if isinstance(taken, WaitCondition):
-            raise not_answered(home, taken.token)
+        outcome = poll_until(taker.advance, done=is_taken, seconds=timeout_seconds, poll_seconds=poll_seconds)
+        if isinstance(outcome, WaitCondition):
+            raise not_answered(home, outcome.token)
         if stop:
-            left = deadline - time.monotonic()
-            poll_until(lambda: not any(map(detector.is_there, asked)), seconds=left, poll_seconds=poll_seconds)
-        return taken
+            remaining_seconds = deadline - time.monotonic()
+            poll_until(
+                lambda: not any(map(detector.is_there, asked_tokens)),
+                seconds=remaining_seconds,
+                poll_seconds=poll_seconds,
+            )
+        return outcome
     finally:
-        taking.forget()
+        taker.forget()
 
 
 def not_answered(home: Home, token: str | None) -> NotAnsweredError:
@@ -190,14 +194,14 @@ def take_retained(home: Home, pipeline: str, config: Mapping[str, Any], path: Pa
         query = Checkpoint(checkpoint).query_id()
     except TornFileError as error:
         raise RefusedError(f"{checkpoint} can't be read: {error}") from error
-    known = home.lineage(query) if query is not None else None
-    lineage = known or read_lineage(checkpoint.parent)
+    known_lineage = home.lineage(query) if query is not None else None
+    lineage = known_lineage or read_lineage(checkpoint.parent)
     if query is None or lineage is None or lineage.id != query:
         names = [name for name in store_of(home.lineages).names(home.lineages) if not name.startswith(".")]
-        there = ", ".join(str(home.checkpoint(name)) for name in names) or "none"
+        checkpoints = ", ".join(str(home.checkpoint(name)) for name in names) or "none"
         raise RefusedError(
             f"{checkpoint} is no checkpoint of a lineage of {home}, nor has it that lineage's lineage.json beside "
-            f"it; in the home there are: {there}"
+            f"it; in the home there are: {checkpoints}"
         )
     label = f"retained checkpoint {checkpoint}"
     return _take_of(home, pipeline, config, lineage, checkpoint, label=label, request=uuid.uuid4().hex[:8])
@@ -242,11 +246,11 @@ def record_of(reader: LedgerReader, commit: int) -> CommitRecord | None:
     tail = reader.tail()
     record = tail.commit if tail else None
     while record is not None and record.commit > commit:
-        record = _at(reader, record.before.commit_offset)
+        record = _commit_at(reader, record.before.commit_offset)
     return record if record is not None and record.commit == commit else None
 
 
-def _at(reader: LedgerReader, offset: int) -> CommitRecord | None:
+def _commit_at(reader: LedgerReader, offset: int) -> CommitRecord | None:
     if offset < 0:
         return None
     record_offset, record = next(reader.records(offset), (-1, None))

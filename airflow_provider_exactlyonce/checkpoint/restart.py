@@ -96,11 +96,15 @@ def _may_run_again(checkpoint: Checkpoint, lineage: Lineage, batch: int, commit:
 def _further_back(
     savepoints: Savepoints, lineage: Lineage, batch: int | None, defects: Sequence[Defect]
 ) -> RestartDecision:
-    savepoint, bad = savepoints.newest_good()
+    savepoint, bad_savepoints = savepoints.newest_good()
     if batch is not None and (savepoint is None or savepoint.commit < lineage.commit_of(batch)):
-        return RestartDecision(source=RestartSource.OLDER_BATCH, batch=batch, defects=defects, bad_savepoints=bad)
+        return RestartDecision(
+            source=RestartSource.OLDER_BATCH, batch=batch, defects=defects, bad_savepoints=bad_savepoints
+        )
     source = RestartSource.NOTHING if savepoint is None else RestartSource.SAVEPOINT
-    return RestartDecision(source=source, batch=batch, savepoint=savepoint, defects=defects, bad_savepoints=bad)
+    return RestartDecision(
+        source=source, batch=batch, savepoint=savepoint, defects=defects, bad_savepoints=bad_savepoints
+    )
 
 
 def repair_query_id(checkpoint: Checkpoint, lineage: str) -> bool:

@@ -144,9 +144,9 @@ def _chosen(savepoints: Savepoints, request: RestoreRequest) -> Savepoint:
     known = savepoints.list()
     fitting = [savepoint for savepoint in known if request.commit is None or savepoint.commit <= request.commit]
     if not fitting:
-        there = ", ".join(f"{savepoint.id} (commit {savepoint.commit})" for savepoint in known) or "none"
+        existing = ", ".join(f"{savepoint.id} (commit {savepoint.commit})" for savepoint in known) or "none"
         condition = "" if request.commit is None else f" at or before commit {request.commit}"
-        raise RefusedError(f"there is no savepoint{condition} in {savepoints.directory}; there are: {there}")
+        raise RefusedError(f"there is no savepoint{condition} in {savepoints.directory}; there are: {existing}")
     chosen = fitting[-1]
     if request.mode is RestoreMode.REEMIT and request.commit not in (None, chosen.commit):
         raise RefusedError(
@@ -194,19 +194,19 @@ def _check_positions(savepoint: Savepoint, positions: Mapping[tuple[str, int], i
 
 
 def _lineage(savepoint: Savepoint, tail: LedgerTail, claim: ClaimRecord, request: RestoreRequest) -> Lineage:
-    again = request.mode is RestoreMode.REEMIT and savepoint.commit < tail.place.commit
+    is_reemitted = request.mode is RestoreMode.REEMIT and savepoint.commit < tail.place.commit
     return Lineage(
         id=str(uuid.uuid4()),
         cluster_id=tail.cluster_id,
         ledger_topic_id=tail.topic_id,
         last_commit=tail.place.commit,
         base_batch=savepoint.batch,
-        base_commit=tail.place.commit if again else savepoint.commit,
+        base_commit=tail.place.commit if is_reemitted else savepoint.commit,
         savepoint=savepoint.id,
         parent=claim.lineage,
         parent_run=claim.run,
         parent_commit=tail.place.commit,
-        reemits=savepoint.commit if again else None,
+        reemits=savepoint.commit if is_reemitted else None,
         accept_nondeterminism=request.accept_nondeterminism,
     )
 

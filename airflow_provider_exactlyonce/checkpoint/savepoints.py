@@ -204,13 +204,13 @@ class Savepoints:
 
     def clean_up(self, retention: SavepointRetention = DEFAULT_RETENTION) -> Sequence[str]:
         """Delete expired savepoints, and the remains of interrupted ones; returns their ids."""
-        gone = [*self.remove_leftovers()]
+        removed = [*self.remove_leftovers()]
         savepoints = self.list()
         oldest_kept = int(time.time() * 1000 - retention.days * _DAY_MILLISECONDS)
         for savepoint in savepoints[: -max(retention.count, 1)]:
             if not savepoint.pinned and savepoint.created < oldest_kept and self._delete(savepoint.id):
-                gone.append(savepoint.id)
-        return gone
+                removed.append(savepoint.id)
+        return removed
 
     def leftovers(self) -> Sequence[str]:
         """Return the names of the remains of interrupted saves, reads of the state and deletes."""
@@ -261,13 +261,13 @@ class Savepoints:
 
     def newest_good(self) -> tuple[Savepoint | None, dict[str, Sequence[Defect]]]:
         """Return the newest savepoint without a defect, None for none, and the defects of newer ones."""
-        wrong: dict[str, Sequence[Defect]] = {}
+        bad_savepoints: dict[str, Sequence[Defect]] = {}
         for savepoint in reversed(self.list()):
             defects = self.verify(savepoint.id)
             if not defects:
-                return savepoint, wrong
-            wrong[savepoint.id] = defects
-        return None, wrong
+                return savepoint, bad_savepoints
+            bad_savepoints[savepoint.id] = defects
+        return None, bad_savepoints
 
     def _names(self) -> Sequence[str]:
         return self._store.names(self.directory)
@@ -362,16 +362,16 @@ class _KnownSums:
             {p: facts for p, facts in savepoint.files.items() if _UNIQUE.fullmatch(p)} for savepoint in savepoints
         )
         self.newest: Final = next(self._older, {})
-        self._found: dict[str, tuple[int, str]] = {}
+        self._files_read: dict[str, tuple[int, str]] = {}
 
     def older(self, path: str) -> tuple[int, str] | None:
         """Return a file's size and checksum from an older savepoint, None when none has the file."""
-        while path not in self._found and _UNIQUE.fullmatch(path):
+        while path not in self._files_read and _UNIQUE.fullmatch(path):
             more = next(self._older, None)
             if more is None:
                 return None
-            self._found |= more
-        return self._found.get(path)
+            self._files_read |= more
+        return self._files_read.get(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,10 +414,10 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known_files: Mapping
 
 def _size_and_sum(source: Path, copy: Path, path: str, known_sums: _KnownSums) -> tuple[int, str]:
     """Return size and checksum of a file; the file is read only where no writer has left a checksum."""
-    there = store_of(copy).facts(copy)
-    if there is None:
+    copy_facts = store_of(copy).facts(copy)
+    if copy_facts is None:
         raise FileNotFoundError(f"{copy} was copied, and is gone")
-    size = there.size
+    size = copy_facts.size
     facts = known_sums.newest.get(path)
     if facts is None and (checksum := checksums.left_by_writers(source, size)):
         return size, checksum
@@ -426,10 +426,10 @@ def _size_and_sum(source: Path, copy: Path, path: str, known_sums: _KnownSums) -
 
 
 def _difference(file: Path, size: int, checksum: str) -> str | None:
-    there = store_of(file).facts(file)
-    if there is None:
+    facts = store_of(file).facts(file)
+    if facts is None:
         return "is missing"
-    if there.size != size:
-        return f"has {there.size} bytes, and {size} were saved"
+    if facts.size != size:
+        return f"has {facts.size} bytes, and {size} were saved"
     actual = checksums.read(file, checksum)
     return f"has checksum {actual}, and {checksum} was saved" if actual != checksum else None

@@ -69,9 +69,9 @@ def check_first_offsets(
     """
     named, existing = by_partition(first), set(cluster.partitions(topics))
     for topic, partition in sorted(named.keys() ^ existing):
-        what = "is not in" if (topic, partition) in existing else "does not exist, and is in"
+        fault = "is not in" if (topic, partition) in existing else "does not exist, and is in"
         raise RefusedError(
-            f"partition {partition} of topic {topic} {what} the source's starting_offsets: a new pipeline that begins "
+            f"partition {partition} of topic {topic} {fault} the source's starting_offsets: a new pipeline that begins "
             "at offsets needs that of each partition"
         )
     starts, ends = cluster.starts(named), cluster.last_stable(named)
@@ -100,15 +100,15 @@ def settle_first_positions(
     :param begins: {table: {partition: position}} where the query's stream begins
     :raises ExactlyOnceError: when another start has meanwhile begun elsewhere
     """
-    known = checkpoint.kafka_starts(0)
+    starts = checkpoint.kafka_starts(0)
     for number, topics in enumerate(declared):
         for table, position in topics.share(begins).items():
-            if known.get(table, position) != position:
+            if starts.get(table, position) != position:
                 raise ExactlyOnceError(
-                    f"{checkpoint.path} begins at {known[table]} in table {table}, and this run was planned to begin "
+                    f"{checkpoint.path} begins at {starts[table]} in table {table}, and this run was planned to begin "
                     f"at {position}: another run has begun meanwhile. Start the pipeline again"
                 )
-            if table not in known and checkpoint.newest_commit() is None:
+            if table not in starts and checkpoint.newest_commit() is None:
                 text = json.dumps({table: {str(partition): start for partition, start in position.items()}})
                 write_start(checkpoint.path / "sources" / str(number), text)
 
@@ -174,20 +174,20 @@ def replay_is_needed(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail)
     :raises RefusedError: when it was rolled back in a way that no replay can repair
     """
     committed = lineage.batch_of(tail.place.commit)
-    done = _newest_whole(checkpoint)
+    newest = _newest_whole(checkpoint)
     restored = tail.commit is not None and tail.commit.lineage != lineage.id
-    if done >= committed or (done == committed - 1 and not restored):
+    if newest >= committed or (newest == committed - 1 and not restored):
         return False
-    why = f"{checkpoint.path} is at batch {done}, and the ledger is at batch {committed} of lineage {lineage.id}: "
-    if done < 0:
+    gap = f"{checkpoint.path} is at batch {newest}, and the ledger is at batch {committed} of lineage {lineage.id}: "
+    if newest < 0:
         raise RefusedError(
-            f"{why}the checkpoint is empty or was rolled back, and its state is gone. Put it back from a copy, or "
+            f"{gap}the checkpoint is empty or was rolled back, and its state is gone. Put it back from a copy, or "
             "restore a savepoint: exactlyonce restore"
         )
-    newer = None if checkpoint.state_names_are_unique(done) else checkpoint.newer_state(done + 2)
+    newer = None if checkpoint.state_names_are_unique(newest) else checkpoint.newer_state(newest + 2)
     if newer is not None:
         raise RefusedError(
-            f"{why}the checkpoint was rolled back, and {newer} is newer: Spark would mix both states. Put the newer "
+            f"{gap}the checkpoint was rolled back, and {newer} is newer: Spark would mix both states. Put the newer "
             "checkpoint back, or restore a savepoint: exactlyonce restore"
         )
     return True

@@ -145,9 +145,9 @@ class StateDirectory:
                     needed.defects.append(Defect(path=path, reason="is missing"))
             for partition in range(operator.partitions):
                 ids = {
-                    of + 1: of_operators[number][partition]
-                    for of, of_operators in state_ids.items()
-                    if partition < len(of_operators.get(number, ()))
+                    committed + 1: operator_ids[number][partition]
+                    for committed, operator_ids in state_ids.items()
+                    if partition < len(operator_ids.get(number, ()))
                 }
                 for store in operator.stores:
                     place = f"state/{number}/{partition}" + ("" if store == DEFAULT_STORE else f"/{store}")
@@ -239,21 +239,21 @@ def _add_store(needed: FileSet, checkpoint: Path, place: str, version: int, ids:
     if not names:
         needed.defects.append(Defect(path=place, reason="is missing"))
         return
-    found = (match for name in sorted(names) if (match := _VERSIONED.fullmatch(name)))
+    matches = (match for name in sorted(names) if (match := _VERSIONED.fullmatch(name)))
     files = [
         file
-        for file in (_Versioned(int(match[1]), match[2], match[3], match[0]) for match in found)
+        for file in (_Versioned(int(match[1]), match[2], match[3], match[0]) for match in matches)
         if file.version <= version and (file.id is None or file.id in ids.get(file.version, {file.id}))
     ]
     bases = [file for file in files if file.kind in _BASES]
-    certain = [file for file in bases if file.id is None or file.version in ids]
-    if certain:
-        base = max(file.version for file in certain)
+    certain_bases = [file for file in bases if file.id is None or file.version in ids]
+    if certain_bases:
+        base = max(file.version for file in certain_bases)
         files = [file for file in files if file.version > base or (file.version == base and file.kind in _BASES)]
     else:  # its commit is forgotten, so it may be of an attempt that failed: all that is before it is taken, too
         base = max((file.version for file in bases), default=0)
     logs = {file.version for file in files if file.kind not in _BASES}
-    missing = next((of for of in range(base + 1, version + 1) if of not in logs), None)
+    missing = next((expected for expected in range(base + 1, version + 1) if expected not in logs), None)
     if missing is not None:
         kind = min({file.kind for file in files} - _BASES or {file.kind for file in files} or {"zip"})
         needed.defects.append(Defect(path=f"{place}/{missing}*.{kind}", reason="is missing"))
@@ -289,22 +289,22 @@ def read_schemas(data: bytes) -> dict[str, tuple[str, str]]:
     :raises ValueError: when it is of another version or torn
     """
     try:
-        version, at = _text(data, 0)
+        version, position = _text(data, 0)
         families = {}
         if version == "v2":
-            key, at = _long_text(data, at)
-            value, at = _long_text(data, at)
+            key, position = _long_text(data, position)
+            value, position = _long_text(data, position)
             return {DEFAULT_STORE: (key, value)}
         if version != "v3":
             raise ValueError(f"a state schema of version {version!r}; v2 and v3 are read")
-        (count,) = struct.unpack_from(">i", data, at)
-        at += 4
+        (count,) = struct.unpack_from(">i", data, position)
+        position += 4
         for _ in range(count):
-            name, at = _text(data, at)
-            key, at = _long_text(data, at + _ID_BYTES)
-            value, at = _long_text(data, at + _ID_BYTES)
+            name, position = _text(data, position)
+            key, position = _long_text(data, position + _ID_BYTES)
+            value, position = _long_text(data, position + _ID_BYTES)
             for _ in range(2):  # how keys are encoded, and the schema of the user's values
-                _, at = _long_text(data, at)
+                _, position = _long_text(data, position)
             families[name] = (key, value)
     except (struct.error, UnicodeDecodeError) as error:
         raise ValueError(f"a torn state schema: {error}") from error
@@ -316,21 +316,21 @@ def _has_key(schema: str) -> bool:
     return any(column["type"] != "void" for column in json.loads(schema)["fields"])
 
 
-def _long_text(data: bytes, at: int) -> tuple[str, int]:
+def _long_text(data: bytes, position: int) -> tuple[str, int]:
     """Read a text that was cut into pieces short enough for writeUTF."""
-    (count,) = struct.unpack_from(">i", data, at)
-    at += 4
+    (count,) = struct.unpack_from(">i", data, position)
+    position += 4
     pieces = []
     for _ in range(count):
-        piece, at = _text(data, at)
+        piece, position = _text(data, position)
         pieces.append(piece)
-    return "".join(pieces), at
+    return "".join(pieces), position
 
 
-def _text(data: bytes, at: int) -> tuple[str, int]:
+def _text(data: bytes, position: int) -> tuple[str, int]:
     """Read a text of Java's DataOutput.writeUTF."""
-    (length,) = struct.unpack_from(">H", data, at)
-    end = at + 2 + length
+    (length,) = struct.unpack_from(">H", data, position)
+    end = position + 2 + length
     if end > len(data):
         raise ValueError("a torn state schema")
-    return data[at + 2 : end].decode(), end
+    return data[position + 2 : end].decode(), end

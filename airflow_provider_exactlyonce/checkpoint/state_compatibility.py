@@ -44,8 +44,8 @@ def _operator_differences(before: list[str], after: list[str]) -> Iterator[Versi
         reason = "Spark knows operators by their order in the plan"
         yield incompatible(aspect, before, after, reason, "use them in the old order")
     else:
-        gone, added = Counter(before) - Counter(after), Counter(after) - Counter(before)
-        words = [f"{name} is added" for name in added.elements()] + [f"{name} is gone" for name in gone.elements()]
+        removed, added = Counter(before) - Counter(after), Counter(after) - Counter(before)
+        words = [f"{name} is added" for name in added.elements()] + [f"{name} is gone" for name in removed.elements()]
         reason = f"{', '.join(words)}; Spark refuses operators that the state does not have, or has too many of"
         yield incompatible(aspect, before, after, reason)
 
@@ -133,9 +133,9 @@ def _variables(label: str, before: StatefulOperator, after: StatefulOperator) ->
     old_kinds, new_kinds = (
         {
             variable["stateName"]: f"{variable['stateVariableType']}{' with TTL' if variable.get('ttlEnabled') else ''}"
-            for variable in of
+            for variable in variables
         }
-        for of in (before.properties.get("stateVariables", ()), after.properties.get("stateVariables", ()))
+        for variables in (before.properties.get("stateVariables", ()), after.properties.get("stateVariables", ()))
     )
     if not old_kinds and not new_kinds:
         if set(before.stores) != set(after.stores):

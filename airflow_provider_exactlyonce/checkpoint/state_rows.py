@@ -91,14 +91,14 @@ def read_rows(
     ]
     if not chosen:
         raise RefusedError("the pipeline keeps no state")
-    asked = [view for view in chosen if request.store in (None, view[1])]
-    if not asked:
+    requested = [view for view in chosen if request.store in (None, view[1])]
+    if not requested:
         known = ", ".join(dict.fromkeys(store for _, store, *_ in chosen))
         raise RefusedError(f"there is no store {request.store!r}; there are: {known}")
-    for operator, store, kind, options in asked:
+    for operator, store, kind, options in requested:
         try:
             frame = read_view(spark, checkpoint, batch, operator, options, state_format=state_format)
-            spark_rows = _of_key(frame, request.key).limit(request.limit + 1).collect()
+            spark_rows = _rows_with_key(frame, request.key).limit(request.limit + 1).collect()
         except PySparkException as error:
             raise RefusedError(
                 f"operator {operator.id} ({operator.name}), {store}, as of batch {batch} in {checkpoint}: Spark can't "
@@ -124,7 +124,7 @@ def _operators(operators: Sequence[StatefulOperator], wanted: str | None) -> Seq
     return named
 
 
-def _of_key(frame: DataFrame, key: Mapping[str, str]) -> DataFrame:
+def _rows_with_key(frame: DataFrame, key: Mapping[str, str]) -> DataFrame:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
@@ -143,40 +143,40 @@ def _columns(schema: StructType) -> dict[str, Plain]:
     from pyspark.sql.types import StructType
 
     named_columns: list[tuple[str, Plain]] = []
-    for place, field in enumerate(schema.fields):
-        kind, at = field.dataType, _at(place)
+    for position, field in enumerate(schema.fields):
+        kind, getter = field.dataType, _field_at(position)
         if field.name == _PARTITION:
-            named_columns.append(("partition", at))
+            named_columns.append(("partition", getter))
         elif not isinstance(kind, StructType):  # a timer's time
-            named_columns.append(("timer", _then(at, _time)))
+            named_columns.append(("timer", _then(getter, _time)))
         elif field.name == _KEY:
-            named_columns += _fields(kind, at, "")
+            named_columns += _fields(kind, getter, "")
         else:
-            named_columns += _fields(kind, at, _VALUES.get(field.name, field.name))
-    seen: Counter[str] = Counter()
+            named_columns += _fields(kind, getter, _VALUES.get(field.name, field.name))
+    counts: Counter[str] = Counter()
     columns: dict[str, Plain] = {}
     for name, value_of in named_columns:  # Spark gives two sums the same name
-        seen[name] += 1
-        columns[name if seen[name] == 1 else f"{name} {seen[name]}"] = value_of
+        counts[name] += 1
+        columns[name if counts[name] == 1 else f"{name} {counts[name]}"] = value_of
     return columns
 
 
-def _fields(kind: StructType, at: Plain, name: str) -> Iterator[tuple[str, Plain]]:
+def _fields(kind: StructType, getter: Plain, name: str) -> Iterator[tuple[str, Plain]]:
     """Yield a column for each field of a struct.
 
     :param name: of the struct; a state of one value has one field, which is called ``value``
     """
     from pyspark.sql.types import StructType
 
-    for place, field in enumerate(kind.fields):
-        inner = _then(at, _at(place))
+    for position, field in enumerate(kind.fields):
+        field_getter = _then(getter, _field_at(position))
         if field.name == _EXPIRES:
-            yield "expires", _then(inner, _time)
+            yield "expires", _then(field_getter, _time)
         elif field.name == "value" and isinstance(field.dataType, StructType) and _EXPIRES in kind.names:
-            yield from _fields(field.dataType, inner, name)
+            yield from _fields(field.dataType, field_getter, name)
         elif field.name != "__dummy__":  # dropDuplicates keeps nothing but keys
-            own = name if name and kind.names[0] == "value" else f"{name} {field.name}".lstrip()
-            yield own, _then(inner, plain(field.dataType))
+            column = name if name and kind.names[0] == "value" else f"{name} {field.name}".lstrip()
+            yield column, _then(field_getter, plain(field.dataType))
 
 
 def plain(kind: DataType) -> Plain:
@@ -186,17 +186,21 @@ def plain(kind: DataType) -> Plain:
     if isinstance(kind, TimestampType):  # Spark gives them in the process's own time zone, without saying so
         return lambda value: None if value is None else value.astimezone(UTC).isoformat()
     if isinstance(kind, ArrayType):
-        element = plain(kind.elementType)
-        return lambda value: None if value is None else [element(part) for part in value]
+        plain_element = plain(kind.elementType)
+        return lambda value: None if value is None else [plain_element(part) for part in value]
     if isinstance(kind, MapType):
-        key, of = plain(kind.keyType), plain(kind.valueType)
+        plain_key, plain_value = plain(kind.keyType), plain(kind.valueType)
         return lambda value: (
-            None if value is None else {str(key(map_key)): of(map_value) for map_key, map_value in value.items()}
+            None
+            if value is None
+            else {str(plain_key(map_key)): plain_value(map_value) for map_key, map_value in value.items()}
         )
     if isinstance(kind, StructType):
         fields = [(field.name, plain(field.dataType)) for field in kind.fields]
         return lambda value: (
-            None if value is None else {name: of(part) for (name, of), part in zip(fields, value, strict=True)}
+            None
+            if value is None
+            else {name: convert(part) for (name, convert), part in zip(fields, value, strict=True)}
         )
     return _simple
 
@@ -209,8 +213,8 @@ def _simple(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-def _at(place: int) -> Plain:
-    return lambda row: None if row is None else row[place]
+def _field_at(position: int) -> Plain:
+    return lambda row: None if row is None else row[position]
 
 
 def _then(first: Plain, second: Plain) -> Plain:

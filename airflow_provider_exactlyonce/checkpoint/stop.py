@@ -55,7 +55,7 @@ class Stop:
     ) -> None:
         detector = detector or FailureDetector(home)
         self._stop: Final = StopRequest(home, request, reason=reason, detector=detector)
-        self._takes: Final = savepoint is not False
+        self._takes_savepoint: Final = savepoint is not False
         self._taker: Final = SavepointTaker(
             home,
             pipeline,
@@ -73,7 +73,7 @@ class Stop:
         """
         target = self._stop.target()
         # Asked for before the stop, so that the driver saves before it ends.
-        taken = self._taker.advance() if self._takes else None
+        taken = self._taker.advance() if self._takes_savepoint else None
         ended = self._stop.advance()
         if isinstance(taken, WaitCondition):
             return taken

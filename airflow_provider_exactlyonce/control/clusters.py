@@ -83,27 +83,27 @@ class ClusterDriver(RemoteDriver):
         super().__init__(token, lease)
         self._cluster: Final = cluster
         self._submission: Final = submission
-        self._asked = float("-inf")
+        self._asked_at = float("-inf")
         self._state = ClusterState.UNKNOWN
         self._is_announced = False
-        self._said = ""
+        self._last_account = ""
 
     def ended(self) -> Ended | None:
         """Ask the submission, the lease and at last the manager."""
         code = None
         if self._submission is not None:
-            submitted = self._submission.process.poll()  # and no sweep of this host: the driver may run on it, too
-            if submitted is None:
+            exit_code = self._submission.process.poll()  # and no sweep of this host: the driver may run on it, too
+            if exit_code is None:
                 return None
-            code = submitted or None  # 0: it was submitted, and how it ends only the driver tells
+            code = exit_code or None  # 0: it was submitted, and how it ends only the driver tells
             if code is None and not self._is_announced:
                 self._is_announced = True  # also if nothing is said: the manager is asked once, not at each look
                 self._tell("submitted")
         if super().ended() is None:
-            self._asked = float("-inf")
+            self._asked_at = float("-inf")
             return None
-        if time.monotonic() - self._asked >= _ASK_SECONDS:
-            self._asked, self._state = time.monotonic(), self._cluster.state(self.token)
+        if time.monotonic() - self._asked_at >= _ASK_SECONDS:
+            self._asked_at, self._state = time.monotonic(), self._cluster.state(self.token)
             if self._state is ClusterState.ACTIVE:
                 self._tell("no sign of life")
         if self._state is not ClusterState.GONE:
@@ -112,10 +112,10 @@ class ClusterDriver(RemoteDriver):
 
     def _tell(self, words: str) -> None:
         """Log the manager's text whenever it changes: a driver may wait for resources or for an image."""
-        said = self._cluster.account(self.token)
-        if said and said != self._said:
-            self._said = said
-            _log.info("%s: %s", words, said)
+        account = self._cluster.account(self.token)
+        if account and account != self._last_account:
+            self._last_account = account
+            _log.info("%s: %s", words, account)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the submission; the driver itself can only be killed."""

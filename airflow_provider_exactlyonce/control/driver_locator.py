@@ -166,9 +166,13 @@ class DriverLocator:
 
     def _ended_unseen(self, intent: Intent) -> DriverAttachment | None:
         """Return a driver of ours that has done its work while nobody watched. Of a failure the next start tells."""
-        ours = self._supervision
-        same = (intent.owner, intent.until, intent.clears) == (ours.owner, ours.until, ours.clears)
-        if not same or requests.killed_by(self._home, intent.token) is not None:
+        supervision = self._supervision
+        is_same_work = (intent.owner, intent.until, intent.clears) == (
+            supervision.owner,
+            supervision.until,
+            supervision.clears,
+        )
+        if not is_same_work or requests.killed_by(self._home, intent.token) is not None:
             return None
         done = exit_classification.status_of(self._home, intent.token) is not None and (
             exit_classification.failure(self._home, intent.token, Ended(exit_code=None), None) is None
@@ -214,12 +218,12 @@ class DriverLocator:
         if cluster is None:
             if not intent.is_on_cluster or drivers.has_ended(self._home, intent.token):
                 return False
-            ours = self._supervision.cluster
-            now = "runs drivers on the task's host" if ours is None else f"submits to {ours.name}"
+            our_cluster = self._supervision.cluster
+            placement = "runs drivers on the task's host" if our_cluster is None else f"submits to {our_cluster.name}"
             raise RefusedError(
                 f"pipeline {self._home.pipeline() or 'without a first commit'} in {self._home}: {intent.owner} has "
                 f"submitted a driver (start token {intent.token}) to {intent.host}, and it may still run or wait "
-                f"there; the task's Spark connection {now}, which can't tell. Set the connection back until that "
+                f"there; the task's Spark connection {placement}, which can't tell. Set the connection back until that "
                 f"driver has ended; or if it has, delete {self._home.intent}"
             )
         return processes.leader(intent.token) is not None or cluster.state(intent.token) is not ClusterState.GONE
@@ -229,7 +233,7 @@ class DriverLocator:
 
         :raises AlreadyRunningError: when it is to be left alone
         """
-        ours = self._supervision.is_ours(intent)
+        is_ours = self._supervision.is_ours(intent)
         if intent.owner != self._supervision.owner:
             who = f"a driver of {intent.owner}"
             if self._supervision.if_running is IfRunning.FAIL:
@@ -237,25 +241,27 @@ class DriverLocator:
             if self._supervision.if_running is IfRunning.REPLACE:
                 self._replace(driver, who)
                 return None
-        if intent.until == untils.FOREVER and not ours:
+        if intent.until == untils.FOREVER and not is_ours:
             raise AlreadyRunningError(
                 f"{intent.owner} runs this pipeline until it is stopped, so it has no end to wait for; "
                 "wait for a commit with CommitGateSensor, or stop that driver first: if_running='replace' does"
             )
-        if ours and self._stop.reason is None and requests.killed_by(self._home, intent.token) is not None:
+        if is_ours and self._stop.reason is None and requests.killed_by(self._home, intent.token) is not None:
             if isinstance(driver, ClusterDriver):  # who wanted it stopped could only ask it; we reach its manager
-                allowed = self._supervision.stop_timeout_seconds
-                stopping.stop_and_wait(self._home, driver, reason="its task was killed", timeout_seconds=allowed)
+                timeout_seconds = self._supervision.stop_timeout_seconds
+                stopping.stop_and_wait(
+                    self._home, driver, reason="its task was killed", timeout_seconds=timeout_seconds
+                )
                 return None
             if requests.stop_requested(self._home, intent.token) is None:  # who wanted it was lost before it could ask
                 requests.request_stop(self._home, intent.token, reason="its task was killed")
             _log.info("the driver of an earlier try is being stopped; waiting for its end before ours is started")
             return DriverAttachment(driver=driver, intent=intent, ours=False)
-        if ours:
+        if is_ours:
             _log.info("taking over the living driver of %s, output in %s", intent.owner, intent.log)
         else:
             _log.info("a driver of %s runs; waiting for its end before ours is started", intent.owner)
-        return DriverAttachment(driver=driver, intent=intent, ours=ours)
+        return DriverAttachment(driver=driver, intent=intent, ours=is_ours)
 
     def _replace_stranger(self, held: Lease) -> None:
         if self._supervision.if_running is not IfRunning.REPLACE:
@@ -271,11 +277,11 @@ class DriverLocator:
 
         :raises AlreadyRunningError: when it does not end
         """
-        reason, allowed = f"{self._supervision.owner} replaces it", self._supervision.stop_timeout_seconds
-        stopping.stop_and_wait(self._home, driver, reason=reason, timeout_seconds=allowed)
+        reason, timeout_seconds = f"{self._supervision.owner} replaces it", self._supervision.stop_timeout_seconds
+        stopping.stop_and_wait(self._home, driver, reason=reason, timeout_seconds=timeout_seconds)
         if drivers.FailureDetector(self._home).is_there(driver.token):
             raise AlreadyRunningError(
                 f"{who} runs this pipeline, in {self._home}, and was not stopped within "
-                f"{allowed:g} s; end it, then try again"
+                f"{timeout_seconds:g} s; end it, then try again"
             )
         _log.info("%s was stopped, to be replaced", who)

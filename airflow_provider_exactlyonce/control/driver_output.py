@@ -25,7 +25,7 @@ class DriverOutput:
 
     def __init__(self, home: Home, token: str, log: Path) -> None:
         self.log: Final = log
-        self._kept: Final = home.kept_logs / f"driver-{token}.log" if home.kept_logs is not None else None
+        self._kept_log: Final = home.kept_logs / f"driver-{token}.log" if home.kept_logs is not None else None
         self._kept_size = -1  # of the file when its end was kept last
 
     def keep(self) -> None:
@@ -36,18 +36,18 @@ class DriverOutput:
         :raises OSError: when the file can't be read or the home can't be written
         :raises OutcomeUnknownError: when the home did not say whether it is written
         """
-        if self._kept is None:
+        if self._kept_log is None:
             return
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as file:
             if (size := os.fstat(file.fileno()).st_size) != self._kept_size:
-                store_of(self._kept).replace(self._kept, _end_of(file, KEPT_BYTES), durable=False)
+                store_of(self._kept_log).replace(self._kept_log, _end_of(file, KEPT_BYTES), durable=False)
                 self._kept_size = size
 
     def last_lines(self) -> list[str]:
         """Return the last lines, of a driver of another host as they were kept; none when they can't be read."""
         try:
-            if self._kept is not None and (kept := store_of(self._kept).read(self._kept)) is not None:
-                content = kept.content[-_READ_BYTES:]
+            if self._kept_log is not None and (stored := store_of(self._kept_log).read(self._kept_log)) is not None:
+                content = stored.content[-_READ_BYTES:]
             else:
                 with self.log.open("rb") as file:
                     content = _end_of(file, _READ_BYTES)

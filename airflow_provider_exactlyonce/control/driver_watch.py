@@ -111,14 +111,14 @@ class DriverWatch:
         self._warned = life is Life.STALE
 
     def _check_health(self, status: Status | None) -> None:
-        why = stuck(self.attached.intent, status, self._supervision.health, time.time())
-        if why is not None:
-            self._give_up(why)
+        reason = stuck(self.attached.intent, status, self._supervision.health, time.time())
+        if reason is not None:
+            self._give_up(reason)
             ended = self.attached.driver.ended()
             if ended is None or ended.is_silence:  # by its intent the next try finds it
-                raise UnhealthyError(f"{why}; the driver was asked to stop, and is not known to have ended")
+                raise UnhealthyError(f"{reason}; the driver was asked to stop, and is not known to have ended")
             intents.remove(self._home.intent, self.attached.intent.token)
-            raise UnhealthyError(f"{why}; the driver was stopped")
+            raise UnhealthyError(f"{reason}; the driver was stopped")
 
 
 def stuck(intent: Intent, status: Status | None, rules: HealthRules, now: float) -> str | None:
@@ -133,10 +133,10 @@ def stuck(intent: Intent, status: Status | None, rules: HealthRules, now: float)
     if status is not None and status.state in ENDED:
         return None
     if status is None or status.progressed == 0:
-        since, what = intent.written, "since the driver was started"
+        since, context = intent.written, "since the driver was started"
     else:
         lag = "unknown" if status.lag is None else f"{status.lag:,}"
-        since, what = status.progressed, f"after commit {status.commit}, lag {lag}"
+        since, context = status.progressed, f"after commit {status.commit}, lag {lag}"
     if now - since <= allowed:
         return None
-    return f"no commit for {now - since:.0f} s {what}; no_commit_within is {allowed:g} s"
+    return f"no commit for {now - since:.0f} s {context}; no_commit_within is {allowed:g} s"

@@ -70,13 +70,13 @@ def find_or_awaited(home: Home) -> RunningDriver | Death | None:
     started and no death was recorded meanwhile.
     """
     while True:
-        before = _starts_and_deaths(home)
+        snapshot = _starts_and_deaths(home)
         driver = find(home)
-        there: RunningDriver | Death | None = driver
+        driver_or_death: RunningDriver | Death | None = driver
         if driver is None or driver.is_lost:
-            there = awaiting_restart(home, lost=driver.token if driver is not None else None) or driver
-        if there is not None or _starts_and_deaths(home) == before:
-            return there
+            driver_or_death = awaiting_restart(home, lost=driver.token if driver is not None else None) or driver
+        if driver_or_death is not None or _starts_and_deaths(home) == snapshot:
+            return driver_or_death
 
 
 def is_there(home: Home, token: str) -> bool:
@@ -109,8 +109,8 @@ class FailureDetector:
         self._home: Final = home
         self._waits: Final = waits
         self._watched: processes.RemoteDriver | None = None
-        self._seen: tuple[str, float] | None = None  # with its last heartbeat
-        self._silent: tuple[str, float] | None = None  # the same, once that is judged
+        self._last_heartbeat: tuple[str, float] | None = None  # a start token, with its last heartbeat
+        self._silent_heartbeat: tuple[str, float] | None = None  # the same, once that is judged
 
     def is_there(self, token: str) -> bool:
         """Whether the driver with this start token may still do something, and is not lost."""
@@ -125,17 +125,17 @@ class FailureDetector:
         if self._watched is None or self._watched.token != token:
             self._watched = processes.RemoteDriver(token, self._home.lease)
             if self._waits and _only_its_lease_tells(self._home, held):
-                seen, life = leases.observe(self._home.lease)
-                if seen is None or seen.token != token:
+                observed, life = leases.observe(self._home.lease)
+                if observed is None or observed.token != token:
                     return False
-                held, is_silent = seen, life is Life.STALE
+                held, is_silent = observed, life is Life.STALE
         elif (ended := self._watched.ended()) is not None:  # it may be the result of an earlier read
-            is_silent = ended.is_silence and self._seen == (token, held.heartbeat)
-        self._seen = token, held.heartbeat
+            is_silent = ended.is_silence and self._last_heartbeat == (token, held.heartbeat)
+        self._last_heartbeat = token, held.heartbeat
         if is_silent:
-            self._silent = self._seen
+            self._silent_heartbeat = self._last_heartbeat
         # The intent is read last: a wait in a bucket pays for each document of each check.
-        return self._silent == self._seen and _only_its_lease_tells(self._home, held)
+        return self._silent_heartbeat == self._last_heartbeat and _only_its_lease_tells(self._home, held)
 
 
 def _only_its_lease_tells(home: Home, held: Lease) -> bool:
@@ -207,9 +207,9 @@ def awaiting_restart(home: Home, *, lost: str | None = None) -> Death | None:
     :param lost: start token of a driver that is known to be lost, None for none
     """
     # A death by silence is recorded, and leaves the intent: the record knows when the next start is due.
-    deaths = [dead for dead in (_unnoticed(home, lost), _recorded(home)) if dead is not None]
-    dead = max(deaths, key=lambda dead: dead.due, default=None) or _stood_by(home)
-    return dead if dead is None or requests.stop_requested(home, dead.token) is None else None
+    deaths = [death for death in (_unnoticed_death(home, lost), _recorded_death(home)) if death is not None]
+    death = max(deaths, key=lambda death: death.due, default=None) or _death_before_takeover(home)
+    return death if death is None or requests.stop_requested(home, death.token) is None else None
 
 
 def is_restarted_soon(dead: Death) -> bool:
@@ -222,8 +222,8 @@ def has_happened(home: Home, wait: WaitCondition) -> bool:
     if wait.request is not None and requests.savepoint_answer(home, wait.request) is not None:
         return True
     if wait.token is None:
-        dead = awaiting_restart(home)
-        return dead is None or not is_restarted_soon(dead)
+        death = awaiting_restart(home)
+        return death is None or not is_restarted_soon(death)
     status = None if wait.commits is None else exit_classification.status_of(home, wait.token)
     if wait.commits is not None and status is not None and status.state is DriverState.RUNNING:
         replays = status.replay is not None and status.replay.pending
@@ -236,7 +236,7 @@ def _starts_and_deaths(home: Home) -> tuple[Intent | None, tuple[Restart, ...]]:
     return intents.read(home.intent), restarts.read(home.restarts)[-1:]
 
 
-def _recorded(home: Home) -> Death | None:
+def _recorded_death(home: Home) -> Death | None:
     recorded = restarts.read(home.restarts)
     if not recorded or recorded[-1].relaunched is not None:
         return None
@@ -244,7 +244,7 @@ def _recorded(home: Home) -> Death | None:
     return Death(token=newest.token, series=newest.series, due=max(newest.died, newest.due))
 
 
-def _stood_by(home: Home) -> Death | None:
+def _death_before_takeover(home: Home) -> Death | None:
     """Return the lost driver from which a standby is about to take over: it holds its own lease until it has that."""
     if standbys.waiting(home) is None:
         return None
@@ -253,7 +253,7 @@ def _stood_by(home: Home) -> Death | None:
     return Death(token=token, series=token, due=time.time())
 
 
-def _unnoticed(home: Home, lost: str | None) -> Death | None:
+def _unnoticed_death(home: Home, lost: str | None) -> Death | None:
     intent = intents.read(home.intent)
     if intent is None or (intent.token != lost and is_there(home, intent.token)):
         return None

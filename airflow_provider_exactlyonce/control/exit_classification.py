@@ -37,7 +37,7 @@ from airflow_provider_exactlyonce.policies.restart_strategy import RESTARTABLE
 _LOG_LINES: Final = 40
 _SIGNALLED: Final = 128  # a shell's exit code for a program that a signal has ended, less the signal
 _CHATTER: Final = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d INFO ")
-_SAID: Final = re.compile(r" ERROR (\w+: .+)")
+_LOGGED_ERROR: Final = re.compile(r" ERROR (\w+: .+)")
 
 #: What an exit code alone tells. Any other is a failure of the infrastructure.
 _BY_EXIT_CODE: Final[Mapping[int, type[ExactlyOnceError]]] = {
@@ -81,7 +81,7 @@ def failure(home: Home, token: str, ended: Ended, output: DriverOutput | None) -
         return _from_status(status.error)
     error_class = _BY_EXIT_CODE.get(ended.exit_code) if ended.exit_code is not None else None
     if error_class is not None:
-        return error_class(_said(output) or _exit_sentence(ended.exit_code))
+        return error_class(_logged_error(output) or _exit_sentence(ended.exit_code))
     held, life = leases.look(home.lease)
     if held is not None and held.token != token and life is Life.ALIVE:
         return FencedError(
@@ -92,7 +92,7 @@ def failure(home: Home, token: str, ended: Ended, output: DriverOutput | None) -
             "the driver ended with exit code 0 and never reported that it finished; "
             "the application must call the pipeline's main(), as in: if __name__ == '__main__': shop_totals.main()"
         )
-    message = _said(output) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None
+    message = _logged_error(output) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None
     if ended.exit_code is None and ended.account:
         message = f"the driver ended without an account of its own: {ended.account}"
     return DriverFailedError(message or _exit_sentence(ended.exit_code))
@@ -111,10 +111,10 @@ def _from_status(error: DriverError) -> ExactlyOnceError:
     return kind.__new__(kind, f"{error.kind}: {error.message}")  # some take more than a message when they are raised
 
 
-def _said(output: DriverOutput | None) -> str | None:
+def _logged_error(output: DriverOutput | None) -> str | None:
     """Return the text of the error that the driver logged last; its kind is in the exit code."""
     for line in reversed(output.last_lines() if output is not None else []):
-        if match := _SAID.search(line):
+        if match := _LOGGED_ERROR.search(line):
             return match[1]
     return None
 

@@ -119,7 +119,7 @@ class Home:
         self.intent: Final = self.control / "intent.json"
         self.restarts: Final = self.control / "restarts.json"
         self.commands: Final = self.control / "commands"
-        self.here: Final = self.control if is_local(self.path) else _kept_here(str(self))
+        self.here: Final = self.control if is_local(self.path) else _host_directory(str(self))
         self.logs: Final = self.here / "logs"
         #: Where the ends of outputs are kept whose files are elsewhere.
         self.kept_logs: Final = self.control / "logs" if self.here != self.control else None
@@ -161,10 +161,10 @@ class Home:
             else:  # its directories need not be made
                 self.identity()
         except OSError as error:
-            what = "written to" if place == self.path else f"made below {place}"
+            action = "written to" if place == self.path else f"made below {place}"
             kind = ExactlyOnceError if is_no_answer(error) else RefusedError  # a full disk may be emptied
             raise kind(
-                f"home {self} can't be {what}: {error.strerror or error}; name another directory, or allow it"
+                f"home {self} can't be {action}: {error.strerror or error}; name another directory, or allow it"
             ) from error
 
     def identity(self) -> str | None:
@@ -242,9 +242,9 @@ class Home:
         """
         if self.identity() is None:
             store_of(self.path).check(self.path)
-            made = HomeDocument(id=str(uuid.uuid4()), pipeline=pipeline)
+            document = HomeDocument(id=str(uuid.uuid4()), pipeline=pipeline)
             with contextlib.suppress(FileExistsError):
-                json_store.write(self.path / "home.json", codec.dump(made), exclusive=True)
+                json_store.write(self.path / "home.json", codec.dump(document), exclusive=True)
         lineage = Lineage(id=str(uuid.uuid4()))
         self.begin_checkpoint(lineage)
         self.remember(lineage)
@@ -297,7 +297,7 @@ def _whole(path: Path) -> dict[str, Any] | None:
     return body
 
 
-def _kept_here(location: str) -> Path:
+def _host_directory(location: str) -> Path:
     """Return the directory of this host for the processes of a home that is elsewhere."""
     # The XDG specification says to ignore a relative path.
     state = os.environ.get("XDG_STATE_HOME", "")

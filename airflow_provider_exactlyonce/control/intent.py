@@ -75,9 +75,9 @@ def announce(path: Path, intent: Intent, judged: str | None) -> None:
     :raises ChangedError: when another was
     """
 
-    def decide(there: Intent | None) -> Intent:
-        if there is not None and there.token not in (judged, intent.token):
-            raise ChangedError(f"{there.owner} starts a driver, and has announced it in {path} meanwhile")
+    def decide(current: Intent | None) -> Intent:
+        if current is not None and current.token not in (judged, intent.token):
+            raise ChangedError(f"{current.owner} starts a driver, and has announced it in {path} meanwhile")
         return intent
 
     json_store.change(path, Intent, decide)
@@ -85,7 +85,9 @@ def announce(path: Path, intent: Intent, judged: str | None) -> None:
 
 def confirm(path: Path, intent: Intent) -> None:
     """Replace the announced intent of the same start, unless another process has judged the start over meanwhile."""
-    json_store.change(path, Intent, lambda there: intent if there is not None and there.token == intent.token else None)
+    json_store.change(
+        path, Intent, lambda current: intent if current is not None and current.token == intent.token else None
+    )
 
 
 def read(path: Path) -> Intent | None:

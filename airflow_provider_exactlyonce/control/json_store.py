@@ -56,11 +56,11 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
 class _Look:
     """What was read in one look.
 
-    :ivar found: by path; the error where there was no answer
+    :ivar answers: by path; the error where there was no answer
     :ivar silence: what came in the place of an answer after a long time: whoever asks again waits as long again
     """
 
-    found: dict[str, Stored | OSError | None] = field(default_factory=dict)
+    answers: dict[str, Stored | OSError | None] = field(default_factory=dict)
     silence: OSError | None = None
 
 
@@ -75,11 +75,11 @@ def one_look() -> Iterator[None]:
 
     An error is shared as a document is; one that took long is that of all documents which are asked for later.
     """
-    begun = _LOOK.set(_Look())
+    token = _LOOK.set(_Look())
     try:
         yield
     finally:
-        _LOOK.reset(begun)
+        _LOOK.reset(token)
 
 
 def _stored(path: Path) -> Stored | None:
@@ -88,17 +88,17 @@ def _stored(path: Path) -> Stored | None:
         return store_of(path).read(path)
     if look.silence is not None:
         raise look.silence
-    if str(path) not in look.found:
-        asked = time.monotonic()
+    if str(path) not in look.answers:
+        asked_at = time.monotonic()
         try:
-            look.found[str(path)] = store_of(path).read(path)
+            look.answers[str(path)] = store_of(path).read(path)
         except OSError as error:
-            look.found[str(path)] = error
-            look.silence = error if time.monotonic() - asked > _LONG_SECONDS else None
-    found = look.found[str(path)]
-    if isinstance(found, OSError):
-        raise found
-    return found
+            look.answers[str(path)] = error
+            look.silence = error if time.monotonic() - asked_at > _LONG_SECONDS else None
+    answer = look.answers[str(path)]
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
@@ -150,9 +150,9 @@ def change(path: Path, kind: type[T], decide: Callable[[T | None], T | None], *,
     """
     for _ in range(_TRIES):
         stored = store_of(path).read(path)
-        made = decide(_loaded(stored, path, kind))
-        if made is None or _swapped(path, stored, made, durable=durable):
-            return made
+        document = decide(_loaded(stored, path, kind))
+        if document is None or _swapped(path, stored, document, durable=durable):
+            return document
     raise _never_left_alone(path)
 
 
@@ -181,8 +181,8 @@ def overwrite(path: Path, made: Any) -> None:
     raise _never_left_alone(path)
 
 
-def _swapped(path: Path, stored: Stored | None, made: Any, *, durable: bool) -> bool:
-    store, content = store_of(path), _encoded(made if isinstance(made, Mapping) else codec.dump(made))
+def _swapped(path: Path, stored: Stored | None, document: Any, *, durable: bool) -> bool:
+    store, content = store_of(path), _encoded(document if isinstance(document, Mapping) else codec.dump(document))
     with suppress(FileExistsError, ChangedError):
         if stored is None:
             store.create(path, content)

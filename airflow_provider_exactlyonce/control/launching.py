@@ -97,10 +97,10 @@ def next_log(home: Home) -> Path:
     home.logs.mkdir(mode=0o700, parents=True, exist_ok=True)  # the process writes it itself
     store = store_of(home.logs)
     logs = sorted(fnmatch.filter(store.names(home.logs), "driver-*.log"), key=_number)
-    started = intents.read(home.intent)  # there may be many standbys after it
-    for old in logs[: max(0, len(logs) - _LOGS_KEPT + 1)]:
-        if started is None or started.log != str(home.logs / old):
-            store.delete(home.logs / old)
+    intent = intents.read(home.intent)  # there may be many standbys after it
+    for log in logs[: max(0, len(logs) - _LOGS_KEPT + 1)]:
+        if intent is None or intent.log != str(home.logs / log):
+            store.delete(home.logs / log)
     return home.logs / f"driver-{_number(logs[-1]) + 1 if logs else 1}.log"
 
 

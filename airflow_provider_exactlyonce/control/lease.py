@@ -71,7 +71,7 @@ class Life(Enum):
 
 def acquire(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
     """Write the lease of this process, with its run once that is claimed, and return it; its former holder loses it."""
-    mine = _of_this_process(pipeline, token, run=run)
+    mine = _lease_of_this_process(pipeline, token, run=run)
     with _frozen_holds_it():
         json_store.overwrite(path, mine)
     return mine
@@ -83,7 +83,7 @@ def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Le
     :param judged: the lease that was found, None for none
     :raises AlreadyRunningError: when another process was faster
     """
-    mine = _of_this_process(pipeline, token)
+    mine = _lease_of_this_process(pipeline, token)
 
     def decide(held: Lease | None) -> Lease:
         if held is not None and held.token != token and not is_left(held, judged):
@@ -102,7 +102,7 @@ def is_left(held: Lease, judged: Lease | None) -> bool:
     return judged is not None and (held.token, held.heartbeat) == (judged.token, judged.heartbeat)
 
 
-def _of_this_process(pipeline: str, token: str, *, run: int = 0) -> Lease:
+def _lease_of_this_process(pipeline: str, token: str, *, run: int = 0) -> Lease:
     return Lease(
         pipeline=pipeline,
         token=token,
@@ -171,10 +171,10 @@ class Hold:
 
         :raises AlreadyRunningError: when another process has taken it over
         """
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             if store_of(self._path).has_locks:
                 with _frozen_holds_it():
-                    held.enter_context(store_of(self._path).holding(self._path))
+                    stack.enter_context(store_of(self._path).holding(self._path))
                 check_held(self._path, self._lease)
                 json_store.write(self._path, asdict(replace(self._lease, heartbeat=time.time())), durable=False)
             elif renew(self._path, self._lease) is None:
@@ -216,15 +216,15 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
             except Exception as error:  # a sign of life must not end with one failure
                 _log.warning("the lease of pipeline %s was not renewed: %s", pipeline, error)
 
-    renewing = threading.Thread(target=keep_renewing, name="heartbeat", daemon=True)
-    renewing.start()
+    heartbeat_thread = threading.Thread(target=keep_renewing, name="heartbeat", daemon=True)
+    heartbeat_thread.start()
     try:
         yield Hold(path, mine)
         if renew(path, mine) is None:
             raise AlreadyRunningError(f"a driver of {pipeline} started meanwhile; try again")
     finally:
         done.set()
-        renewing.join()
+        heartbeat_thread.join()
         let_go(path, mine)
 
 
@@ -247,14 +247,14 @@ def alone(place: Path, pipeline: str, *, note: str = "") -> Iterator[Sure]:
     :raises HeldError: when another process does
     :raises AlreadyRunningError: at the end, when one did meanwhile: we were silent for too long
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if store_of(place).has_locks:
-            held.enter_context(store_of(place).holding(place, seconds=0, note=note))
+            stack.enter_context(store_of(place).holding(place, seconds=0, note=note))
             sure: Sure = contextlib.nullcontext
         else:
             lock = place.with_name(f"{place.name}.lease.json")
             try:
-                sure = held.enter_context(holding_stopped(lock, pipeline, "alone")).sure
+                sure = stack.enter_context(holding_stopped(lock, pipeline, "alone")).sure
             except AlreadyRunningError as error:
                 raise HeldError(str(error), "") from error
         yield sure
@@ -279,8 +279,8 @@ def read(path: Path) -> Lease | None:
 
 def is_dead(lease: Lease) -> bool:
     """Whether the holder has certainly ended: its process was on this host."""
-    here = lease.machine == process_identity.this_machine()
-    return here and process_identity.process_start(lease.pid) != lease.process_started
+    is_here = lease.machine == process_identity.this_machine()
+    return is_here and process_identity.process_start(lease.pid) != lease.process_started
 
 
 def look(path: Path) -> tuple[Lease | None, Life]:
@@ -320,13 +320,13 @@ class HeartbeatMonitor:
 
         :raises OSError: when the file system does not answer; that time does not count as the holder's silence
         """
-        asked = time.monotonic()
+        asked_at = time.monotonic()
         try:
             lease = read(self._path)
         except OSError:
             self._heard = time.monotonic()
             raise
-        self.not_counting(time.monotonic() - asked)
+        self.not_counting(time.monotonic() - asked_at)
         if lease is None or lease.token != self._token:
             self._heard = time.monotonic()
             return Life.NONE
@@ -352,12 +352,12 @@ def observe(path: Path, *, while_silent: Callable[[], None] = lambda: None) -> t
     first, pause = read(path), max(_OBSERVE_SECONDS, store_of(path).seconds_per_read / 5)
     heard, due = time.monotonic(), heartbeat_seconds(path)
     while True:
-        asked = time.monotonic()
-        if asked - heard >= min(due, stale_seconds(path)):
+        asked_at = time.monotonic()
+        if asked_at - heard >= min(due, stale_seconds(path)):
             while_silent()
             due += heartbeat_seconds(path)
         lease = read(path)
-        heard += time.monotonic() - asked  # as in HeartbeatMonitor
+        heard += time.monotonic() - asked_at  # as in HeartbeatMonitor
         if lease is None:
             return None, Life.NONE
         if is_dead(lease):
@@ -374,7 +374,7 @@ def check_stopped(path: Path, pipeline: str) -> Lease | None:
 
     :raises AlreadyRunningError: when its holder lives
     """
-    held, its_life = observe(path)
-    if held is not None and its_life is Life.ALIVE:
+    held, life = observe(path)
+    if held is not None and life is Life.ALIVE:
         raise AlreadyRunningError(f"pipeline {pipeline} runs: pid {held.pid} on {held.host}. Stop it first")
     return held

@@ -36,8 +36,8 @@ def state_of(home: Home) -> tuple[PipelineState, Status | None]:
     if held is not None and life is Life.STALE:
         return PipelineState.SILENT, status
     if held is not None and life is Life.ALIVE:
-        own = status is not None and status.token == held.token
-        return PipelineState(status.state) if status is not None and own else PipelineState.STARTING, status
+        is_own = status is not None and status.token == held.token
+        return PipelineState(status.state) if status is not None and is_own else PipelineState.STARTING, status
     if drivers.is_starting(home):
         return PipelineState.STARTING, status
     if status is None:
@@ -73,10 +73,10 @@ def _next(home: Home, token: str | None, status: Status | None) -> str:
     if plan is not None and plan.holds_starts:
         is_left = upgrade_plan.is_left(home, plan, time.time())
         return upgrade_plan.left_behind(plan) if is_left else f"{plan.sentence}, which alone starts the next one"
-    entry, intent = _recorded(home, token, status), intents.read(home.intent)
+    entry, intent = _promised_restart(home, token, status), intents.read(home.intent)
     standby = standbys.waiting(home)
-    for dead in filter(None, (token, entry.token if entry else None, intent.token if intent else None)):
-        if (reason := requests.stop_requested(home, dead)) is not None:
+    for driver_token in filter(None, (token, entry.token if entry else None, intent.token if intent else None)):
+        if (reason := requests.stop_requested(home, driver_token)) is not None:
             return f"a stop was asked for ({reason}), so nobody starts the next one"
     if entry is not None:
         due = datetime.fromtimestamp(entry.due, UTC).isoformat(timespec="seconds")
@@ -92,7 +92,7 @@ def _next(home: Home, token: str | None, status: Status | None) -> str:
     return "no supervisor is known to start the next one"
 
 
-def _recorded(home: Home, token: str | None, status: Status | None) -> Restart | None:
+def _promised_restart(home: Home, token: str | None, status: Status | None) -> Restart | None:
     """Return the restart that a supervisor has promised after the newest driver's death."""
     entry = next(reversed(restarts.read(home.restarts)), None)
     if entry is None or entry.relaunched is not None:

@@ -115,23 +115,23 @@ class RemoteDriver(DriverProcess):
         super().__init__(token)
         self._heartbeats: Final = HeartbeatMonitor(token, lease)
         self._pause: Final = store_of(lease).seconds_per_read
-        self._usual: Final = heartbeat_seconds(lease)
-        self._looked = float("-inf")
-        self._answered = time.monotonic()
+        self._heartbeat_seconds: Final = heartbeat_seconds(lease)
+        self._looked_at = float("-inf")
+        self._answered_at = time.monotonic()
         self._ended: Ended | None = None
 
     def ended(self) -> Ended | None:
         """Ask the lease; while it can't be read, nothing is known of an end."""
-        since = time.monotonic() - self._answered
+        elapsed = time.monotonic() - self._answered_at
         self._heartbeats.not_counting(
-            max(0.0, since - self._usual)
+            max(0.0, elapsed - self._heartbeat_seconds)
         )  # the caller was held up, perhaps by other documents
-        if time.monotonic() - self._looked >= self._pause:
-            self._looked, self._ended = time.monotonic(), None
+        if time.monotonic() - self._looked_at >= self._pause:
+            self._looked_at, self._ended = time.monotonic(), None
             with contextlib.suppress(OSError):
                 life = self._heartbeats.look()
                 self._ended = None if life is Life.ALIVE else Ended(exit_code=None, is_silence=life is Life.STALE)
-        self._answered = time.monotonic()
+        self._answered_at = time.monotonic()
         return self._ended
 
 

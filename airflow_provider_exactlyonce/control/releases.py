@@ -135,8 +135,8 @@ def application(home: Home, version: str) -> Application | None:
     copy = directory / Path(body["path"]).name
     if body["job_hash"] is None or _hash_kept(copy) != body["job_hash"]:
         return None
-    here = copy if is_local(copy) else home.here / "applications" / version / copy.name
-    return Application(version=version, path=body["path"], kept=copy, here=here, job_hash=body["job_hash"])
+    local_copy = copy if is_local(copy) else home.here / "applications" / version / copy.name
+    return Application(version=version, path=body["path"], kept=copy, here=local_copy, job_hash=body["job_hash"])
 
 
 def hash_of(file: Path) -> str | None:

@@ -40,16 +40,16 @@ def stop_requested(home: Home, token: str) -> str | None:
 def note_killed(home: Home, token: str, owner: str) -> None:
     """Note that the driver is asked to stop because a task ended, not because the pipeline is to stop."""
     forget_older(home.commands, "killed-*.json")
-    json_store.write(_killed(home, token), {"owner": owner})
+    json_store.write(_killed_path(home, token), {"owner": owner})
 
 
 def killed_by(home: Home, token: str) -> str | None:
     """Return the owner whose task's end has stopped the driver with this start token, None for none."""
-    body = json_store.read(_killed(home, token))
+    body = json_store.read(_killed_path(home, token))
     return str(body["owner"]) if body else None
 
 
-def _killed(home: Home, token: str) -> Path:
+def _killed_path(home: Home, token: str) -> Path:
     return home.commands / f"killed-{token}.json"
 
 
@@ -83,40 +83,40 @@ class SavepointAnswer:
 
 def request_savepoint(home: Home, request: SavepointRequest) -> None:
     """Ask a driver for a savepoint. May be repeated."""
-    json_store.write(_savepoint(home, request.request), asdict(request))
+    json_store.write(_savepoint_path(home, request.request), asdict(request))
 
 
 def savepoint_request(home: Home, request: str) -> SavepointRequest | None:
     """Return a request that is not answered yet."""
-    return json_store.load(_savepoint(home, request), SavepointRequest)
+    return json_store.load(_savepoint_path(home, request), SavepointRequest)
 
 
 def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
     """Return the unanswered requests to the driver with this start token."""
-    asked = []
+    unanswered = []
     for name in store_of(home.commands).names(home.commands):
         match = _SAVEPOINT.fullmatch(name)
         request = json_store.load(home.commands / name, SavepointRequest) if match and not match[2] else None
         if request is not None and request.token == token:
-            asked.append(request)
-    return asked
+            unanswered.append(request)
+    return unanswered
 
 
 def answer_savepoint(home: Home, request: str, answer: SavepointAnswer) -> None:
     """Answer a request, so that it is asked no longer."""
-    json_store.write(_savepoint(home, request, done=True), asdict(answer))
-    store_of(home.commands).delete(_savepoint(home, request))
+    json_store.write(_savepoint_path(home, request, done=True), asdict(answer))
+    store_of(home.commands).delete(_savepoint_path(home, request))
 
 
 def savepoint_answer(home: Home, request: str) -> SavepointAnswer | None:
     """Return the answer to a request, None while it is open."""
-    return json_store.load(_savepoint(home, request, done=True), SavepointAnswer)
+    return json_store.load(_savepoint_path(home, request, done=True), SavepointAnswer)
 
 
 def forget_savepoint(home: Home, request: str) -> None:
     """Remove a request and its answer, and others that were not fetched within a day."""
     for done in (False, True):
-        store_of(home.commands).delete(_savepoint(home, request, done=done))
+        store_of(home.commands).delete(_savepoint_path(home, request, done=done))
     forget_older(home.commands, "savepoint-*.json", _SAVEPOINT_SECONDS)
 
 
@@ -129,7 +129,7 @@ def forget_older(directory: Path, pattern: str, seconds: float = _TASK_SECONDS) 
             store.delete(directory / name)
 
 
-def _savepoint(home: Home, request: str, *, done: bool = False) -> Path:
+def _savepoint_path(home: Home, request: str, *, done: bool = False) -> Path:
     return home.commands / f"savepoint-{request}{'.done' if done else ''}.json"
 
 

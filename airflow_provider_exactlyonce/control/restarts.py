@@ -83,10 +83,10 @@ def relaunched(path: Path, token: str, at: float) -> None:
 def withdraw(path: Path, token: str) -> bool:
     """Remove a death that was none: the driver with this token has come back. Returns whether it was on record."""
     recorded = read(path)
-    lived = tuple(entry for entry in recorded if entry.token != token)
-    if lived == recorded:
+    remaining = tuple(entry for entry in recorded if entry.token != token)
+    if remaining == recorded:
         return False
-    _write(path, lived)
+    _write(path, remaining)
     return True
 
 
@@ -121,12 +121,12 @@ class RestartController:
         recorded = of_series(self._home.restarts, dead.series)
         if any(entry.token == dead.token for entry in recorded):
             return  # a write that was not answered was made
-        past = [Outage(died=restart.died, relaunched=restart.relaunched) for restart in recorded]
-        delay = self._supervision.strategy.delay(error, past, died)
+        outages = [Outage(died=restart.died, relaunched=restart.relaunched) for restart in recorded]
+        delay = self._supervision.strategy.delay(error, outages, died)
         if delay is None:
             raise error
-        if why := _too_many(past, died, self._supervision.health):
-            raise UnhealthyError(f"{why}; the last one: {error}") from error
+        if reason := _too_many(outages, died, self._supervision.health):
+            raise UnhealthyError(f"{reason}; the last one: {error}") from error
         status = exit_classification.status_of(self._home, dead.token)
         entry = Restart(
             series=dead.series,
@@ -177,7 +177,7 @@ class RestartController:
         return next(entry for entry in of_series(self._home.restarts, dead.series) if entry.token == dead.token)
 
 
-def _too_many(past: Sequence[Outage], died: float, rules: HealthRules) -> str | None:
+def _too_many(outages: Sequence[Outage], died: float, rules: HealthRules) -> str | None:
     """Return why one more death is too many within the window, None when it is not.
 
     :param died: seconds since the epoch
@@ -185,7 +185,7 @@ def _too_many(past: Sequence[Outage], died: float, rules: HealthRules) -> str | 
     if rules.max_restarts is None:
         return None
     window = rules.restart_window.total_seconds()
-    recent = 1 + sum(died - outage.died <= window for outage in past)
+    recent = 1 + sum(died - outage.died <= window for outage in outages)
     if recent <= rules.max_restarts:
         return None
     return f"{recent} drivers died within {window:g} s; max_restarts is {rules.max_restarts}"

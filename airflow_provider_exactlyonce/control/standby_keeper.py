@@ -99,11 +99,11 @@ class StandbyKeeper:
 
     def _start(self) -> Standby:
         launch, log, token = self._launch(), launching.next_log(self._home), str(uuid.uuid4())
-        me = os.getpid()
-        supervisor = f"{me} {process_identity.process_start(me)}"
-        waits = replace(
+        pid = os.getpid()
+        supervisor = f"{pid} {process_identity.process_start(pid)}"
+        waiting_launch = replace(
             launch,
             command=[*launch.command, "--standby", standbys.WARM],
             environment={**launch.environment, standbys.SUPERVISOR_VARIABLE: supervisor},
         )
-        return Standby(driver=launching.start_process(self._home, waits, token, log), launch=launch, log=log)
+        return Standby(driver=launching.start_process(self._home, waiting_launch, token, log), launch=launch, log=log)

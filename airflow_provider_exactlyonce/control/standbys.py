@@ -119,7 +119,7 @@ class LeaseTurn(StandbyTurn):
     def __init__(self, home: Home) -> None:
         self._home: Final = home
         self._held: Lease | None = None
-        self._beats: HeartbeatMonitor | None = None
+        self._heartbeats: HeartbeatMonitor | None = None
         self._lived = False
         self._warned = False
 
@@ -129,9 +129,9 @@ class LeaseTurn(StandbyTurn):
         if held is not None and (self._held is None or held.token != self._held.token):
             self._follow(held)
         self._held = held or self._held
-        if self._held is None or self._beats is None:
+        if self._held is None or self._heartbeats is None:
             return True
-        life = self._beats.look()
+        life = self._heartbeats.look()
         self._lived = self._lived or life is Life.ALIVE
         if life is Life.ALIVE or self._is_here(self._held):
             self._warn(life)
@@ -150,7 +150,7 @@ class LeaseTurn(StandbyTurn):
                 f"pipeline {held.pipeline} is supervised by {intent.owner}, which starts the next driver itself; give "
                 "the operator standby='warm' instead"
             )
-        self._beats, self._lived = HeartbeatMonitor(held.token, self._home.lease), False
+        self._heartbeats, self._lived = HeartbeatMonitor(held.token, self._home.lease), False
 
     def _is_here(self, held: Lease) -> bool:
         """Whether a driver's process is on this machine, and its status is no end."""

@@ -199,10 +199,10 @@ def progress_line(status: Status) -> str:
     """Return one line for a log."""
     replay = status.replay
     if replay is not None and replay.pending and status.state is DriverState.RUNNING:
-        left = "" if replay.seconds_left is None else f", about {replay.seconds_left:,.0f} s left"
+        remaining = "" if replay.seconds_left is None else f", about {replay.seconds_left:,.0f} s left"
         return (
             f"{status.pipeline}: commits {replay.first} to {replay.last} are replayed without writing, at "
-            f"{replay.done}{left}"
+            f"{replay.done}{remaining}"
         )
     if status.state is DriverState.STARTING or (status.state is DriverState.RUNNING and status.commits_of_run == 0):
         run = f" as run {status.run}" if status.run else ""

@@ -109,12 +109,12 @@ class Asking:
         self._token: Final = token
         self._reason: Final = reason
         self._owner: Final = owner
-        self._next = float("-inf")
+        self._next_try = float("-inf")
         self._done = False
 
     def go_on(self) -> bool:
         """Ask unless that is done, or was tried just now; returns whether it is done."""
-        if self._done or time.monotonic() < self._next:
+        if self._done or time.monotonic() < self._next_try:
             return self._done
         try:
             if self._owner is not None:
@@ -125,7 +125,7 @@ class Asking:
             if not is_no_answer(error):
                 raise
             _log.warning("nobody knows whether the driver was asked: %s", error)
-        self._next = time.monotonic() + ASK_AGAIN_SECONDS
+        self._next_try = time.monotonic() + ASK_AGAIN_SECONDS
         return self._done
 
 
@@ -195,8 +195,8 @@ class StopRequest:
             self._ask(token)  # one that is lost, too: it may come back, and its supervisor starts no other then
             if not self._detector.is_lost(token):
                 return False
-        dead = drivers.awaiting_restart(self._home)
-        if dead is not None and dead.token == token:
+        death = drivers.awaiting_restart(self._home)
+        if death is not None and death.token == token:
             self._ask(token)
         return self._target().token == token
 
@@ -210,13 +210,13 @@ class StopRequest:
         return self._record(replace(target, token=intent.token))
 
     def _decide(self) -> _DriverToStop:
-        there: RunningDriver | Death | Intent | None = drivers.find_or_awaited(self._home)
-        if there is None:  # one that its cluster makes wait counts as neither when it was asked already
+        target: RunningDriver | Death | Intent | None = drivers.find_or_awaited(self._home)
+        if target is None:  # one that its cluster makes wait counts as neither when it was asked already
             intent = intents.read(self._home.intent)
-            there = intent if intent is not None and drivers.is_unheard(self._home, intent.token) else None
-        if there is None:
+            target = intent if intent is not None and drivers.is_unheard(self._home, intent.token) else None
+        if target is None:
             return self._record(_DriverToStop(token=None))
-        return self._record(_DriverToStop(token=there.token, series=there.series))
+        return self._record(_DriverToStop(token=target.token, series=target.series))
 
     def _ask(self, token: str) -> None:
         if requests.stop_requested(self._home, token) is None:

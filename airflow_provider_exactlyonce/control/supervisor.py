@@ -172,16 +172,16 @@ class Supervisor:
     # -- the states -----------------------------------------------------------------------------------------------
 
     def _return(self) -> SupervisorEvent:
-        left = self._left
-        if left is None or not self.supervision.is_ours(left):
+        intent = self._left
+        if intent is None or not self.supervision.is_ours(intent):
             return SupervisorEvent.NOTHING_LEFT
-        self.output, self.restarts = self._output_of(left), left.restarts
-        if self._restarting.is_recorded(left):  # we have waited for the next start
-            self._dead = left
+        self.output, self.restarts = self._output_of(intent), intent.restarts
+        if self._restarting.is_recorded(intent):  # we have waited for the next start
+            self._dead = intent
             return SupervisorEvent.RESTART_RECORDED
-        if not self._locator.has_ended(left):
+        if not self._locator.has_ended(intent):
             return SupervisorEvent.NOTHING_LEFT
-        return self._attach(DriverAttachment(driver=ExitedDriver(left.token), intent=left, ours=True))
+        return self._attach(DriverAttachment(driver=ExitedDriver(intent.token), intent=intent, ours=True))
 
     def _find(self) -> SupervisorEvent:
         attached = self._locator.find()
@@ -218,11 +218,13 @@ class Supervisor:
             machine=cluster.name if cluster is not None else process_identity.this_machine(),
         )
         self.output = self._output_of(intent)
-        ready = standby.driver if standby else None
+        standby_driver = standby.driver if standby else None
         self._started = token
         try:
             judged = self._locator.judged
-            driver = launching.start(self.home, launch, intent, judged=judged, announced=self._heed_stop, standby=ready)
+            driver = launching.start(
+                self.home, launch, intent, judged=judged, announced=self._heed_stop, standby=standby_driver
+            )
         except ChangedError as error:
             self._started = None
             _log.info("%s", error)
@@ -299,7 +301,7 @@ class Supervisor:
             intents.write(self.home.intent, predecessor)
             return SupervisorEvent.PREDECESSOR_LIVES
         if error is None or self._stop.reason is not None:
-            raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self._stop.reason}")
+            raise StopRequestedError(f"the driver was stopped at {self._last_commit(intent)}: {self._stop.reason}")
         self._restarting.record(intent, ended, error, number=self.restarts + 1, died=self._died)
         self._dead = intent
         return SupervisorEvent.RESTART_RECORDED
@@ -327,12 +329,12 @@ class Supervisor:
             return True
         if self._stop.reason is None and self.supervision.until != untils.FOREVER:
             raise StopRequestedError(
-                f"somebody stopped the driver at {self._place(intent)}, before its work was done (until "
+                f"somebody stopped the driver at {self._last_commit(intent)}, before its work was done (until "
                 f"{self.supervision.until}): "
                 f"{requests.stop_requested(self.home, intent.token)}"
             )
         return self._stop.reason is None
 
-    def _place(self, intent: Intent) -> str:
+    def _last_commit(self, intent: Intent) -> str:
         status = exit_classification.status_of(self.home, intent.token)
         return f"commit {status.commit}" if status else "an unknown commit"

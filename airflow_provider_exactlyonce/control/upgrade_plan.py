@@ -151,21 +151,21 @@ class Plan(Rewritten):
     @property
     def sentence(self) -> str:
         """A sentence with the plan's aim and its current step."""
-        what = f"an upgrade to {self.application}" if self.application else f"a rollback to version {self.old}"
-        return f"{what} of pipeline {self.pipeline} is under way, at step {self.step}"
+        aim = f"an upgrade to {self.application}" if self.application else f"a rollback to version {self.old}"
+        return f"{aim} of pipeline {self.pipeline} is under way, at step {self.step}"
 
     @property
     def step_seconds(self) -> float:
         """How long its step may take while no process works on it: it waits for a driver then, or for its next try."""
         options = self.options
-        waits = {
+        timeouts = {
             UpgradeStep.STOP: options.stop_timeout,
             UpgradeStep.WATCH: options.stable_timeout,
             UpgradeStep.STOP_NEW: options.stop_timeout,
             UpgradeStep.WATCH_OLD: options.stable_timeout,
             UpgradeStep.REST: options.stop_timeout,
         }
-        return waits.get(self.step, 0.0) + _NEXT_TRY_SECONDS
+        return timeouts.get(self.step, 0.0) + _NEXT_TRY_SECONDS
 
     def document(self) -> dict[str, Any]:
         """Return its JSON form."""
@@ -190,10 +190,10 @@ def write(home: Home, plan: Plan, *, before: Plan | None = None, dry_run: bool =
     """
     path = path_of(home, _PLAN, dry_run=dry_run)
     stored = store_of(path).read(path)
-    there = read(home, dry_run=dry_run)
+    current = read(home, dry_run=dry_run)
     try:
-        if _written(there) != _written(before):
-            raise ChangedError(there.sentence if there is not None else "its plan is gone")
+        if _written(current) != _written(before):
+            raise ChangedError(current.sentence if current is not None else "its plan is gone")
         if store_of(path).has_locks:  # it is held, and so changed by its holder alone
             json_store.write(path, plan.document())
         else:
@@ -243,9 +243,9 @@ def working_on(home: Home, pipeline: str, *, dry_run: bool = False) -> Iterator[
     :raises AlreadyRunningError: when another process has the lock, see :func:`is_held`
     """
     plan = path_of(home, _PLAN, dry_run=dry_run)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            sure = held.enter_context(leases.alone(plan, pipeline))
+            sure = stack.enter_context(leases.alone(plan, pipeline))
         except HeldError as error:
             raise AlreadyRunningError(
                 f"another process works on the upgrade of the pipeline in {home}; it goes on without this one"

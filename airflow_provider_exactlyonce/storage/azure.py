@@ -72,21 +72,25 @@ def open_store(system: AbstractFileSystem) -> AzureStore:
     :param system: of adlfs
     :raises RefusedError: when no account was named
     """
-    given = system.storage_options
-    url = endpoint_of(given)
-    key = account_key(given)
-    credential = {"account_name": given["account_name"], "account_key": key} if key else _identity(given)
+    storage_options = system.storage_options
+    url = endpoint_of(storage_options)
+    key = account_key(storage_options)
+    credential = (
+        {"account_name": storage_options["account_name"], "account_key": key} if key else _identity(storage_options)
+    )
     patient = {**_PATIENCE, "retry_policy": LinearRetry(backoff=1, retry_total=2)}
     return AzureStore(system, *(BlobServiceClient(url, credential, **words) for words in (_PATIENCE, patient)))
 
 
-def _identity(given: Mapping[str, Any]) -> Any:
+def _identity(storage_options: Mapping[str, Any]) -> Any:
     """Return what gets tokens: by a principal, or by what is found."""
     from azure.identity import ClientSecretCredential, DefaultAzureCredential  # with a key nobody needs it
 
-    if "client_secret" not in given:
+    if "client_secret" not in storage_options:
         return DefaultAzureCredential(**_PATIENCE)
-    return ClientSecretCredential(given["tenant_id"], given["client_id"], given["client_secret"], **_PATIENCE)
+    return ClientSecretCredential(
+        storage_options["tenant_id"], storage_options["client_id"], storage_options["client_secret"], **_PATIENCE
+    )
 
 
 class AzureStore(ConditionalStore):
@@ -116,11 +120,11 @@ class AzureStore(ConditionalStore):
                 return None
             return Stored(content=answer.readall(), version=str(answer.properties.etag))
 
-        return _asked(place, download)
+        return _ask(place, download)
 
     @override
     def delete(self, place: Path) -> None:
-        _asked(place, self._blob(place).delete_blob)
+        _ask(place, self._blob(place).delete_blob)
 
     @override
     def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
@@ -128,21 +132,21 @@ class AzureStore(ConditionalStore):
             self._upload(of, source, target)
             return
         blob = self._blob(target)
-        copying = _asked(target, lambda: blob.start_copy_from_url(self._blob(source).url))
+        copying = _ask(target, lambda: blob.start_copy_from_url(self._blob(source).url))
         if copying is None:
             raise FileNotFoundError(str(source))
         status: str | None = str(copying["copy_status"])
         copy_id, progress, since = str(copying["copy_id"]), "", time.monotonic()
         while status == "pending":  # one within an account is made at once
             time.sleep(_COPY_SECONDS)
-            made = _asked(target, blob.get_blob_properties)
-            status = made.copy.status if made is not None and made.copy.id == copy_id else "replaced"
-            done = str(made.copy.progress) if made is not None else progress
-            if done != progress:
-                progress, since = done, time.monotonic()
+            properties = _ask(target, blob.get_blob_properties)
+            status = properties.copy.status if properties is not None and properties.copy.id == copy_id else "replaced"
+            new_progress = str(properties.copy.progress) if properties is not None else progress
+            if new_progress != progress:
+                progress, since = new_progress, time.monotonic()
             if status == "pending" and time.monotonic() - since > _STALLED_SECONDS:
                 with suppress(OSError):
-                    _asked(target, functools.partial(blob.abort_copy, copy_id))
+                    _ask(target, functools.partial(blob.abort_copy, copy_id))
                 status = (
                     f"given up: it got no further than {progress} (bytes of all) for {_STALLED_SECONDS:g} s. See the "
                     "storage account's state, and try again"
@@ -154,24 +158,24 @@ class AzureStore(ConditionalStore):
 
     def _remove_unfinished(self, target: Path, copy_id: str) -> None:
         """Delete the empty blob that a failed copy has left, and nothing that somebody else has put there."""
-        left = _asked(target, self._blob(target).get_blob_properties)
-        if left is not None and left.copy.id == copy_id:
-            self.delete_if(target, str(left.etag))
+        properties = _ask(target, self._blob(target).get_blob_properties)
+        if properties is not None and properties.copy.id == copy_id:
+            self.delete_if(target, str(properties.etag))
 
     def _upload(self, store: Store, source: Path, target: Path) -> None:
         blob = self._patient.get_blob_client(*self._split(target))
 
         def upload() -> None:
-            with store.reading(source) as read:
-                blob.upload_blob(iter(functools.partial(read.read, COPIED_BYTES), b""), overwrite=True)
+            with store.reading(source) as reader:
+                blob.upload_blob(iter(functools.partial(reader.read, COPIED_BYTES), b""), overwrite=True)
 
-        _asked(target, upload)
+        _ask(target, upload)
 
     @override
     @contextmanager
     def reading(self, place: Path) -> Iterator[Readable]:
         blob = self._patient.get_blob_client(*self._split(place))
-        answer = _asked(place, lambda: blob.download_blob(max_concurrency=1))
+        answer = _ask(place, lambda: blob.download_blob(max_concurrency=1))
         if answer is None:
             raise FileNotFoundError(str(place))
         with self._os_errors(place):
@@ -180,10 +184,10 @@ class AzureStore(ConditionalStore):
     @override
     def remove(self, directory: Path) -> None:
         container, key = self._split(directory)
-        names = [key, *(found.name for found in self._blobs(container, f"{key}/"))]
+        names = [key, *(blob.name for blob in self._blobs(container, f"{key}/"))]
 
         def delete(name: str) -> None:
-            _asked(f"{container}/{name}", self._account.get_blob_client(container, name).delete_blob)
+            _ask(f"{container}/{name}", self._account.get_blob_client(container, name).delete_blob)
 
         # An account with directories deletes empty ones only.
         by_depth = itertools.groupby(sorted(names, key=_depth, reverse=True), _depth)
@@ -200,33 +204,37 @@ class AzureStore(ConditionalStore):
     @override
     def _put(self, place: Path, content: bytes, mark: str, condition: Condition) -> str:
         upload = functools.partial(self._blob(place).upload_blob, content, overwrite=True, metadata={_MARK: mark})
-        return str(_sent(place, upload, condition)["etag"])
+        return str(_send_write(place, upload, condition)["etag"])
 
     @override
     def _drop(self, place: Path, condition: Condition) -> None:
-        _sent(place, self._blob(place).delete_blob, condition)
+        _send_write(place, self._blob(place).delete_blob, condition)
 
     @override
-    def _found(self, place: Path) -> Found | None:
-        found = _asked(place, self._blob(place).get_blob_properties)
-        if found is None or _is_directory(found):
+    def _metadata(self, place: Path) -> Found | None:
+        properties = _ask(place, self._blob(place).get_blob_properties)
+        if properties is None or _is_directory(properties):
             return None
-        facts = FileFacts(size=found.size, modified=found.last_modified.timestamp())
-        return Found(facts=facts, version=str(found.etag), mark=found.metadata.get(_MARK))
+        facts = FileFacts(size=properties.size, modified=properties.last_modified.timestamp())
+        return Found(facts=facts, version=str(properties.etag), mark=properties.metadata.get(_MARK))
 
     @override
     def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
-        return (found.name for found in self._blobs(bucket, prefix, delimiter) if not _is_directory(found))
+        return (blob.name for blob in self._blobs(bucket, prefix, delimiter) if not _is_directory(blob))
 
     def _blobs(self, container: str, prefix: str, delimiter: str = "") -> list[Any]:
         """Ask for the blobs, and directories, that begin so."""
-        within = self._account.get_container_client(container)
-        listing = functools.partial(within.walk_blobs, delimiter=delimiter) if delimiter else within.list_blobs
+        container_client = self._account.get_container_client(container)
+        listing = (
+            functools.partial(container_client.walk_blobs, delimiter=delimiter)
+            if delimiter
+            else container_client.list_blobs
+        )
 
         def ask() -> list[Any]:
             return list(listing(name_starts_with=prefix, include=["metadata"]))
 
-        return _asked(f"{container}/{prefix}", ask) or []
+        return _ask(f"{container}/{prefix}", ask) or []
 
     def _blob(self, place: Path) -> BlobClient:
         return self._account.get_blob_client(*self._split(place))
@@ -236,14 +244,14 @@ def _depth(name: str) -> int:
     return name.count("/")
 
 
-def _is_directory(found: Any) -> bool:
+def _is_directory(blob: Any) -> bool:
     """Whether a blob stands for a directory; what is listed up to a delimiter is none, and has no metadata."""
-    return (found.get("metadata") or {}).get(_DIRECTORY) == "true"
+    return (blob.get("metadata") or {}).get(_DIRECTORY) == "true"
 
 
-def _asked(place: Path | str, question: Callable[[], T]) -> T | None:
+def _ask(place: Path | str, question: Callable[[], T]) -> T | None:
     """Return the answer to what may be repeated; None is: there is no such blob."""
-    failed: Exception | None = None
+    failure: Exception | None = None
     for pause in _LOOKS:
         time.sleep(pause)
         try:
@@ -253,14 +261,14 @@ def _asked(place: Path | str, question: Callable[[], T]) -> T | None:
                 raise
             if _is_missing(error):
                 return None
-            failed = error
+            failure = error
             if _is_final(error):
                 break
-    assert failed is not None
-    raise _as_os_error(place, failed) from failed
+    assert failure is not None
+    raise _as_os_error(place, failure) from failure
 
 
-def _sent(place: Path, request: Callable[..., T], condition: Condition) -> T:
+def _send_write(place: Path, request: Callable[..., T], condition: Condition) -> T:
     """Send a request that writes, once; raises what became of it."""
     try:
         return request(**condition)
@@ -301,14 +309,14 @@ def _is_unsent(error: BaseException) -> bool:
     if isinstance(error, ClientAuthenticationError):
         return _status(error) is None
     reason = getattr(error, "inner_exception", None)
-    return any(isinstance(known, _NO_CONNECTION) for known in (reason, *getattr(reason, "args", ())))
+    return any(isinstance(cause, _NO_CONNECTION) for cause in (reason, *getattr(reason, "args", ())))
 
 
 def _as_os_error(place: Path | str, error: BaseException) -> OSError:
     if isinstance(error, OSError):
         return error
-    status, said = _status(error), " ".join(str(error).split())
+    status, message = _status(error), " ".join(str(error).split())
     if status is None:
-        return OSError(f"{place}: Azure: {said}")
+        return OSError(f"{place}: Azure: {message}")
     kind = PermissionError if status in _DENIED else OSError
-    return kind(f"{place}: Azure answers {status}: {_code(error) or said}")
+    return kind(f"{place}: Azure answers {status}: {_code(error) or message}")

@@ -57,14 +57,14 @@ def options(
         )
     if _is_emulator(url) and not key:
         raise RefusedError(f"the blobs of account {account} are at {endpoint!r}: an emulator needs the account's key")
-    found: dict[str, Any] = {"anon": False}
+    credentials: dict[str, Any] = {"anon": False}
     if key:
         words = {"AccountName": account, "AccountKey": key, "BlobEndpoint": url}
-        found = {"connection_string": ";".join(f"{name}={value}" for name, value in words.items())}
+        credentials = {"connection_string": ";".join(f"{name}={value}" for name, value in words.items())}
     elif principal:
-        found = dict(zip(("tenant_id", "client_id", "client_secret"), principal, strict=True))
+        credentials = dict(zip(("tenant_id", "client_id", "client_secret"), principal, strict=True))
     # With a connection string it needs no look-up of the host.
-    return {"account_name": account, "account_host": parts.netloc, "use_listings_cache": False, **found}
+    return {"account_name": account, "account_host": parts.netloc, "use_listings_cache": False, **credentials}
 
 
 def public_endpoint(account: str) -> str:
@@ -94,8 +94,8 @@ def account_key(given: Mapping[str, Any]) -> str | None:
     return _words(given).get("AccountKey")
 
 
-def _words(given: Mapping[str, Any]) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in given.get("connection_string", "").split(";") if word)
+def _words(storage_options: Mapping[str, Any]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in storage_options.get("connection_string", "").split(";") if word)
 
 
 def system_of(place: Any) -> AbstractFileSystem:
@@ -113,10 +113,10 @@ def hadoop_url(place: Any) -> str:
     :raises RefusedError: when no account was named
     """
     container, _, path = place.path.partition("/")
-    given = place.storage_options
-    endpoint = endpoint_of(given)
+    storage_options = place.storage_options
+    endpoint = endpoint_of(storage_options)
     scheme = "abfs" if _is_emulator(endpoint) else "abfss"
-    return f"{scheme}://{container}@{_hadoop_account(given['account_name'], endpoint)}/{path.strip('/')}"
+    return f"{scheme}://{container}@{_hadoop_account(storage_options['account_name'], endpoint)}/{path.strip('/')}"
 
 
 def hadoop_settings() -> dict[str, str]:
@@ -124,9 +124,9 @@ def hadoop_settings() -> dict[str, str]:
 
     :raises RefusedError: when it names no account
     """
-    given = options_of_environment()
-    endpoint = endpoint_of(given)
-    account = _hadoop_account(given["account_name"], endpoint)
+    storage_options = options_of_environment()
+    endpoint = endpoint_of(storage_options)
+    account = _hadoop_account(storage_options["account_name"], endpoint)
     settings = {
         "fs.abfs.impl": "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem",
         "fs.abfss.impl": "org.apache.hadoop.fs.azurebfs.SecureAzureBlobFileSystem",
@@ -160,23 +160,23 @@ def _credentials() -> dict[str, str]:
         return {"auth.type": "SharedKey", "key": f"${{{_SECRET}}}"}
     tenant, client, secret = map(os.environ.get, PRINCIPAL)
     authority = os.environ.get(_AUTHORITY, "https://login.microsoftonline.com").rstrip("/")
-    found = {"auth.type": "OAuth", **({"oauth2.client.id": client} if client else {})}
+    settings = {"auth.type": "OAuth", **({"oauth2.client.id": client} if client else {})}
     if tenant and client and secret:
         provider = "ClientCredsTokenProvider"
-        found |= {
+        settings |= {
             "oauth2.client.endpoint": f"{authority}/{tenant}/oauth2/token",
             "oauth2.client.secret": f"${{{_SECRET}}}",
         }
     elif tenant and client and (token := os.environ.get(_FEDERATED)):
         provider = "WorkloadIdentityTokenProvider"
-        found |= {
+        settings |= {
             "oauth2.msi.authority": f"{authority}/",
             "oauth2.msi.tenant": tenant,
             "oauth2.token.file": token,
         }
     else:
         provider = "MsiTokenProvider"
-    return {**found, "oauth.provider.type": f"{_PROVIDERS}.{provider}"}
+    return {**settings, "oauth.provider.type": f"{_PROVIDERS}.{provider}"}
 
 
 def _is_emulator(endpoint: str) -> bool:

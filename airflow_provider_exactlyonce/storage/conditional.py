@@ -55,8 +55,8 @@ class ConditionalStore(RemoteStore):
 
     @override
     def facts(self, place: Path) -> FileFacts | None:
-        found = self._found(place)
-        return None if found is None else found.facts
+        metadata = self._metadata(place)
+        return None if metadata is None else metadata.facts
 
     @override
     def create(self, place: Path, content: bytes) -> str:
@@ -75,21 +75,21 @@ class ConditionalStore(RemoteStore):
 
     @override
     def delete_if(self, place: Path, version: str) -> None:
-        failed: Exception | None = None
+        failure: Exception | None = None
         for pause in PAUSES:
             time.sleep(pause)
             try:
                 self._drop(place, self._unchanged(version))
             except ChangedError:
-                if self._found(place) is not None:
+                if self._metadata(place) is not None:
                     raise
                 return
             except (UnmadeError, OutcomeUnknownError) as error:
-                failed = error
+                failure = error
             else:
                 return
-        if self._found(place) is not None:
-            raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {failed}") from failed
+        if self._metadata(place) is not None:
+            raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {failure}") from failure
 
     @override
     def names(self, directory: Path) -> Sequence[str]:
@@ -109,7 +109,7 @@ class ConditionalStore(RemoteStore):
 
         :raises ChangedError: it is not, and nothing was written
         """
-        mark, failed, unanswered = uuid.uuid4().hex, None, None
+        mark, failure, unanswered = uuid.uuid4().hex, None, None
         for pause in PAUSES:
             time.sleep(pause)
             try:
@@ -119,15 +119,15 @@ class ConditionalStore(RemoteStore):
                     raise
                 break
             except UnmadeError as error:
-                failed = error
+                failure = error
             except OutcomeUnknownError as error:
                 unanswered = error
         if unanswered is None:
-            raise OSError(f"{place} was not written: {failed}") from failed
+            raise OSError(f"{place} was not written: {failure}") from failure
         # One that was not answered may have been made, and be the reason why the next was refused.
-        found = self._found(place)
-        if found is not None and found.mark == mark:
-            return found.version
+        metadata = self._metadata(place)
+        if metadata is not None and metadata.mark == mark:
+            return metadata.version
         raise OutcomeUnknownError(f"nobody knows whether {place} was written: {unanswered}") from unanswered
 
     @abstractmethod
@@ -143,7 +143,7 @@ class ConditionalStore(RemoteStore):
         """Send a request to delete an object."""
 
     @abstractmethod
-    def _found(self, place: Path) -> Found | None:
+    def _metadata(self, place: Path) -> Found | None:
         """Return an object's metadata, None when there is certainly no object; retries while there is no answer."""
 
     @abstractmethod

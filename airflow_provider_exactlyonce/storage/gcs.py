@@ -78,8 +78,8 @@ class _Answer:
     @property
     def is_missing(self) -> bool:
         """Whether it says that there is no such object; a proxy's 404 does not, nor one that there is no bucket."""
-        said = self.message
-        return self.status == HTTPStatus.NOT_FOUND and said is not None and "bucket does not exist" not in said
+        message = self.message
+        return self.status == HTTPStatus.NOT_FOUND and message is not None and "bucket does not exist" not in message
 
     def json(self) -> dict[str, Any]:
         """Return the metadata of an object, or objects."""
@@ -87,10 +87,10 @@ class _Answer:
 
     def error(self, place: Path | str) -> OSError:
         """Return the error that it stands for."""
-        said = self.message
-        if said is None:
-            said = " ".join(self.body.decode(errors="replace").split())[:300]
-        text = f"{place}: Google Cloud Storage answers {self.status}: {said}"
+        message = self.message
+        if message is None:
+            message = " ".join(self.body.decode(errors="replace").split())[:300]
+        text = f"{place}: Google Cloud Storage answers {self.status}: {message}"
         if self.status == HTTPStatus.NOT_FOUND:
             return _NotFoundError(text)
         return PermissionError(text) if self.status in _DENIED else OSError(text)
@@ -110,24 +110,24 @@ class GcsStore(ConditionalStore):
 
     @override
     def read(self, place: Path) -> Stored | None:
-        failed: OSError | None = None
+        failure: OSError | None = None
         for pause in _LOOKS:
             time.sleep(pause)
             try:
-                answer = self._asked("GET", place, self._url(place), alt="media")
+                answer = self._ask("GET", place, self._url(place), alt="media")
             except _NotFoundError as error:  # in plain words, as the server says it of content, and a proxy of anything
-                failed, answer = error, None
-                if self._found(place) is not None:
+                failure, answer = error, None
+                if self._metadata(place) is not None:
                     continue  # it was made meanwhile, or it was a proxy
             if answer is None:
                 return None
             return Stored(content=answer.body, version=answer.headers["X-Goog-Generation"])
-        assert failed is not None
-        raise failed
+        assert failure is not None
+        raise failure
 
     @override
     def delete(self, place: Path) -> None:
-        self._asked("DELETE", place, self._url(place))
+        self._ask("DELETE", place, self._url(place))
 
     @override
     def _unchanged(self, version: str | None) -> Condition:
@@ -138,21 +138,21 @@ class GcsStore(ConditionalStore):
         bucket, key = self._split(place)
         headers, body = _multipart({"name": key, "metadata": {MARK: mark}}, content)
         url = f"{self.system._location}/upload/storage/v1/b/{bucket}/o"
-        answer = self._sent(place, "POST", url, {"uploadType": "multipart", **condition}, headers, body)
+        answer = self._send_write(place, "POST", url, {"uploadType": "multipart", **condition}, headers, body)
         return str(answer.json()["generation"])
 
     @override
     def _drop(self, place: Path, condition: Condition) -> None:
-        self._sent(place, "DELETE", self._url(place), condition)
+        self._send_write(place, "DELETE", self._url(place), condition)
 
     @override
-    def _found(self, place: Path) -> Found | None:
-        answer = self._asked("GET", place, self._url(place))
+    def _metadata(self, place: Path) -> Found | None:
+        answer = self._ask("GET", place, self._url(place))
         if answer is None:
             return None
-        known = answer.json()
-        facts = FileFacts(size=int(known["size"]), modified=datetime.fromisoformat(known["updated"]).timestamp())
-        return Found(facts=facts, version=str(known["generation"]), mark=known.get("metadata", {}).get(MARK))
+        metadata = answer.json()
+        facts = FileFacts(size=int(metadata["size"]), modified=datetime.fromisoformat(metadata["updated"]).timestamp())
+        return Found(facts=facts, version=str(metadata["generation"]), mark=metadata.get("metadata", {}).get(MARK))
 
     @override
     def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
@@ -160,7 +160,7 @@ class GcsStore(ConditionalStore):
         while "nextPageToken" in page:
             more = {"pageToken": token} if (token := page["nextPageToken"]) else {}
             url, place = self._objects(bucket), f"gs://{bucket}/{prefix}"
-            answer = self._asked("GET", place, url, prefix=prefix, delimiter=delimiter, **more)
+            answer = self._ask("GET", place, url, prefix=prefix, delimiter=delimiter, **more)
             page = answer.json() if answer else {}
             yield from (item["name"] for item in page.get("items", ()))
             yield from page.get("prefixes", ())
@@ -171,12 +171,12 @@ class GcsStore(ConditionalStore):
         names = list(self._listed(bucket, f"{key.strip('/')}/", delimiter=""))
 
         def delete(name: str) -> None:
-            self._asked("DELETE", f"gs://{bucket}/{name}", f"{self._objects(bucket)}/{quote(name, safe='')}")
+            self._ask("DELETE", f"gs://{bucket}/{name}", f"{self._objects(bucket)}/{quote(name, safe='')}")
 
         with ThreadPoolExecutor(_DELETED_AT_ONCE) as pool:
             list(pool.map(delete, names))
 
-    def _sent(self, place: Path, method: str, *request: Any) -> _Answer:
+    def _send_write(self, place: Path, method: str, *request: Any) -> _Answer:
         """Send a request that writes, once; raises an error by the outcome."""
         try:
             answer = self._send(method, *request)
@@ -196,25 +196,25 @@ class GcsStore(ConditionalStore):
             raise refusal
         raise OutcomeUnknownError(str(refusal)) from refusal
 
-    def _asked(self, method: str, place: Path | str, url: str, **parameters: str) -> _Answer | None:
+    def _ask(self, method: str, place: Path | str, url: str, **parameters: str) -> _Answer | None:
         """Send a request until it is answered; returns None when there is no such object."""
-        failed: OSError | None = None
+        failure: OSError | None = None
         for pause in _LOOKS:
             time.sleep(pause)
             try:
                 answer = self._send(method, url, parameters)
             except _FAILURES as error:
-                failed = _as_os_error(error)
+                failure = _as_os_error(error)
                 continue
             if answer.status < 300:
                 return answer
-            failed = answer.error(place)
+            failure = answer.error(place)
             if answer.is_missing:
                 return None
             if answer.is_final:
                 break
-        assert failed is not None
-        raise failed
+        assert failure is not None
+        raise failure
 
     def _send(
         self,

@@ -33,8 +33,8 @@ def options(emulator: str | None, token: Any = "google_default") -> dict[str, An
     :param token: the credentials, by default the application default credentials
     """
     os.environ.setdefault(_KINDS_OF_BUCKETS, "false")
-    reached = {"token": token} if emulator is None else {"token": "anon", "endpoint_url": emulator}
-    return {"use_listings_cache": False, "access": "read_write", **reached}
+    connection = {"token": token} if emulator is None else {"token": "anon", "endpoint_url": emulator}
+    return {"use_listings_cache": False, "access": "read_write", **connection}
 
 
 def system_of(place: Any) -> AbstractFileSystem:

@@ -100,7 +100,7 @@ class HdfsStore(RemoteStore):
 
     @override
     def create(self, place: Path, content: bytes) -> str:
-        with self._written(place, content) as folder:
+        with self._staging_folder(place, content) as folder:
             try:
                 self._move(f"{folder}/file", place, content, overwrite=False)
             except FileExistsError:
@@ -109,15 +109,18 @@ class HdfsStore(RemoteStore):
 
     @override
     def replace(self, place: Path, content: bytes, *, durable: bool = True) -> str:
-        with self._written(place, content, durable=durable) as folder:
+        with self._staging_folder(place, content, durable=durable) as folder:
             self._move(f"{folder}/file", place, content, overwrite=True)
         return version_of(content)
 
     @override
     def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
-        with self._written(place, content, durable=durable) as folder, self._locking(place, folder) as ours:
+        with (
+            self._staging_folder(place, content, durable=durable) as folder,
+            self._locking(place, folder) as lock_folder,
+        ):
             self._check_unchanged(place, version)
-            self._move(f"{ours}/file", place, content, overwrite=True)
+            self._move(f"{lock_folder}/file", place, content, overwrite=True)
         return version_of(content)
 
     @override
@@ -128,14 +131,14 @@ class HdfsStore(RemoteStore):
     def delete_if(self, place: Path, version: str) -> None:
         if self.read(place) is None:
             return
-        with self._written(place, b"") as folder, self._locking(place, folder) as ours:
+        with self._staging_folder(place, b"") as folder, self._locking(place, folder) as lock_folder:
             if self.read(place) is None:
                 return
             self._check_unchanged(place, version)
             try:  # into the lock: who breaks it has made sure that this is not done any more
-                self._rename(path_of(place), f"{ours}/deleted")
+                self._rename(path_of(place), f"{lock_folder}/deleted")
             except OSError as error:
-                if not self._is_there(f"{ours}/deleted") and self.read(place) is not None:
+                if not self._is_there(f"{lock_folder}/deleted") and self.read(place) is not None:
                     raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {error}") from error
 
     @override
@@ -145,26 +148,26 @@ class HdfsStore(RemoteStore):
 
     @override
     def _files(self, directory: Path) -> list[str]:
-        listed = self._listed(path_of(directory), below=True)
+        statuses = self._listed(path_of(directory), below=True)
         top = f"{path_of(directory).rstrip('/')}/"
-        return [str(status.path).removeprefix(top) for status in listed if not status.isdir]
+        return [str(status.path).removeprefix(top) for status in statuses if not status.isdir]
 
     @override
     def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
         self._make_directory(path_of(target.parent))
-        with (of or self).reading(source) as read:
-            made = f"{path_of(target.parent)}/{HIDDEN}{uuid.uuid4().hex}"
+        with (of or self).reading(source) as reader:
+            temporary = f"{path_of(target.parent)}/{HIDDEN}{uuid.uuid4().hex}"
             try:
-                with self._new_file(made, durable=True) as written:
-                    shutil.copyfileobj(read, written, COPIED_BYTES)
+                with self._new_file(temporary, durable=True) as writer:
+                    shutil.copyfileobj(reader, writer, COPIED_BYTES)
                 try:
-                    self._rename(made, path_of(target), overwrite=True)
+                    self._rename(temporary, path_of(target), overwrite=True)
                 except OSError:
-                    if self._is_there(made):  # else an earlier request of the client has renamed it
+                    if self._is_there(temporary):  # else an earlier request of the client has renamed it
                         raise
             except BaseException:
                 with suppress(OSError):
-                    self._delete(made)
+                    self._delete(temporary)
                 raise
 
     @override
@@ -192,7 +195,7 @@ class HdfsStore(RemoteStore):
         file.close()
 
     @contextmanager
-    def _written(self, place: Path, content: bytes, *, durable: bool = True) -> Iterator[str]:
+    def _staging_folder(self, place: Path, content: bytes, *, durable: bool = True) -> Iterator[str]:
         """Give a directory's path in which there is only ``file``, with a content; it goes at the end."""
         parent = path_of(place).rpartition("/")[0]
         name = uuid.uuid4().hex
@@ -227,26 +230,26 @@ class HdfsStore(RemoteStore):
 
     @contextmanager
     def _locking(self, place: Path, folder: str) -> Iterator[str]:
-        """Hold a place's lock with a directory of :meth:`_written`; gives the directory's path meanwhile."""
+        """Hold a place's lock with a directory of :meth:`_staging_folder`; gives the directory's path meanwhile."""
         parent, _, name = path_of(place).rpartition("/")
         outer, _, holder = folder.rpartition("/")
         lock = f"{parent}/{HIDDEN}lock-{name}"
-        other, since, left = "", 0.0, 0.0
-        while not self._locked(outer, lock, holder):
+        other_holder, held_since, empty_since = "", 0.0, 0.0
+        while not self._try_lock(outer, lock, holder):
             names = [str(status.path).rpartition("/")[2] for status in self._listed(lock)]
             error = None if names else self._unlock(lock)
-            left = 0.0 if error is None else left or time.monotonic()
-            if error is not None and time.monotonic() - left > self.held_seconds:
+            empty_since = 0.0 if error is None else empty_since or time.monotonic()
+            if error is not None and time.monotonic() - empty_since > self.held_seconds:
                 raise OSError(
                     f"{place} was not changed: nobody holds its lock, the empty directory {lock}, and HDFS has refused "
                     f"to delete it for {self.held_seconds:g} s: {error}. Delete it, or let this user delete it"
                 ) from error
             if not names:
                 pass
-            elif names[0] != other:
-                other, since = names[0], time.monotonic()
-            elif time.monotonic() - since > self.held_seconds:
-                self._delete(f"{lock}/{other}", below=True)
+            elif names[0] != other_holder:
+                other_holder, held_since = names[0], time.monotonic()
+            elif time.monotonic() - held_since > self.held_seconds:
+                self._delete(f"{lock}/{other_holder}", below=True)
             time.sleep(_LOCK_POLL_SECONDS)
         try:
             yield f"{lock}/{holder}"
@@ -255,7 +258,7 @@ class HdfsStore(RemoteStore):
                 self._delete(f"{lock}/{holder}", below=True)
             self._unlock(lock)
 
-    def _locked(self, outer: str, lock: str, holder: str) -> bool:
+    def _try_lock(self, outer: str, lock: str, holder: str) -> bool:
         try:
             self._rename(outer, lock)
         except OSError as error:
@@ -275,12 +278,12 @@ class HdfsStore(RemoteStore):
 
     def _listed(self, directory: str, *, below: bool = False) -> list[Any]:
         try:
-            listed = list(self._connection.listed(directory, below=below))
+            statuses = list(self._connection.listed(directory, below=below))
         except FileNotFoundError:
             if below and self._is_there(directory):  # what is in it went while it was listed
                 raise
             return []
-        return [status for status in listed if str(status.path) != directory]  # which a file's listing has
+        return [status for status in statuses if str(status.path) != directory]  # which a file's listing has
 
     def _is_there(self, path: str) -> bool:
         return self._status(path) is not None

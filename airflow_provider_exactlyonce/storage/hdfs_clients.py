@@ -10,11 +10,11 @@ import sys
 from typing import Final
 
 #: Those of the last fork, so that no child has to end them.
-_kept: Final[list[object]] = []
+_clients: Final[list[object]] = []
 
 
 def keep() -> None:
     """Keep the existing clients from being dropped in a child; called before each fork."""
     module = sys.modules.get("hdfs_native.fsspec")
     if module is not None:
-        _kept[:] = module.HdfsFileSystem._cache.values()
+        _clients[:] = module.HdfsFileSystem._cache.values()

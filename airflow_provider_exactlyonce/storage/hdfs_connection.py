@@ -71,8 +71,8 @@ class HdfsConnection:
     def listed(self, directory: str, *, below: bool) -> Iterator[Any]:
         """Yield the entries of a directory, and perhaps those below it; raises as :meth:`ask` does."""
         entries = self.ask(lambda client: client.list_status(directory, below))
-        while some := self.ask(lambda _: list(islice(entries, _LISTED_AT_ONCE))):
-            yield from some
+        while page := self.ask(lambda _: list(islice(entries, _LISTED_AT_ONCE))):
+            yield from page
 
     def _answer(self, client: Client, question: Callable[[Client], T]) -> T:
         answer = Future[T]()

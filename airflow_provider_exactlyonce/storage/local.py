@@ -66,8 +66,10 @@ class LocalStore(Store):
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock, seconds = place.with_suffix(".lock"), self.held_seconds if seconds is None else seconds
         with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
-            ours = poll_until(lambda: files.try_lock(file.fileno()), seconds=seconds, poll_seconds=_LOCK_POLL_SECONDS)
-            if not ours:
+            is_locked = poll_until(
+                lambda: files.try_lock(file.fileno()), seconds=seconds, poll_seconds=_LOCK_POLL_SECONDS
+            )
+            if not is_locked:
                 raise HeldError(f"a process has held {lock} for {seconds:.0f} s", file.read().strip())
             if note:
                 file.truncate(0)
@@ -88,11 +90,11 @@ class LocalStore(Store):
             if not isinstance(error, FileNotFoundError | NotADirectoryError) or Path(error.filename) != directory:
                 raise error
 
-        for folder, below, names in os.walk(directory, onerror=fail, followlinks=True):
+        for folder, directories, names in os.walk(directory, onerror=fail, followlinks=True):
             inner = Path(folder).relative_to(directory)
-            for link in filter(os.path.islink, (os.path.join(folder, name) for name in below)):
-                above = {os.path.realpath(directory / place) for place in (inner, *inner.parents)}
-                if os.path.realpath(link) in above:  # in a circle it would never end
+            for link in filter(os.path.islink, (os.path.join(folder, name) for name in directories)):
+                ancestors = {os.path.realpath(directory / parent) for parent in (inner, *inner.parents)}
+                if os.path.realpath(link) in ancestors:  # in a circle it would never end
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), link)
             yield from (str(inner / name) for name in names)
 
@@ -107,17 +109,17 @@ class LocalStore(Store):
     @override
     def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if of is None and final and _linked(source, target):
+        if of is None and final and _try_link(source, target):
             return
-        with (of or self).reading(source) as read, target.open("wb") as written:
+        with (of or self).reading(source) as reader, target.open("wb") as writer:
             try:
                 if of is None:  # what only its owner may read stays so
-                    os.fchmod(written.fileno(), stat.S_IMODE(source.stat().st_mode))
-                shutil.copyfileobj(read, written, _COPIED_BYTES)
-                written.flush()
+                    os.fchmod(writer.fileno(), stat.S_IMODE(source.stat().st_mode))
+                shutil.copyfileobj(reader, writer, _COPIED_BYTES)
+                writer.flush()
             except BaseException:
                 with suppress(OSError):
-                    if os.path.samestat(os.fstat(written.fileno()), target.stat()):
+                    if os.path.samestat(os.fstat(writer.fileno()), target.stat()):
                         target.unlink()
                 raise
 
@@ -135,9 +137,9 @@ class LocalStore(Store):
 
     @override
     def remove(self, directory: Path) -> None:
-        def fail(_: object, place: str, raised: tuple[type, BaseException, object]) -> None:
-            if not isinstance(raised[1], FileNotFoundError | NotADirectoryError):
-                raise raised[1]
+        def fail(_: object, place: str, exc_info: tuple[type, BaseException, object]) -> None:
+            if not isinstance(exc_info[1], FileNotFoundError | NotADirectoryError):
+                raise exc_info[1]
 
         shutil.rmtree(directory, onerror=fail)
 
@@ -154,14 +156,14 @@ class LocalStore(Store):
             ) from error
 
 
-def _write(place: Path, content: bytes, **how: Any) -> str:
+def _write(place: Path, content: bytes, **options: Any) -> str:
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with files.replacing(place, **how) as file:
+    with files.replacing(place, **options) as file:
         file.write(content)
     return version_of(content)
 
 
-def _linked(source: Path, target: Path) -> bool:
+def _try_link(source: Path, target: Path) -> bool:
     try:
         files.link(source, target)
     except OSError as error:

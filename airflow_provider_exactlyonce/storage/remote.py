@@ -46,22 +46,22 @@ class RemoteStore(Store):
             if of is None:
                 self.system.cp_file(path_of(source), path_of(target))
                 return
-            with of.reading(source) as read:
-                written = self.system.open(path_of(target), "wb")
+            with of.reading(source) as reader:
+                writer = self.system.open(path_of(target), "wb")
                 try:
-                    shutil.copyfileobj(read, written, COPIED_BYTES)
+                    shutil.copyfileobj(reader, writer, COPIED_BYTES)
                 except BaseException:
                     with contextlib.suppress(OSError, *self.failures):
-                        written.discard()
-                    written.closed = True  # when it is closed, or collected, fsspec completes it
+                        writer.discard()
+                    writer.closed = True  # when it is closed, or collected, fsspec completes it
                     raise
-                written.close()
+                writer.close()
 
     @override
     @contextmanager
     def reading(self, place: Path) -> Iterator[Readable]:
-        with self._os_errors(place), self.system.open(path_of(place), "rb") as read:
-            yield read
+        with self._os_errors(place), self.system.open(path_of(place), "rb") as reader:
+            yield reader
 
     @contextmanager
     def _os_errors(self, place: Path | str) -> Iterator[None]:

@@ -48,9 +48,9 @@ def open_store(system: S3FileSystem) -> S3Store:
         options = {**system.storage_options, "use_listings_cache": False, "skip_instance_cache": True}
         retries = {"total_max_attempts": attempts, "mode": "standard"}
         config = {**_PATIENCE, **_CONNECTIONS, **options.get("config_kwargs", {}), "retries": retries, **more}
-        made = type(system)(**{**options, "config_kwargs": config})
-        made.retries = 1  # of s3fs, around those
-        return made
+        configured = type(system)(**{**options, "config_kwargs": config})
+        configured.retries = 1  # of s3fs, around those
+        return configured
 
     return S3Store(client(_ATTEMPTS), client(1, http_session_cls=_SendingOnce))
 
@@ -92,17 +92,17 @@ class S3Store(ConditionalStore):
         from fsspec.asyn import sync
 
         async def get() -> Stored:
-            answer = await self.system._call_s3("get_object", **self._where(place))
+            answer = await self.system._call_s3("get_object", **self._object_key(place))
             async with answer["Body"] as body:
                 return Stored(content=await body.read(), version=answer["ETag"])
 
-        return self._asked(place, lambda: sync(self.system.loop, get))
+        return self._ask(place, lambda: sync(self.system.loop, get))
 
-    def _where(self, place: Path) -> dict[str, str]:
+    def _object_key(self, place: Path) -> dict[str, str]:
         bucket, key = self._split(place)
         return {"Bucket": bucket, "Key": key}
 
-    def _asked(self, place: Path | str, question: Callable[[], T]) -> T | None:
+    def _ask(self, place: Path | str, question: Callable[[], T]) -> T | None:
         """Return the answer to a question that changes nothing; None is: there is no such object."""
         try:
             return question()
@@ -113,8 +113,8 @@ class S3Store(ConditionalStore):
             if not isinstance(error, OSError) or code == _BARE:
                 raise OSError(f"{place}: {error}") from error
             kind = type(error) if type(error).__module__ == "builtins" else OSError  # others are made in their own way
-            said = f"{place}: {error.strerror or error}"
-            raise (kind(said) if error.errno is None else kind(error.errno, said)) from error
+            message = f"{place}: {error.strerror or error}"
+            raise (kind(message) if error.errno is None else kind(error.errno, message)) from error
 
     @override
     def _unchanged(self, version: str | None) -> Condition:
@@ -122,17 +122,17 @@ class S3Store(ConditionalStore):
 
     @override
     def _put(self, place: Path, content: bytes, mark: str, condition: Condition) -> str:
-        answer = self._sent("put_object", place, condition, Body=content, Metadata={MARK: mark})
+        answer = self._send_write("put_object", place, condition, Body=content, Metadata={MARK: mark})
         return str(answer["ETag"])
 
     @override
     def _drop(self, place: Path, condition: Condition) -> None:
-        self._sent("delete_object", place, condition)
+        self._send_write("delete_object", place, condition)
 
     @override
-    def _found(self, place: Path) -> Found | None:
+    def _metadata(self, place: Path) -> Found | None:
         try:
-            answer = self._asked(place, lambda: self.system.call_s3("head_object", **self._where(place)))
+            answer = self._ask(place, lambda: self.system.call_s3("head_object", **self._object_key(place)))
         except OSError as error:
             if code_of(error.__cause__ or error) != _BARE or self.read(place) is not None:
                 raise
@@ -144,12 +144,12 @@ class S3Store(ConditionalStore):
 
     @override
     def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
-        where = {"Bucket": bucket, "Prefix": prefix, "Delimiter": delimiter}
+        arguments = {"Bucket": bucket, "Prefix": prefix, "Delimiter": delimiter}
         page: dict[str, Any] = {"IsTruncated": True}
         while page["IsTruncated"]:  # s3fs lists the directory above as well when there is nothing in this one
             more = {"ContinuationToken": token} if (token := page.get("NextContinuationToken")) else {}
-            ask = functools.partial(self.system.call_s3, "list_objects_v2", **where, **more)
-            page = self._asked(f"s3://{bucket}/{prefix}", ask) or {"IsTruncated": False}
+            ask = functools.partial(self.system.call_s3, "list_objects_v2", **arguments, **more)
+            page = self._ask(f"s3://{bucket}/{prefix}", ask) or {"IsTruncated": False}
             yield from (entry["Key"] for entry in page.get("Contents", ()))
             yield from (entry["Prefix"] for entry in page.get("CommonPrefixes", ()))
 
@@ -159,15 +159,15 @@ class S3Store(ConditionalStore):
         names = list(self._listed(bucket, f"{key.strip('/')}/", delimiter=""))
         for first in range(0, len(names), _DELETED_AT_ONCE):
             doomed = [{"Key": name} for name in names[first : first + _DELETED_AT_ONCE]]
-            where = {"Bucket": bucket, "Delete": {"Objects": doomed, "Quiet": True}}
-            answer = self._asked(directory, functools.partial(self.system.call_s3, "delete_objects", **where)) or {}
+            arguments = {"Bucket": bucket, "Delete": {"Objects": doomed, "Quiet": True}}
+            answer = self._ask(directory, functools.partial(self.system.call_s3, "delete_objects", **arguments)) or {}
             for error in answer.get("Errors", ()):  # which s3fs passes over
                 raise OSError(f"s3://{bucket}/{error['Key']} was not deleted: {error['Code']}: {error['Message']}")
 
-    def _sent(self, method: str, place: Path, condition: Condition, **arguments: Any) -> Any:
+    def _send_write(self, method: str, place: Path, condition: Condition, **arguments: Any) -> Any:
         """Send a request that writes, once; raises an error by the outcome."""
         try:
-            return self._once.call_s3(method, **self._where(place), **arguments, **condition)
+            return self._once.call_s3(method, **self._object_key(place), **arguments, **condition)
         except _FAILURES as error:
             code = code_of(error)
             if code in _NOT_MET or (code == _MISSING and "IfMatch" in condition):

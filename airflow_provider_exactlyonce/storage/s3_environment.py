@@ -87,5 +87,5 @@ def hadoop_keys() -> dict[str, str]:
 
 
 def _region() -> str | None:
-    named = next((os.environ[name] for name in _REGIONS if os.environ.get(name)), None)
-    return named or (_ANY_REGION if os.environ.get(_ENDPOINT) else None)
+    region = next((os.environ[name] for name in _REGIONS if os.environ.get(name)), None)
+    return region or (_ANY_REGION if os.environ.get(_ENDPOINT) else None)

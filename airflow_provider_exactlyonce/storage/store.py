@@ -236,12 +236,12 @@ class Store(ABC):
         :raises RefusedError: when it does not
         :raises OSError: when the file system does not answer
         """
-        tried = directory / f"{HIDDEN}{uuid.uuid4().hex}"
+        test_directory = directory / f"{HIDDEN}{uuid.uuid4().hex}"
         try:
-            broken = self._broken_promise(tried / "probe")
+            broken = self._broken_promise(test_directory / "probe")
         finally:
             with suppress(OSError, ExactlyOnceError):
-                self.remove(tried)
+                self.remove(test_directory)
         if broken is not None:
             raise RefusedError(
                 f"{directory} is on a file system that {broken}: of two drivers both could believe that the pipeline "

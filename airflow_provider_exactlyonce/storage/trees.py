@@ -86,8 +86,8 @@ def copy(source: Path, target: Path, *, final: bool = False) -> None:
     :param final: the source is never changed again, so both may share their bytes
     :raises FileNotFoundError: when there is no source
     """
-    here, there = store_of(source), store_of(target)
-    there.copy(source, target, of=None if here is there else here, final=final)
+    source_store, target_store = store_of(source), store_of(target)
+    target_store.copy(source, target, of=None if source_store is target_store else source_store, final=final)
 
 
 def check_content(place: Path, wanted: Content) -> None:

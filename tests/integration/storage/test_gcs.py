@@ -96,14 +96,14 @@ def test_google_s_word_for_a_bucket_that_is_not_there_is_not_taken_for_no_file(
 def test_a_file_that_is_made_while_it_is_asked_for_is_read(
     store: Store, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = adapter.GcsStore._found
+    look = adapter.GcsStore._metadata
 
-    def found(self: adapter.GcsStore, place: Path) -> conditional.Found | None:
+    def metadata(self: adapter.GcsStore, place: Path) -> conditional.Found | None:
         monkeypatch.undo()
         self.create(place, b"another's")
         return look(self, place)
 
-    monkeypatch.setattr(adapter.GcsStore, "_found", found)
+    monkeypatch.setattr(adapter.GcsStore, "_metadata", metadata)
     assert content(store, place) == b"another's"
 
 

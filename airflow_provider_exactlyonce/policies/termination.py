@@ -82,13 +82,13 @@ def target_of(text: str) -> RunTarget | None:
     """
     if text in (AVAILABLE, FOREVER):
         return None
-    name, colon, rest = text.partition(":")
+    name, colon, value_text = text.partition(":")
     try:
         bound = Bound(name)
-        value = float(moments.milliseconds(rest)) if bound is Bound.WATERMARK else float(rest)
-        good = value.is_integer() and value >= 1 if bound is Bound.COMMITS else value > 0
+        value = float(moments.milliseconds(value_text)) if bound is Bound.WATERMARK else float(value_text)
+        is_valid = value.is_integer() and value >= 1 if bound is Bound.COMMITS else value > 0
     except ValueError:
-        good = False
-    if not colon or not good:
+        is_valid = False
+    if not colon or not is_valid:
         raise ValueError(f"until={text!r}: one of {FORMS}")
     return RunTarget(bound=bound, value=value)

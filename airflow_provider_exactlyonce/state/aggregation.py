@@ -56,7 +56,7 @@ class Aggregation:
         return cls(
             accumulator=fields,
             create=lambda: (None,),
-            add=lambda before, row: merge(before, (row[column],)),
+            add=lambda accumulator, row: merge(accumulator, (row[column],)),
             get=lambda value: value,
             merge=merge,
             output=fields,

@@ -77,21 +77,21 @@ class BroadcastState(State, Generic[K, V]):
         :raises StateValueError: when one of them does not fit its declared type
         :raises RefusedError: while a row of the data is processed
         """
-        self._written()[self._key(key)] = self._coerced(self._value_type, value)
+        self._writable_entries()[self._key(key)] = self._coerced(self._value_type, value)
 
     def remove(self, key: K) -> None:
         """Remove a key's entry, if there is one.
 
         :raises RefusedError: while a row of the data is processed
         """
-        self._written().pop(self._key(key), None)
+        self._writable_entries().pop(self._key(key), None)
 
     def clear(self) -> None:
         """Remove all entries.
 
         :raises RefusedError: while a row of the data is processed
         """
-        self._written().clear()
+        self._writable_entries().clear()
 
     @property
     def digest_name(self) -> str:
@@ -128,21 +128,21 @@ class BroadcastState(State, Generic[K, V]):
     def _read(self) -> Mapping[K, V]:
         if self._entries is None:
             row = self._digest_store.get()
-            self._entries = self._stored() if row is None else self._seen(_DIGEST.unpack(row))
+            self._entries = self._stored_entries() if row is None else self._entries_with(_DIGEST.unpack(row))
         return self._entries
 
-    def _seen(self, digest: bytes) -> Mapping[K, V]:
-        seen = _newest.get(self.name)
-        if seen is None or seen[0] != digest:
+    def _entries_with(self, digest: bytes) -> Mapping[K, V]:
+        newest = _newest.get(self.name)
+        if newest is None or newest[0] != digest:
             # From the store, not from flush(): every process has to see what Spark gives back.
-            seen = _newest[self.name] = digest, self._stored()
-        return seen[1]
+            newest = _newest[self.name] = digest, self._stored_entries()
+        return newest[1]
 
-    def _stored(self) -> Mapping[K, V]:
+    def _stored_entries(self) -> Mapping[K, V]:
         row = self._store.get()
         return {} if row is None else cast("Mapping[K, V]", self._state_type.unpack(row))
 
-    def _written(self) -> dict[K, V]:
+    def _writable_entries(self) -> dict[K, V]:
         if not self.is_writable:
             raise RefusedError(
                 f"state {self.name}: only process_broadcast_element may change it; else its copies would differ"
@@ -218,8 +218,8 @@ def columns_of(data: Sequence[str], control: Sequence[str]) -> tuple[tuple[str, 
     :param control: the columns of the control stream
     """
     return (
-        tuple(f"_exactlyonce_data_{place}" for place in range(len(data))),
-        tuple(f"_exactlyonce_control_{place}" for place in range(len(control))),
+        tuple(f"_exactlyonce_data_{position}" for position in range(len(data))),
+        tuple(f"_exactlyonce_control_{position}" for position in range(len(control))),
     )
 
 

@@ -29,7 +29,7 @@ class ListState(State, Generic[T]):
     """
 
     _store: ListStore
-    _before: list[T] | None
+    _stored: list[T] | None
     _added: list[T]
     _replaced: bool
     _was_empty: bool
@@ -40,10 +40,10 @@ class ListState(State, Generic[T]):
 
     def get(self) -> list[T]:
         """Return the key's list, empty when there is none; a copy, which can be changed without consequence."""
-        if self._before is None:
+        if self._stored is None:
             unpack = self.state_type.unpack
-            self._before = [unpack(row) for row in self._store.get()]
-        elements = self._before + self._added
+            self._stored = [unpack(row) for row in self._store.get()]
+        elements = self._stored + self._added
         return [self.state_type.coerce(element) for element in elements] if self.state_type.copies else elements
 
     def add(self, value: T) -> None:
@@ -67,8 +67,8 @@ class ListState(State, Generic[T]):
         """
         self._added = [self._element(element) for element in elements]
         if not self._replaced:
-            self._was_empty = self._before == []
-        self._before, self._replaced = [], True
+            self._was_empty = self._stored == []
+        self._stored, self._replaced = [], True
 
     def clear(self) -> None:
         """Remove the key's list."""
@@ -76,7 +76,7 @@ class ListState(State, Generic[T]):
 
     def begin(self) -> None:
         """Forget what was read."""
-        self._before = None
+        self._stored = None
         self._added = []
         self._replaced = False
         self._was_empty = False

@@ -83,7 +83,7 @@ def parse(text: str, *, distinct: bool = True) -> DataType:
     if not isinstance(text, str):
         raise RefusedError(f"type {text!r}: say it in Spark's DDL, such as 'BIGINT'")
     reader = _DdlReader(text, distinct=distinct)
-    single = len(reader.left) < 2 or reader.left[1] in ("<", "(")
+    single = len(reader.tokens) < 2 or reader.tokens[1] in ("<", "(")
     parsed = reader.type() if single else DataType("STRUCT", fields=reader.fields())
     reader.end()
     return parsed
@@ -105,14 +105,14 @@ class _DdlReader:
     def __init__(self, text: str, *, distinct: bool) -> None:
         self._text = text
         self._distinct = distinct
-        self.left: list[str] = []
-        place = 0
-        while text[place:].strip():
-            match = _TOKEN.match(text, place)
+        self.tokens: list[str] = []
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
             if match is None:
-                raise RefusedError(f"type {text!r}: {text[place:].strip()[:20]!r} is not DDL")
-            self.left.append(match[0].strip())
-            place = match.end()
+                raise RefusedError(f"type {text!r}: {text[position:].strip()[:20]!r} is not DDL")
+            self.tokens.append(match[0].strip())
+            position = match.end()
 
     def type(self) -> DataType:
         word = self._next("a type")
@@ -165,8 +165,8 @@ class _DdlReader:
         return Field(name, kind, required)
 
     def end(self) -> None:
-        if self.left:
-            raise RefusedError(f"type {self._text!r}: {' '.join(self.left)[:40]!r} is too much")
+        if self.tokens:
+            raise RefusedError(f"type {self._text!r}: {' '.join(self.tokens)[:40]!r} is too much")
 
     def _number(self) -> int:
         word = self._next("a number")
@@ -174,18 +174,18 @@ class _DdlReader:
             raise RefusedError(f"type {self._text!r}: {word!r} is not a number")
         return int(word)
 
-    def _next(self, what: str) -> str:
-        if not self.left:
-            raise RefusedError(f"type {self._text!r}: {what} is missing at its end")
-        return self.left.pop(0)
+    def _next(self, expected: str) -> str:
+        if not self.tokens:
+            raise RefusedError(f"type {self._text!r}: {expected} is missing at its end")
+        return self.tokens.pop(0)
 
     def _take(self, mark: str) -> bool:
-        if self.left and self.left[0].upper() == mark:
-            self.left.pop(0)
+        if self.tokens and self.tokens[0].upper() == mark:
+            self.tokens.pop(0)
             return True
         return False
 
     def _expect(self, mark: str) -> None:
         if not self._take(mark):
-            token = self.left[0] if self.left else "its end"
+            token = self.tokens[0] if self.tokens else "its end"
             raise RefusedError(f"type {self._text!r}: {mark} expected, {token} found")

@@ -101,13 +101,15 @@ class TimerService:
     def take_due_changes(self) -> Mapping[int, bool]:
         """Return the changes of :meth:`take_changes` that are due."""
         changes = self.take_changes()
-        self._changes = {at: registered for at, registered in changes.items() if not self.is_due(at)}
-        return {at: registered for at, registered in changes.items() if self.is_due(at)}
+        self._changes = {
+            timestamp: registered for timestamp, registered in changes.items() if not self.is_due(timestamp)
+        }
+        return {timestamp: registered for timestamp, registered in changes.items() if self.is_due(timestamp)}
 
     def _check(self, needed: TimeMode, call: str) -> None:
         if self._mode is not needed:
-            says = 'event_time = "<column>"' if needed is TimeMode.EVENT_TIME else "processing_time = True"
-            raise RefusedError(f"{call}: the function's time is {self._mode.value}; let its class say {says}")
+            declaration = 'event_time = "<column>"' if needed is TimeMode.EVENT_TIME else "processing_time = True"
+            raise RefusedError(f"{call}: the function's time is {self._mode.value}; let its class say {declaration}")
 
 
 class Context:
@@ -226,14 +228,14 @@ def time_mode_of(function: KeyedProcessFunction[Any, Any]) -> TimeMode:
     :raises RefusedError: when it asks for both
     """
     name = type(function).__name__
-    kept = sorted(attribute for attribute, state in states_of(function).items() if state.ttl is not None)
+    with_ttl = sorted(attribute for attribute, state in states_of(function).items() if state.ttl is not None)
     if function.event_time is None:
-        return TimeMode.PROCESSING_TIME if function.processing_time or kept else TimeMode.NONE
+        return TimeMode.PROCESSING_TIME if function.processing_time or with_ttl else TimeMode.NONE
     if function.processing_time:
         raise RefusedError(f"{name} declares event_time and processing_time; Spark runs an operator by one of them")
-    if kept:
+    if with_ttl:
         raise RefusedError(
-            f"{name} declares event_time and a ttl for {', '.join(kept)}; Spark has time to live by processing time "
-            "only. Clear the state in on_timer instead"
+            f"{name} declares event_time and a ttl for {', '.join(with_ttl)}; Spark has time to live by processing "
+            "time only. Clear the state in on_timer instead"
         )
     return TimeMode.EVENT_TIME

@@ -84,16 +84,16 @@ class KeyedHarness:
         :raises RefusedError: when a clock would go back
         """
         self._set_clocks(processing_time, watermark)
-        given = [Record.of(row) if isinstance(row, Mapping) else row for row in rows]
-        before = self._memory.copy()
+        records = [Record.of(row) if isinstance(row, Mapping) else row for row in rows]
+        snapshot = self._memory.copy()
         try:
-            produced = list(self._batch([row for row in given if not self._is_late(row)]))
+            produced = list(self._batch([row for row in records if not self._is_late(row)]))
         except BaseException:
-            self._memory = before
+            self._memory = snapshot
             raise
         self._late = self.watermark
         if self._delay is not None:
-            latest = max((self._event_time(row) for row in given if self._has_event_time(row)), default=_EPOCH)
+            latest = max((self._event_time(row) for row in records if self._has_event_time(row)), default=_EPOCH)
             milliseconds = dt.timedelta(milliseconds=1)
             self.watermark = max(self.watermark, (latest - _EPOCH) // milliseconds - self._delay // milliseconds)
         return [self._output(row) for row in produced]
@@ -122,7 +122,7 @@ class KeyedHarness:
     def keys(self) -> set[Key]:
         """Return the keys that have state or timers."""
         with_timers = {key for key, times in self._memory.timers.items() if times}
-        with_state = {key for by_key in self._memory.states.values() for key, held in by_key.items() if held}
+        with_state = {key for by_key in self._memory.states.values() for key, entries in by_key.items() if entries}
         return with_timers | with_state
 
     def _batch(self, rows: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -132,9 +132,9 @@ class KeyedHarness:
         by_key: dict[Key, list[Any]] = {}
         for row in rows:
             by_key.setdefault(tuple([getattr(row, name) for name in self._names]), []).append(row)
-        for key, its_rows in by_key.items():
+        for key, key_rows in by_key.items():
             memory.key = key
-            yield from operator.rows(key, iter(its_rows))
+            yield from operator.rows(key, iter(key_rows))
         for timestamp, key in memory.due(self._due_until()):
             memory.key = key
             yield from operator.timers(key)
@@ -215,5 +215,5 @@ class BroadcastHarness:
 
         :param name: the attribute of the function's class
         """
-        held: dict[Any, Any] = self._keyed.state(name, 0)
-        return held
+        entries: dict[Any, Any] = self._keyed.state(name, 0)
+        return entries

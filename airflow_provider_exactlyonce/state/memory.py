@@ -37,7 +37,7 @@ class Memory:
     def copy(self) -> Memory:
         """Return the same state, to go back to."""
         states = {
-            name: {key: held if isinstance(held, _Entry) else held.copy() for key, held in by_key.items()}
+            name: {key: stored if isinstance(stored, _Entry) else stored.copy() for key, stored in by_key.items()}
             for name, by_key in self.states.items()
         }
         timers = {key: times.copy() for key, times in self.timers.items()}
@@ -71,7 +71,12 @@ class Memory:
 
     def due(self, until_milliseconds: int) -> list[tuple[int, Key]]:
         """Return the timers that are due, in the order of their times."""
-        due = [(at, key) for key, times in self.timers.items() for at in times if at <= until_milliseconds]
+        due = [
+            (timestamp, key)
+            for key, times in self.timers.items()
+            for timestamp in times
+            if timestamp <= until_milliseconds
+        ]
         return sorted(due, key=lambda timer: timer[0])
 
 

@@ -55,10 +55,10 @@ class KeyedOperator:
         for element in self._sorted(rows):
             produced = process(element, context)
             if produced is not None:
-                for given in produced:
-                    yield row(given)
-        for given in self._function.finish_batch(context) or ():
-            yield row(given)
+                for output in produced:
+                    yield row(output)
+        for output in self._function.finish_batch(context) or ():
+            yield row(output)
         self._flush()
 
     def timers(self, key: tuple[Any, ...]) -> Iterator[Row]:
@@ -71,25 +71,25 @@ class KeyedOperator:
             return
         self._fired.add(key)
         self._begin(key)
-        due = [at for at in self._handle.list_timers() if self._timers.is_due(at)]
+        due = [timestamp for timestamp in self._handle.list_timers() if self._timers.is_due(timestamp)]
         heapq.heapify(due)
-        seen, deleted = set(due), set[int]()
+        scheduled, deleted = set(due), set[int]()
         while due:
-            at = heapq.heappop(due)
-            if at in deleted:
-                deleted.remove(at)
-                seen.remove(at)
+            timestamp = heapq.heappop(due)
+            if timestamp in deleted:
+                deleted.remove(timestamp)
+                scheduled.remove(timestamp)
                 continue
-            for given in self._function.on_timer(at, self._context) or ():
-                yield self._row(given)
-            for changed, registered in self._timers.take_due_changes().items():
+            for output in self._function.on_timer(timestamp, self._context) or ():
+                yield self._row(output)
+            for changed_timestamp, registered in self._timers.take_due_changes().items():
                 if not registered:
-                    deleted.add(changed)
+                    deleted.add(changed_timestamp)
                     continue
-                deleted.discard(changed)
-                if changed not in seen:  # each time fires once, so that this ends
-                    seen.add(changed)
-                    heapq.heappush(due, changed)
+                deleted.discard(changed_timestamp)
+                if changed_timestamp not in scheduled:  # each time fires once, so that this ends
+                    scheduled.add(changed_timestamp)
+                    heapq.heappush(due, changed_timestamp)
         self._flush()
 
     def close(self) -> None:
@@ -129,13 +129,13 @@ def row_maker(whose: str, kind: DataType) -> Callable[[Any], Row]:
     """
     coerce = values.coerce(kind)
 
-    def row(given: Any) -> Row:
-        if given is None:
+    def row(output: Any) -> Row:
+        if output is None:
             raise StateValueError(f"output of {whose}: None is no row; let it give out nothing instead")
         try:
-            made: Row = coerce(given)
+            coerced: Row = coerce(output)
         except values.TypeMismatchError as error:
             raise StateValueError(f"output of {whose}: {error}") from None
-        return made
+        return coerced
 
     return row

@@ -45,5 +45,5 @@ class Record(tuple[Any, ...]):
 @lru_cache(maxsize=1000)
 def record_maker(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Record]:
     """Return a function from values to a record with these names; it costs as much as a named tuple."""
-    named = namedtuple("Record", names, rename=True)  # type: ignore[misc]  # whose attributes need no look-up
-    return partial(tuple.__new__, type("Record", (Record, named), {"__slots__": (), "__fields__": names}))
+    named_tuple = namedtuple("Record", names, rename=True)  # type: ignore[misc]  # whose attributes need no look-up
+    return partial(tuple.__new__, type("Record", (Record, named_tuple), {"__slots__": (), "__fields__": names}))

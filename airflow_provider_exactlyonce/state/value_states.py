@@ -116,8 +116,8 @@ class ReducingState(_Single, Generic[T]):
 
     def add(self, value: T) -> None:
         """Add a value."""
-        before = self._read() if self._value is _UNREAD else self._value
-        self._value = value if before is None else self._reduce(before, value)
+        current = self._read() if self._value is _UNREAD else self._value
+        self._value = value if current is None else self._reduce(current, value)
         self._changed = True
 
 
@@ -157,8 +157,8 @@ class AggregatingState(_Single, Generic[IN, ACC, OUT]):
 
     def add(self, value: IN) -> None:
         """Add a value."""
-        before = self._read() if self._value is _UNREAD else self._value
-        self._value = self._add(self._create() if before is None else before, value)
+        current = self._read() if self._value is _UNREAD else self._value
+        self._value = self._add(self._create() if current is None else current, value)
         self._changed = True
 
     def merge(self, accumulator: ACC) -> None:
@@ -168,6 +168,6 @@ class AggregatingState(_Single, Generic[IN, ACC, OUT]):
         """
         if self._merge is None:
             raise RefusedError(f"state {self.name}: its AggregatingState was declared without merge=")
-        before = self._read() if self._value is _UNREAD else self._value
-        self._value = accumulator if before is None else self._merge(before, accumulator)
+        current = self._read() if self._value is _UNREAD else self._value
+        self._value = accumulator if current is None else self._merge(current, accumulator)
         self._changed = True

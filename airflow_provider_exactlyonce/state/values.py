@@ -62,9 +62,11 @@ def load(kind: DataType) -> Coerce | None:
     if kind.name == "ARRAY" and (inner := load(kind.inner[0])):
         return lambda value: None if value is None else [inner(element) for element in value]
     if kind.name == "MAP" and any(load(part) for part in kind.inner):
-        key, convert = (load(part) or _same for part in kind.inner)
+        convert_key, convert_value = (load(part) or _same for part in kind.inner)
         return lambda value: (
-            None if value is None else {key(map_key): convert(other) for map_key, other in value.items()}
+            None
+            if value is None
+            else {convert_key(map_key): convert_value(map_value) for map_key, map_value in value.items()}
         )
     return None
 
@@ -74,7 +76,9 @@ def to_arrow(kind: DataType) -> Coerce | None:
     if kind.name == "STRUCT":
         fields = [(field.name, to_arrow(field.type) or _same) for field in kind.fields]
         return lambda value: (
-            None if value is None else {name: to(item) for (name, to), item in zip(fields, value, strict=True)}
+            None
+            if value is None
+            else {name: to_item(item) for (name, to_item), item in zip(fields, value, strict=True)}
         )
     if kind.name == "ARRAY" and (inner := to_arrow(kind.inner[0])):
         return lambda value: None if value is None else [inner(element) for element in value]
@@ -116,7 +120,7 @@ def _integer(kind: DataType) -> Coerce:
 
 def _decimal(kind: DataType) -> Coerce:
     precision, scale = kind.precision
-    places, limit = Decimal(1).scaleb(-scale), Decimal(10) ** (precision - scale)
+    quantum, limit = Decimal(1).scaleb(-scale), Decimal(10) ** (precision - scale)
 
     def coerced(value: Any) -> Any:
         if value is None:
@@ -127,7 +131,7 @@ def _decimal(kind: DataType) -> Coerce:
             value = Decimal(value)
         if not value.is_finite() or value.copy_abs() >= limit:
             raise TypeMismatchError(value, kind, f"at most {precision - scale} digits before the point")
-        result = _DECIMALS.plus(value.quantize(places, context=_DECIMALS))  # Spark has no -0
+        result = _DECIMALS.plus(value.quantize(quantum, context=_DECIMALS))  # Spark has no -0
         if result != value:
             raise TypeMismatchError(value, kind, "it would be rounded; quantize it")
         return result
@@ -135,7 +139,7 @@ def _decimal(kind: DataType) -> Coerce:
     return coerced
 
 
-def _of(kind: type, name: str) -> Coerce:
+def _instance_of(kind: type, name: str) -> Coerce:
     def coerced(value: Any) -> Any:
         if type(value) is kind or value is None:
             return value
@@ -198,9 +202,9 @@ def _local_timestamp(value: Any) -> Any:
 
 
 _SIMPLE: Final[Mapping[str, Coerce]] = {
-    "BOOLEAN": _of(bool, "BOOLEAN"),
-    "STRING": _of(str, "STRING"),
-    "DATE": _of(dt.date, "DATE"),
+    "BOOLEAN": _instance_of(bool, "BOOLEAN"),
+    "STRING": _instance_of(str, "STRING"),
+    "DATE": _instance_of(dt.date, "DATE"),
     "FLOAT": _float,
     "DOUBLE": _double,
     "BINARY": _binary,
@@ -223,7 +227,7 @@ def _array(kind: DataType) -> Coerce:
 
 
 def _map(kind: DataType) -> Coerce:
-    key, convert = (coerce(part) for part in kind.inner)
+    convert_key, convert_value = (coerce(part) for part in kind.inner)
 
     def coerced(value: Any) -> Any:
         if value is None:
@@ -232,7 +236,7 @@ def _map(kind: DataType) -> Coerce:
             raise TypeMismatchError(value, kind)
         if None in value:
             raise TypeMismatchError(value, kind, "None is no key")
-        return {key(map_key): convert(other) for map_key, other in value.items()}
+        return {convert_key(map_key): convert_value(map_value) for map_key, map_value in value.items()}
 
     return coerced
 
@@ -248,7 +252,9 @@ def _struct(kind: DataType) -> Coerce:
         items = value if type(value) is tuple else values_of(value, names)
         if items is None or len(items) != count:
             raise TypeMismatchError(value, kind, f"{count} fields")
-        return tuple([_required(field, fits(item)) for (field, fits), item in zip(fields, items, strict=True)])
+        return tuple(
+            [_required(field, coerce_item(item)) for (field, coerce_item), item in zip(fields, items, strict=True)]
+        )
 
     return coerced
 
@@ -262,10 +268,10 @@ def values_of(value: Any, names: Sequence[str]) -> Sequence[Any] | None:
         return [value[name] for name in names] if set(value) == set(names) else None
     if not isinstance(value, list | tuple):
         return None
-    own = getattr(value, "__fields__", None) or getattr(value, "_fields", None)
-    if own is None or list(own) == list(names):
+    own_names = getattr(value, "__fields__", None) or getattr(value, "_fields", None)
+    if own_names is None or list(own_names) == list(names):
         return value
-    return [value[list(own).index(name)] for name in names] if set(own) == set(names) else None
+    return [value[list(own_names).index(name)] for name in names] if set(own_names) == set(names) else None
 
 
 def _required(field: Field, value: Any) -> Any:
@@ -282,6 +288,6 @@ def _loaded_struct(kind: DataType) -> Coerce:
             return None
         # Spark gives a struct as a row, and as a dictionary where it comes straight out of Arrow.
         fields = value.values() if isinstance(value, dict) else value
-        return tuple([convert(other) for convert, other in zip(loads, fields, strict=True)])
+        return tuple([convert(item) for convert, item in zip(loads, fields, strict=True)])
 
     return loaded

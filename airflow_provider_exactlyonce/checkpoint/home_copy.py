@@ -292,11 +292,11 @@ def _copy(source: Home, target: Home, hold: Hold, lineage: str, copied: HomeCopi
                 copied.copied += is_new
             store.flush([target.path / path for path in files])
     # Both before the check: a process that goes on with the target while we are frozen changes its content.
-    doomed = [path for path in store.files(target.path) if path not in planned]
+    obsolete = [path for path in store.files(target.path) if path not in planned]
     pointer = store.read(target.path / "current")
     only_copy.check()
     failpoints.reach("copy-flushed")
-    for path in doomed:
+    for path in obsolete:
         only_copy.check_often()
         store.delete(target.path / path)
     store.flush(directories_of(target.path, [target.path / path for path in planned]))

@@ -118,10 +118,10 @@ def _content_defect(file: Path, facts: FileFacts | None) -> str | None:
     if expected is None and file.suffix == ".zip":
         try:
             with zipfile.ZipFile(io.BytesIO(bytes_of(file))) as archive:
-                torn = archive.testzip()
+                torn_member = archive.testzip()
         except TORN_ZIP as error:
             return f"is torn: {error}"
-        return f"is torn: {torn} in it" if torn else None
+        return f"is torn: {torn_member} in it" if torn_member else None
     if expected is None and file.suffix in (".delta", ".snapshot", ".changelog"):
         data = bytes_of(file)
         if data.startswith(_LZ4_MAGIC) and not data.endswith(_LZ4_END):

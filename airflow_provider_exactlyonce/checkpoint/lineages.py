@@ -80,7 +80,7 @@ def switch(home: Home, lineage: Lineage, hold: Hold) -> None:
     :raises AlreadyRunningError: when another process has taken the pipeline over; the lineage is removed then
     """
     failpoints.reach("restore-switching")
-    doomed = _unstarted(home, lineage)  # before the lease is read: nothing of a successor is among them
+    unstarted = _unstarted(home, lineage)  # before the lease is read: nothing of a successor is among them
     try:
         with hold.sure():
             home.switch(lineage.id, hold.pointer)
@@ -88,12 +88,12 @@ def switch(home: Home, lineage: Lineage, hold: Hold) -> None:
             abandoned = home.lineage(str(lineage.parent))
             if abandoned is not None:
                 home.remember(replace(abandoned, abandoned_for=lineage.id))
-            for directory in doomed:
+            for directory in unstarted:
                 _mark(directory)
     except AlreadyRunningError:
         remove(home.lineages / lineage.id)
         raise
-    for directory in doomed:
+    for directory in unstarted:
         remove(directory)
 
 

@@ -97,8 +97,8 @@ def _check_still(decision: RestartDecision, home: Home, lineage: Lineage, tail: 
     :raises AlreadyRunningError: when one was
     """
     checkpoint, deleted = Checkpoint(home.checkpoint(lineage.id)), is_deleted(home, lineage.id)
-    again = decide(checkpoint, Savepoints(home.savepoints), lineage, tail.place.commit, deleted=deleted)
-    if again != decision:
+    new_decision = decide(checkpoint, Savepoints(home.savepoints), lineage, tail.place.commit, deleted=deleted)
+    if new_decision != decision:
         raise AlreadyRunningError(f"another process has changed {checkpoint.path} meanwhile. Start again")
 
 

@@ -67,15 +67,15 @@ def check_first_offsets(
     :param topics: those that the source reads now
     :raises RefusedError: naming the first partition that is not named, or not there, or has no such offset
     """
-    named, existing = by_partition(first), set(cluster.partitions(topics))
-    for topic, partition in sorted(named.keys() ^ existing):
+    starting_offsets, existing = by_partition(first), set(cluster.partitions(topics))
+    for topic, partition in sorted(starting_offsets.keys() ^ existing):
         fault = "is not in" if (topic, partition) in existing else "does not exist, and is in"
         raise RefusedError(
             f"partition {partition} of topic {topic} {fault} the source's starting_offsets: a new pipeline that begins "
             "at offsets needs that of each partition"
         )
-    starts, ends = cluster.starts(named), cluster.last_stable(named)
-    for (topic, partition), offset in sorted(named.items()):
+    starts, ends = cluster.starts(starting_offsets), cluster.last_stable(starting_offsets)
+    for (topic, partition), offset in sorted(starting_offsets.items()):
         start, end = starts[topic, partition], ends[topic, partition]
         if is_table(topic) and not start <= offset <= end:
             raise RefusedError(
@@ -143,13 +143,13 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
     if whole(checkpoint.offsets, planned) is None:
         log.warning("offsets/%d of %s is torn and is removed; its batch was not begun", planned, checkpoint.path)
         remove()
-    elif lacking := _lacking(checkpoint, planned):
-        log.warning("offsets/%d of %s lacks %s, and is planned again", planned, checkpoint.path, ", ".join(lacking))
+    elif missing := _missing_topics(checkpoint, planned):
+        log.warning("offsets/%d of %s lacks %s, and is planned again", planned, checkpoint.path, ", ".join(missing))
         remove()
     return False
 
 
-def _lacking(checkpoint: Checkpoint, planned: int) -> list[str]:
+def _missing_topics(checkpoint: Checkpoint, planned: int) -> list[str]:
     """Return the topics that a planned batch lacks of the one before it: Spark stops before it runs such a batch."""
     before, after = whole(checkpoint.offsets, planned - 1), whole(checkpoint.offsets, planned)
     return sorted(before.kafka_ends().keys() - after.kafka_ends().keys()) if before and after else []

@@ -235,11 +235,11 @@ class DriverLocator:
         """
         is_ours = self._supervision.is_ours(intent)
         if intent.owner != self._supervision.owner:
-            who = f"a driver of {intent.owner}"
+            description = f"a driver of {intent.owner}"
             if self._supervision.if_running is IfRunning.FAIL:
-                raise AlreadyRunningError(f"{who} runs this pipeline, in {self._home}, and if_running is fail")
+                raise AlreadyRunningError(f"{description} runs this pipeline, in {self._home}, and if_running is fail")
             if self._supervision.if_running is IfRunning.REPLACE:
-                self._replace(driver, who)
+                self._replace(driver, description)
                 return None
         if intent.until == untils.FOREVER and not is_ours:
             raise AlreadyRunningError(
@@ -272,7 +272,7 @@ class DriverLocator:
         process = processes.leader(held.token)
         self._replace(process or RemoteDriver(held.token, self._home.lease), f"pid {held.pid} on {held.host}")
 
-    def _replace(self, driver: DriverProcess, who: str) -> None:
+    def _replace(self, driver: DriverProcess, description: str) -> None:
         """Stop somebody else's driver.
 
         :raises AlreadyRunningError: when it does not end
@@ -281,7 +281,7 @@ class DriverLocator:
         stopping.stop_and_wait(self._home, driver, reason=reason, timeout_seconds=timeout_seconds)
         if drivers.FailureDetector(self._home).is_there(driver.token):
             raise AlreadyRunningError(
-                f"{who} runs this pipeline, in {self._home}, and was not stopped within "
+                f"{description} runs this pipeline, in {self._home}, and was not stopped within "
                 f"{timeout_seconds:g} s; end it, then try again"
             )
-        _log.info("%s was stopped, to be replaced", who)
+        _log.info("%s was stopped, to be replaced", description)

@@ -194,8 +194,8 @@ def check_held(path: Path, lease: Lease) -> None:
     """
     held = read(path)
     if held is None or held.token != lease.token:
-        who = "another process" if held is None else f"pid {held.pid} on {held.host}"
-        raise AlreadyRunningError(f"{who} has taken pipeline {lease.pipeline} over meanwhile; look, and try again")
+        holder = "another process" if held is None else f"pid {held.pid} on {held.host}"
+        raise AlreadyRunningError(f"{holder} has taken pipeline {lease.pipeline} over meanwhile; look, and try again")
 
 
 @contextmanager
@@ -313,7 +313,7 @@ class HeartbeatMonitor:
         self._token: Final = token
         self._path: Final = path
         self._heartbeat = 0.0
-        self._heard = time.monotonic()
+        self._heard_at = time.monotonic()
 
     def look(self) -> Life:
         """Read the lease and return the holder's state; ``NONE`` when the lease is another holder's, or missing.
@@ -324,21 +324,21 @@ class HeartbeatMonitor:
         try:
             lease = read(self._path)
         except OSError:
-            self._heard = time.monotonic()
+            self._heard_at = time.monotonic()
             raise
         self.not_counting(time.monotonic() - asked_at)
         if lease is None or lease.token != self._token:
-            self._heard = time.monotonic()
+            self._heard_at = time.monotonic()
             return Life.NONE
         if is_dead(lease):
             return Life.DEAD
         if lease.heartbeat != self._heartbeat:
-            self._heartbeat, self._heard = lease.heartbeat, time.monotonic()
-        return Life.STALE if time.monotonic() - self._heard > stale_seconds(self._path) else Life.ALIVE
+            self._heartbeat, self._heard_at = lease.heartbeat, time.monotonic()
+        return Life.STALE if time.monotonic() - self._heard_at > stale_seconds(self._path) else Life.ALIVE
 
     def not_counting(self, seconds: float) -> None:
         """Leave out of the silence for how long we were held up, and the holder perhaps, too."""
-        self._heard += seconds
+        self._heard_at += seconds
 
 
 def observe(path: Path, *, while_silent: Callable[[], None] = lambda: None) -> tuple[Lease | None, Life]:
@@ -350,21 +350,21 @@ def observe(path: Path, *, while_silent: Callable[[], None] = lambda: None) -> t
     :param while_silent: called as often as a heartbeat was due that did not come; raises when there can be none
     """
     first, pause = read(path), max(_OBSERVE_SECONDS, store_of(path).seconds_per_read / 5)
-    heard, due = time.monotonic(), heartbeat_seconds(path)
+    heard_at, due = time.monotonic(), heartbeat_seconds(path)
     while True:
         asked_at = time.monotonic()
-        if asked_at - heard >= min(due, stale_seconds(path)):
+        if asked_at - heard_at >= min(due, stale_seconds(path)):
             while_silent()
             due += heartbeat_seconds(path)
         lease = read(path)
-        heard += time.monotonic() - asked_at  # as in HeartbeatMonitor
+        heard_at += time.monotonic() - asked_at  # as in HeartbeatMonitor
         if lease is None:
             return None, Life.NONE
         if is_dead(lease):
             return lease, Life.DEAD
         if first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat):
             return lease, Life.ALIVE
-        if time.monotonic() - heard >= stale_seconds(path):
+        if time.monotonic() - heard_at >= stale_seconds(path):
             return lease, Life.STALE
         time.sleep(pause)
 

@@ -64,8 +64,8 @@ def outlook(home: Home) -> str | None:
         return None
     held = leases.read(home.lease)
     token = held.token if held is not None else status.token if status is not None else None
-    who = drivers.describe(home, token) if held is not None else "the driver"
-    return f"{who} {_ENDS[state]}, and no successor has started; {_next(home, token, status)}"
+    description = drivers.describe(home, token) if held is not None else "the driver"
+    return f"{description} {_ENDS[state]}, and no successor has started; {_next(home, token, status)}"
 
 
 def _next(home: Home, token: str | None, status: Status | None) -> str:
@@ -98,6 +98,6 @@ def _promised_restart(home: Home, token: str | None, status: Status | None) -> R
     if entry is None or entry.relaunched is not None:
         return None
     held = leases.read(home.lease)
-    heard = max(held.heartbeat if held is not None else 0.0, status.updated if status is not None else 0.0)
+    heard_at = max(held.heartbeat if held is not None else 0.0, status.updated if status is not None else 0.0)
     # Else a driver was started since, by hand.
-    return entry if entry.token == token or entry.died >= heard else None
+    return entry if entry.token == token or entry.died >= heard_at else None

@@ -192,8 +192,8 @@ class AzureStore(ConditionalStore):
         # An account with directories deletes empty ones only.
         by_depth = itertools.groupby(sorted(names, key=_depth, reverse=True), _depth)
         with ThreadPoolExecutor(_DELETED_AT_ONCE) as pool:
-            for _, doomed in by_depth:
-                list(pool.map(delete, doomed))
+            for _, blob_names in by_depth:
+                list(pool.map(delete, blob_names))
 
     @override
     def _unchanged(self, version: str | None) -> Condition:

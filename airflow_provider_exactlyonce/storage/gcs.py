@@ -158,9 +158,9 @@ class GcsStore(ConditionalStore):
     def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:
         page: dict[str, Any] = {"nextPageToken": None}
         while "nextPageToken" in page:
-            more = {"pageToken": token} if (token := page["nextPageToken"]) else {}
+            continuation = {"pageToken": token} if (token := page["nextPageToken"]) else {}
             url, place = self._objects(bucket), f"gs://{bucket}/{prefix}"
-            answer = self._ask("GET", place, url, prefix=prefix, delimiter=delimiter, **more)
+            answer = self._ask("GET", place, url, prefix=prefix, delimiter=delimiter, **continuation)
             page = answer.json() if answer else {}
             yield from (item["name"] for item in page.get("items", ()))
             yield from page.get("prefixes", ())

@@ -147,8 +147,8 @@ class S3Store(ConditionalStore):
         arguments = {"Bucket": bucket, "Prefix": prefix, "Delimiter": delimiter}
         page: dict[str, Any] = {"IsTruncated": True}
         while page["IsTruncated"]:  # s3fs lists the directory above as well when there is nothing in this one
-            more = {"ContinuationToken": token} if (token := page.get("NextContinuationToken")) else {}
-            ask = functools.partial(self.system.call_s3, "list_objects_v2", **arguments, **more)
+            continuation = {"ContinuationToken": token} if (token := page.get("NextContinuationToken")) else {}
+            ask = functools.partial(self.system.call_s3, "list_objects_v2", **arguments, **continuation)
             page = self._ask(f"s3://{bucket}/{prefix}", ask) or {"IsTruncated": False}
             yield from (entry["Key"] for entry in page.get("Contents", ()))
             yield from (entry["Prefix"] for entry in page.get("CommonPrefixes", ()))
@@ -158,8 +158,8 @@ class S3Store(ConditionalStore):
         bucket, key = self._split(directory)
         names = list(self._listed(bucket, f"{key.strip('/')}/", delimiter=""))
         for first in range(0, len(names), _DELETED_AT_ONCE):
-            doomed = [{"Key": name} for name in names[first : first + _DELETED_AT_ONCE]]
-            arguments = {"Bucket": bucket, "Delete": {"Objects": doomed, "Quiet": True}}
+            objects = [{"Key": name} for name in names[first : first + _DELETED_AT_ONCE]]
+            arguments = {"Bucket": bucket, "Delete": {"Objects": objects, "Quiet": True}}
             answer = self._ask(directory, functools.partial(self.system.call_s3, "delete_objects", **arguments)) or {}
             for error in answer.get("Errors", ()):  # which s3fs passes over
                 raise OSError(f"s3://{bucket}/{error['Key']} was not deleted: {error['Code']}: {error['Message']}")

@@ -25,15 +25,15 @@ def read_history(files: DeltaFiles, ledger: SinkLedger, newest: int, *, replaces
     :raises RefusedError: when an entry of it can't be read
     """
     history, rows, converted = TableHistory(), _Rows(), 0
-    standing = [entry.version for entry in standing_entries(files, newest) if not entry.is_restore]
-    is_whole = standing[-1:] == [0]
-    for number in reversed(standing):
+    versions = [entry.version for entry in standing_entries(files, newest) if not entry.is_restore]
+    is_whole = versions[-1:] == [0]
+    for number in reversed(versions):
         try:
-            logged = LogEntry.read(files, number)
+            log_entry = LogEntry.read(files, number)
         except FileNotFoundError:  # cleaned up meanwhile, after all that were before it
             history, rows, is_whole = TableHistory(), _Rows(), False
             continue
-        information, added, removed = logged.information, logged.bodies("add"), logged.bodies("remove")
+        information, added, removed = log_entry.information, log_entry.bodies("add"), log_entry.bodies("remove")
         metadata = information.get(METADATA, {})
         name = f"version {number} ({information.get('operation', 'an unnamed operation')})"
         history.exchange(name, _paths(removed), _paths(added))
@@ -43,10 +43,10 @@ def read_history(files: DeltaFiles, ledger: SinkLedger, newest: int, *, replaces
             if EARLIER_ROWS in metadata:
                 converted = entry.commit
             history.take(f"version {number}", entry)
-            before = [rows.get(path) for path in _paths(removed)]
-            if (more := metadata.get("rows", entry.rows)) is not None and None not in before:
-                counted = sum(_rows(body) or 0 for body in added) - sum(filter(None, before))
-                history.count(f"version {number}", entry, more, counted)
+            removed_rows = [rows.get(path) for path in _paths(removed)]
+            if (expected := metadata.get("rows", entry.rows)) is not None and None not in removed_rows:
+                counted = sum(_rows(body) or 0 for body in added) - sum(filter(None, removed_rows))
+                history.count(f"version {number}", entry, expected, counted)
             history.hold(_paths(added), [frozenset({entry.commit}), *history.held(_paths(removed))])
         elif "entry" not in metadata or not replaces:
             _follow(history, rows, name, added, removed)

@@ -59,9 +59,9 @@ class RowsOfPartitions(StagedRows[LoggedFile]):
         for file in removed:
             check_removable(file, self._where)
         rows = sum(file["rows"] for file in self._files)
-        before = [file.rows for file in removed]
-        more = None if None in before else rows - sum(filter(None, before))
-        return Change(added=self._files, removed=removed, rows=more)
+        removed_rows = [file.rows for file in removed]
+        growth = None if None in removed_rows else rows - sum(filter(None, removed_rows))
+        return Change(added=self._files, removed=removed, rows=growth)
 
 
 def check_here(file: LoggedFile, where: str) -> None:

@@ -79,7 +79,7 @@ class DeltaCommitter(TableCommitter):
         return self._opens_rows(self._opens(self._row_columns(), self._required))
 
     def _opens(self, columns: pa.Schema, required: Sequence[str] = ()) -> OpenDeltaWriter:
-        form = TableFormat(
+        format_ = TableFormat(
             columns=columns,
             partition_by=tuple(self._sink.partition_by),
             required=tuple(required),
@@ -87,7 +87,7 @@ class DeltaCommitter(TableCommitter):
             max_file_bytes=self._sink.max_file_bytes,
         )
         return OpenDeltaWriter(
-            path=self._sink.path, storage_options=self._sink.options, folder=self._attempts.data, format=form
+            path=self._sink.path, storage_options=self._sink.options, folder=self._attempts.data, format=format_
         )
 
     @property
@@ -177,8 +177,8 @@ class DeltaCommitter(TableCommitter):
     @override
     def _write_commit(self, note: AttemptNote, entry: SinkEntry, change: Change[LoggedFile]) -> None:
         transactions, metadata = self._ledger.commit_of(note, entry, change.rows, self._earlier_rows)
-        changed = actions(change.added, change.removed)
-        self._table.append(changed, transactions, metadata, not self._sink.replaces)
+        file_actions = actions(change.added, change.removed)
+        self._table.append(file_actions, transactions, metadata, not self._sink.replaces)
 
     @override
     def _version_of(self, newest: Committed, *, is_new: bool) -> str | None:

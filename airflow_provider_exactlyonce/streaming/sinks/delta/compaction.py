@@ -34,8 +34,8 @@ class DeltaCompaction(Compaction):
 
     @override
     def commit(self) -> None:
-        exchanged = actions(self.added, [file.entry for file in self.removed], changes_rows=False)
-        self._log.append(exchanged, {}, self._metadata, blind=False)
+        file_actions = actions(self.added, [file.entry for file in self.removed], changes_rows=False)
+        self._log.append(file_actions, {}, self._metadata, blind=False)
 
     @override
     def _own_files(self) -> Iterator[OwnFile]:

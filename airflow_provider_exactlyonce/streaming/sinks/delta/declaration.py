@@ -44,7 +44,7 @@ class DeltaDeclaration(TableDeclaration):
 
         :raises RefusedError: when the connection is not known here
         """
-        return {**self._of_connection(_WORDS), **self.storage_options}
+        return {**self._connection_options(_WORDS), **self.storage_options}
 
     @property
     @override

@@ -37,7 +37,7 @@ EARLIER_ROWS: Final = "earlier_rows"
 #: In the metadata of a claim that corrects the transactions.
 _STANDING: Final = "standing"
 #: Versions that are read for what only lineage wants to know.
-_LOOKED_AT: Final = 100
+_LINEAGE_VERSIONS: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,16 +105,16 @@ class SinkLedger:
 
     def claim_of(self, run: int, claim_id: int) -> tuple[dict[str, int], dict[str, Any]]:
         """Return the transactions and the metadata of a claim's version."""
-        claimed, claim = {self._run: run, self._claim: claim_id}, {**self.of_sink, "claim": run}
+        transactions, metadata = {self._run: run, self._claim: claim_id}, {**self.of_sink, "claim": run}
         if (standing := self._correction()) is None:
-            return claimed, claim
+            return transactions, metadata
         newest = standing.newest
-        corrected = {
+        corrections = {
             self._application: newest.entry.commit if newest else 0,
             self._attempt: _identity(newest.attempt) if newest else 0,
             self._highest: self.highest,
         }
-        return {**claimed, **corrected}, {**claim, _STANDING: None if newest is None else _described(newest)}
+        return {**transactions, **corrections}, {**metadata, _STANDING: None if newest is None else _described(newest)}
 
     def commit_of(
         self, note: AttemptNote, entry: SinkEntry, rows: int | None, earlier_rows: int | None
@@ -130,8 +130,8 @@ class SinkLedger:
             self._attempt: _identity(note.attempt),
         }
         facts = {"attempt": note.attempt, "entry": json.loads(entry.to_json()), "rows": rows}
-        along = {} if earlier_rows is None else {EARLIER_ROWS: earlier_rows}
-        return transactions, {**self.of_sink, **facts, **along}
+        conversion = {} if earlier_rows is None else {EARLIER_ROWS: earlier_rows}
+        return transactions, {**self.of_sink, **facts, **conversion}
 
     def is_mine(self, metadata: Mapping[str, Any]) -> bool:
         """Tell whether a version's metadata is of this sink."""
@@ -161,7 +161,7 @@ class SinkLedger:
 
     def version_of(self, attempt: str) -> int | None:
         """Return the version with which an attempt has committed, None when it is not the newest commit or far back."""
-        for entry in islice(standing_entries(self._files, self._log.version), _LOOKED_AT):
+        for entry in islice(standing_entries(self._files, self._log.version), _LINEAGE_VERSIONS):
             metadata = entry.information.get(METADATA) or {}
             if self.is_mine(metadata) and "entry" in metadata:
                 return entry.version if metadata["attempt"] == attempt else None
@@ -189,8 +189,8 @@ class SinkLedger:
     def _in_log(self) -> tuple[LogEntry, _Standing] | None:
         """Return the version that names the newest commit, and the commit, if it is still in the log."""
         for entry in standing_entries(self._files, self._log.version):
-            if (told := self._told_by(entry)) is not None:
-                return entry, told
+            if (standing := self._standing_of(entry)) is not None:
+                return entry, standing
         return None
 
     def _correction(self) -> _Standing | None:
@@ -219,8 +219,8 @@ class SinkLedger:
         for entry in standing_entries(self._files, self._log.version):
             if entry.is_restore:
                 restored.append(entry)
-            elif (told := self._told_by(entry)) is not None:
-                return None if self._says(told, self._log) else told
+            elif (standing := self._standing_of(entry)) is not None:
+                return None if self._agrees(standing, self._log) else standing
         return self._restored_to(restored[-1]) if restored else None
 
     def _is_as_noted(self) -> bool:
@@ -236,11 +236,11 @@ class SinkLedger:
 
         :raises RefusedError: when that is unknown
         """
-        was = self._log.at(entry.restored) if entry.restored is not None else None
-        if was is not None:
-            if not was.transaction(self._application):
+        restored_log = self._log.at(entry.restored) if entry.restored is not None else None
+        if restored_log is not None:
+            if not restored_log.transaction(self._application):
                 return _Standing(newest=None)
-            if (noted := self._noted()) is not None and self._says(_Standing(newest=noted), was):
+            if (noted := self._noted()) is not None and self._agrees(_Standing(newest=noted), restored_log):
                 return None
         way_out = "Put the table's directory back from a backup, or use another table"
         if self._log.at(entry.version - 1) is not None:
@@ -253,15 +253,15 @@ class SinkLedger:
             f"{way_out}"
         )
 
-    def _says(self, told: _Standing, log: DeltaLog) -> bool:
+    def _agrees(self, standing: _Standing, log: DeltaLog) -> bool:
         """Tell whether the transactions of a version name the same commit."""
         number = log.transaction(self._application)
-        if told.newest is None:
+        if standing.newest is None:
             return not number
-        is_attempt = log.transaction(self._attempt) == _identity(told.newest.attempt)
-        return is_attempt and number == told.newest.entry.commit
+        is_attempt = log.transaction(self._attempt) == _identity(standing.newest.attempt)
+        return is_attempt and number == standing.newest.entry.commit
 
-    def _told_by(self, entry: LogEntry) -> _Standing | None:
+    def _standing_of(self, entry: LogEntry) -> _Standing | None:
         """Return the newest commit as an entry in the log names it, None when it names none."""
         metadata = entry.information.get(METADATA) or {}
         if not self.is_mine(metadata):

@@ -111,25 +111,25 @@ class DeltaLog:
 
         :raises CommitUnknownError: when it is not there any more as it was
         """
-        self._asked(self.table.update_incremental)
+        self._answer(self.table.update_incremental)
 
     def transaction(self, app_id: str) -> int | None:
         """Return the newest version of an application's transaction, which outlives the clean-up of the log.
 
         :raises CommitUnknownError: when it is not there any more as it was
         """
-        version = self._asked(lambda: self.table.transaction_version(app_id))
+        version = self._answer(lambda: self.table.transaction_version(app_id))
         return None if version is None else int(version)
 
-    def _asked(self, ask: Callable[[], T]) -> T:
+    def _answer(self, ask: Callable[[], T]) -> T:
         from deltalake.exceptions import DeltaError
 
         try:
             return ask()
         except DeltaError as error:  # also of a log without the versions that the handle knows
-            now = DeltaLog(self._path, self._options)
-            is_there = now.open() and now.table.metadata().id == self.table.metadata().id
-            if not is_there or now.version < self.version:
+            newest_log = DeltaLog(self._path, self._options)
+            is_there = newest_log.open() and newest_log.table.metadata().id == self.table.metadata().id
+            if not is_there or newest_log.version < self.version:
                 raise CommitUnknownError(
                     f"table {self._path} was removed, recreated or set back since version {self.version} was looked at"
                 ) from error
@@ -173,8 +173,8 @@ class DeltaLog:
                 logged=path,
                 size=size,
                 rows=rows,
-                partition={name: of[number] for name, of in texts.items()},
-                bounds={name: of[number] for name, of in bounds.items() if None not in of[number]},
+                partition={name: values[number] for name, values in texts.items()},
+                bounds={name: pairs[number] for name, pairs in bounds.items() if None not in pairs[number]},
             )
             for number, (path, size, rows) in enumerate(described)
         ]

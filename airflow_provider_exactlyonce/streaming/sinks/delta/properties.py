@@ -73,9 +73,9 @@ def check_rewrites(table: DeltaTable, where: str, *, copies: bool) -> None:
     :raises RefusedError: naming the property
     """
     configuration = table.metadata().configuration
-    for name, why in {**_APPEND_ONLY, **(_COPIES_ONLY if copies else {})}.items():
+    for name, reason in {**_APPEND_ONLY, **(_COPIES_ONLY if copies else {})}.items():
         if str(configuration.get(name)).lower() == "true":
-            raise RefusedError(f"{where} has {name}={configuration[name]!r}: {why}. Remove it, or use another table")
+            raise RefusedError(f"{where} has {name}={configuration[name]!r}: {reason}. Remove it, or use another table")
 
 
 def check_whole_files(table: DeltaTable, where: str) -> None:

@@ -101,10 +101,10 @@ def check_new(fields: Iterable[Field], features: Collection[str], where: str) ->
     :raises RefusedError: naming the column
     """
     zoneless = {field.name: list(_zoneless(json.loads(field.to_json())["type"])) for field in fields}
-    if _ZONELESS_FEATURE in features or any(not within for found in zoneless.values() for within in found):
+    if _ZONELESS_FEATURE in features or any(not in_map for times in zoneless.values() for in_map in times):
         return
-    for name, found in zoneless.items():
-        if found:
+    for name, times in zoneless.items():
+        if times:
             raise RefusedError(
                 f"{where}: column {name!r} has TIMESTAMP_NTZ within a map, and delta-rs does not give the table the "
                 f"feature {_ZONELESS_FEATURE} for it. Cast it to TIMESTAMP, or make the table with the feature first: "
@@ -130,10 +130,10 @@ def required_columns(table: Schema) -> list[str]:
 
 def _check_rules(name: str, column: Mapping[str, Any], where: str) -> None:
     """Check that a column and its parts have no rules, also if the rows lack the column: it would not be null then."""
-    for key, what in _RULES.items():
+    for key, rule in _RULES.items():
         if key in column.get("metadata", {}):
             raise RefusedError(
-                f"column {name!r} of {where} {what} ({key}), which this sink can't keep: write to another table"
+                f"column {name!r} of {where} {rule} ({key}), which this sink can't keep: write to another table"
             )
     for field in _fields(column["type"]):
         _check_rules(f"{name}.{field['name']}", field, where)

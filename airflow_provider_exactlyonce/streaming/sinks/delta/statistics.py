@@ -50,13 +50,13 @@ def describe(metadata: pq.FileMetaData, schema: pa.Schema, without_bounds: Colle
     return _ENCODER.encode(statistics).decode()
 
 
-def _leaves(fields: Iterable[pa.Field], inside: tuple[str, ...] | None = ()) -> Iterator[_Leaf | None]:
+def _leaves(fields: Iterable[pa.Field], parent_path: tuple[str, ...] | None = ()) -> Iterator[_Leaf | None]:
     """Yield path and type of each of Parquet's columns, in its order; None for a part of a list or a map.
 
-    :param inside: names of the structs around the fields, None within a list or a map
+    :param parent_path: names of the structs around the fields, None within a list or a map
     """
     for field in fields:
-        path = None if inside is None else (*inside, field.name)
+        path = None if parent_path is None else (*parent_path, field.name)
         if pa.types.is_struct(field.type):
             yield from _leaves(field.type, path)
         elif pa.types.is_map(field.type):
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _put(into: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _put(nested: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for name in path[:-1]:
-        into = into.setdefault(name, {})
-    into[path[-1]] = value
+        nested = nested.setdefault(name, {})
+    nested[path[-1]] = value

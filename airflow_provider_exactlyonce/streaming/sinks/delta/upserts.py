@@ -31,14 +31,14 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
     """
 
     def __init__(self, log: DeltaLog, opens: OpenDeltaWriter, key: KeyColumns, *, attempt: str, where: str) -> None:
-        form = opens.format
-        super().__init__(files=opens.files(), key=key, columns=form.columns, sink="DeltaSink", where=where)
+        format_ = opens.format
+        super().__init__(files=opens.files(), key=key, columns=format_.columns, sink="DeltaSink", where=where)
         self._log: Final = log
         self._folder: Final = f"{opens.folder}/{attempt}"
-        self._format: Final = form
-        names = [name for name in key.key if name not in form.partition_by]
-        self._bounded: Final = [name for name in names if _has_exact_bounds(form.columns.field(name).type)]
-        self._in_partition: Final = [name for name in key.key if name in form.partition_by]
+        self._format: Final = format_
+        names = [name for name in key.key if name not in format_.partition_by]
+        self._bounded: Final = [name for name in names if _has_exact_bounds(format_.columns.field(name).type)]
+        self._in_partition: Final = [name for name in key.key if name in format_.partition_by]
 
     @override
     def written(self, file: Mapping[str, Any]) -> LoggedFile:
@@ -69,7 +69,7 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
         values = {name: OrderedValues(keys[name]) for name in self._bounded}
 
         def may_have(file: LoggedFile) -> bool:
-            in_partition = all(file.partition[name] in known for name, known in texts.items())
+            in_partition = all(file.partition[name] in key_texts for name, key_texts in texts.items())
             return in_partition and all(values[name].any_within(*bounds) for name, bounds in file.bounds.items())
 
         return may_have
@@ -79,22 +79,22 @@ class DeltaUpsertTarget(UpsertTarget[LoggedFile]):
         check_here(file, self.where)
         with self._files.open(file.path) as opened:
             parquet = opened_parquet(opened)
-            there = [name for name in names if name in parquet.schema_arrow.names]
-            table = parquet.read(columns=there) if there else None
+            file_columns = [name for name in names if name in parquet.schema_arrow.names]
+            table = parquet.read(columns=file_columns) if file_columns else None
             count = parquet.metadata.num_rows
         return with_columns(table, pa.schema([self._columns.field(name) for name in names]), file.partition, count)
 
     @override
     def copy(self, file: LoggedFile, kept: pa.Array) -> list[Mapping[str, Any]]:
-        begun = 0
+        rows_read = 0
         with self._files.open(file.path) as opened:
             parquet = opened_parquet(opened)
             schema = columns_of(parquet)
             with closing(_Copies(self._files, self._folder, self._format, file.partition)) as copies:
                 for rows in parquet.iter_batches(batch_size=_ROWS):
-                    copied = rows.cast(schema).filter(kept.slice(begun, rows.num_rows))
+                    copied = rows.cast(schema).filter(kept.slice(rows_read, rows.num_rows))
                     copies.write(copied, copied)
-                    begun += rows.num_rows
+                    rows_read += rows.num_rows
                 return list(copies.finish())
 
 

@@ -96,7 +96,7 @@ class _Files(PartitionedFiles):
 
     @override
     def _directory(self, column: str, value: str | None) -> str:
-        if value is not None and pa.types.is_date(self._columns.field(column).type) and not _is_known(value):
+        if value is not None and pa.types.is_date(self._columns.field(column).type) and not _is_readable_date(value):
             raise refused(
                 f"column {column!r} of partition_by is the date {value}, and a Delta table with a partition of a "
                 "year before 1 or after 9999 can't be read. Replace it by null or another date"
@@ -109,7 +109,7 @@ class _Files(PartitionedFiles):
         return super()._directory(column, value)
 
 
-def _is_known(day: str) -> bool:
+def _is_readable_date(day: str) -> bool:
     with suppress(ValueError):
         datetime.date.fromisoformat(day)
         return True

@@ -54,13 +54,15 @@ class IcebergDeclaration(TableDeclaration):
 
         :raises RefusedError: when the connection is not known here, or is to an object store
         """
-        given = self._of_connection(_WORDS)
-        if of_a_store := sorted(name for name in given if name.startswith(("aws_", "azure_", "google_"))):
+        connection_options = self._connection_options(_WORDS)
+        if store_options := sorted(
+            name for name in connection_options if name.startswith(("aws_", "azure_", "google_"))
+        ):
             raise RefusedError(
-                f"connection {self.conn_id} of sink {self.name} has {', '.join(of_a_store)}, which is of an object "
+                f"connection {self.conn_id} of sink {self.name} has {', '.join(store_options)}, which is of an object "
                 "store. Name one of type iceberg, whose extra has the store's keys as s3.access-key-id and so on"
             )
-        return {**given, **self.catalog_properties}
+        return {**connection_options, **self.catalog_properties}
 
     @property
     @override

@@ -129,7 +129,7 @@ class TableDeclaration(Sink):
         if self.deleted is not None and kinds[self.deleted].typeName() != "boolean":
             raise RefusedError(f"sink {self.name}: deleted={self.deleted!r} must be a boolean column")
 
-    def _of_connection(self, words: str) -> dict[str, str]:
+    def _connection_options(self, words: str) -> dict[str, str]:
         """Return the connection's options; empty when there is none, or when no connections are given here.
 
         :param words: names the options' vocabulary, for messages

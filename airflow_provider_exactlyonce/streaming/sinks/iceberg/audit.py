@@ -46,7 +46,7 @@ def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> 
     for snapshot in reversed(snapshots):
         changes = _changes(snapshot, table.io)
         added, removed = changes.added, changes.removed
-        committed, name = ledger.committed_by(snapshot), _named(snapshot)
+        committed, name = ledger.committed_by(snapshot), _shown(snapshot)
         history.exchange(name, _paths(removed), _paths(added))
         row_deletes.place(added)
         if committed is not None:
@@ -63,21 +63,21 @@ def read_history(table: IcebergTable, ledger: SinkLedger, *, replaces: bool) -> 
     return history
 
 
-def _follow(history: TableHistory, snapshot: Snapshot, changes: _Changes, left: list[int | None]) -> None:
+def _follow(history: TableHistory, snapshot: Snapshot, changes: _Changes, removed_rows: list[int | None]) -> None:
     """Note the changes of another writer's snapshot.
 
-    :param left: the number of rows of each removed file
+    :param removed_rows: the number of rows of each removed file
     """
-    summary, name = snapshot.summary, _named(snapshot)
+    summary, name = snapshot.summary, _shown(snapshot)
     added, removed = changes.added, _paths(changes.removed)
     if summary is None or summary.operation != Operation.REPLACE:
         history.lose(name, removed)
     else:
-        history.rewrite(name, left, _rows(added))
+        history.rewrite(name, removed_rows, _rows(added))
     history.hold(_paths(added), history.held(removed))
 
 
-def _named(snapshot: Snapshot) -> str:
+def _shown(snapshot: Snapshot) -> str:
     """Return a snapshot for messages."""
     operation = snapshot.summary.operation.value if snapshot.summary is not None else "an unnamed operation"
     return f"snapshot {snapshot.snapshot_id} ({operation})"

@@ -78,7 +78,7 @@ class IcebergTable:
         self._catalog: Catalog | None = None
         self._table: Table | None = None
         self._files: IcebergFiles | None = None
-        self._kept: tuple[TableMetadata | None, dict[int, Snapshot]] = (None, {})
+        self._indexed_snapshots: tuple[TableMetadata | None, dict[int, Snapshot]] = (None, {})
 
     @property
     def metadata(self) -> TableMetadata:
@@ -156,14 +156,14 @@ class IcebergTable:
 
     def history(self) -> Iterator[Snapshot]:
         """Yield main's snapshots from the newest back, as far as they are kept and follow each other."""
-        of, snapshots = self._kept
-        if of is not self.metadata:
+        metadata, snapshots = self._indexed_snapshots
+        if metadata is not self.metadata:
             snapshots = {snapshot.snapshot_id: snapshot for snapshot in self.metadata.snapshots}
-            self._kept = (self.metadata, snapshots)
-        at = self.metadata.current_snapshot_id
-        while at is not None and (snapshot := snapshots.get(at)) is not None:
+            self._indexed_snapshots = (self.metadata, snapshots)
+        snapshot_id = self.metadata.current_snapshot_id
+        while snapshot_id is not None and (snapshot := snapshots.get(snapshot_id)) is not None:
             yield snapshot
-            at = snapshot.parent_snapshot_id
+            snapshot_id = snapshot.parent_snapshot_id
 
     def append(
         self,
@@ -285,11 +285,11 @@ class _Append(_MergeAppendFiles):
         columns, specs = self.schema(), self._transaction.table_metadata.specs()
         unwritable = {key for key, spec in specs.items() if first_dropped(spec, columns) is not None}
         kept: list[ManifestFile] = []
-        others: list[ManifestFile] = []
+        mergeable: list[ManifestFile] = []
         for manifest in manifests:
             is_kept = _live_files(manifest) >= FULL_MANIFEST or manifest.partition_spec_id in unwritable
-            (kept if is_kept else others).append(manifest)
-        return [*super()._process_manifests(others), *kept]
+            (kept if is_kept else mergeable).append(manifest)
+        return [*super()._process_manifests(mergeable), *kept]
 
 
 class _Overwrite(_OverwriteFiles, _Append):

@@ -71,7 +71,7 @@ class IcebergCommitter(TableCommitter):
         super().__init__(
             sink, pipeline, table, ledger, stop_requested=stop_requested, verifies_checksums=verifies_checksums
         )
-        self._tasks_open: OpenIcebergWriter | None = None  # of the tasks' files
+        self._task_opener: OpenIcebergWriter | None = None  # of the tasks' files
 
     @override
     def close(self) -> None:
@@ -81,24 +81,24 @@ class IcebergCommitter(TableCommitter):
     def open_writer(self) -> OpenWriter:
         # The tasks need the ids that the table has for the columns, and are told before the claim. So a table that is
         # not there, and columns that it lacks, are made now: whoever is not to claim leaves nothing else behind.
-        self._tasks_open = None
+        self._task_opener = None
         with self._answering(), claim_unanswered():
             self._open_table()
             self._evolve(lambda: None)
-        self._tasks_open = self._opens(schema.written_columns(self._table.metadata.schema(), self._row_columns()))
-        return self._opens_rows(self._tasks_open)
+        self._task_opener = self._opens(schema.written_columns(self._table.metadata.schema(), self._row_columns()))
+        return self._opens_rows(self._task_opener)
 
     def _opens(self, columns: Schema | None = None) -> OpenIcebergWriter:
         """Return the opener of writers of some columns of the table, of all columns if none are given."""
         metadata = self._table.metadata
-        form = TableFormat(
+        format_ = TableFormat(
             columns=metadata.schema() if columns is None else columns,
             spec=metadata.spec(),
             properties=properties.of_metrics(metadata),
             compression=self._sink.compression,
             max_file_bytes=self._sink.max_file_bytes,
         )
-        return OpenIcebergWriter(io_properties=self._files.properties, folder=self._attempts.data, format=form)
+        return OpenIcebergWriter(io_properties=self._files.properties, folder=self._attempts.data, format=format_)
 
     @property
     @override
@@ -151,17 +151,17 @@ class IcebergCommitter(TableCommitter):
     @override
     def _shape(self) -> object:
         metadata = self._table.metadata
-        kept = (metadata.current_schema_id, metadata.default_spec_id, metadata.format_version)
-        return metadata.table_uuid, kept, sorted(metadata.properties)
+        ids = (metadata.current_schema_id, metadata.default_spec_id, metadata.format_version)
+        return metadata.table_uuid, ids, sorted(metadata.properties)
 
     @override
     def _check_shape(self) -> None:
         missing, metadata = self._missing_columns(), self._table.metadata
-        if self._tasks_open is None:
+        if self._task_opener is None:
             return
-        columns, form = self._row_columns(), self._tasks_open.format
-        fits = not missing and schema.fits(form.columns, schema.written_columns(metadata.schema(), columns))
-        if not fits or metadata.default_spec_id != form.spec.spec_id:
+        columns, format_ = self._row_columns(), self._task_opener.format
+        fits = not missing and schema.fits(format_.columns, schema.written_columns(metadata.schema(), columns))
+        if not fits or metadata.default_spec_id != format_.spec.spec_id:
             raise RefusedError(
                 f"{self._sink.where} has other columns or partitions than at the start, and the tasks write those of "
                 "the start: start the pipeline again"
@@ -169,9 +169,9 @@ class IcebergCommitter(TableCommitter):
 
     @override
     def _upsert_target(self, attempt: str) -> IcebergUpsertTarget:
-        named = SinkAttempt(name=attempt, pipeline=self._pipeline, commit=0, run=self._run)
+        sink_attempt = SinkAttempt(name=attempt, pipeline=self._pipeline, commit=0, run=self._run)
         return IcebergUpsertTarget(
-            self._table, self._known_writer(), self._opens, self._key, attempt=named, where=self._sink.where
+            self._table, self._known_writer(), self._opens, self._key, attempt=sink_attempt, where=self._sink.where
         )
 
     @override
@@ -180,10 +180,10 @@ class IcebergCommitter(TableCommitter):
 
     @override
     def _write_commit(self, note: AttemptNote, entry: SinkEntry, change: Change[DataFile]) -> None:
-        form = self._opens().format
-        added = [data_file(file, form) for file in change.added]
-        told = self._ledger.commit_of(note.attempt, entry, change.rows)
-        self._table.append(added, *told, change.removed)
+        format_ = self._opens().format
+        added = [data_file(file, format_) for file in change.added]
+        summary_and_properties = self._ledger.commit_of(note.attempt, entry, change.rows)
+        self._table.append(added, *summary_and_properties, change.removed)
 
     @override
     def _version_of(self, newest: Committed, *, is_new: bool) -> str | None:
@@ -212,7 +212,7 @@ class IcebergCommitter(TableCommitter):
             lambda: self._table.expire(snapshots),
             check=self._check_claim,
             plan=plan,
-            landed=lambda: not {of.snapshot_id for of in self._table.metadata.snapshots} & set(snapshots),
+            landed=lambda: not {snapshot.snapshot_id for snapshot in self._table.metadata.snapshots} & set(snapshots),
             what=f"expiry of {len(snapshots)} snapshots",
         )
         _LOGGER.info("%s: %d snapshots have expired", self._sink.where, len(snapshots))
@@ -232,4 +232,4 @@ class IcebergCommitter(TableCommitter):
         return self._sink.stored(self._known_columns())
 
     def _known_writer(self) -> OpenIcebergWriter:
-        return required(self._tasks_open, "what opens the tasks' writers is asked for before they write")
+        return required(self._task_opener, "what opens the tasks' writers is asked for before they write")

@@ -102,11 +102,11 @@ class SinkLedger:
     def claim(self) -> SinkClaim:
         """The newest claim of the highest run that has claimed; as of the metadata last read."""
         record, snapshot = self.record, self._snapshot()
-        said = _said_by(snapshot) if snapshot else {}
-        run = int(said.get(_RUN, 0))
+        summary = _additional_properties(snapshot) if snapshot else {}
+        run = int(summary.get(_RUN, 0))
         if record is not None and record.run >= run:
             return SinkClaim(run=record.run, number=record.claim_id)
-        return SinkClaim(run=run, number=int(said[_CLAIM]) if _CLAIM in said else None)
+        return SinkClaim(run=run, number=int(summary[_CLAIM]) if _CLAIM in summary else None)
 
     @property
     def commit(self) -> int:
@@ -119,7 +119,9 @@ class SinkLedger:
 
     def knows(self, attempt: str) -> bool:
         """Tell whether a snapshot that is kept is an attempt's, in main or not; as of the metadata last read."""
-        return any(_said_by(snapshot).get(_ATTEMPT) == attempt for snapshot in self._table.metadata.snapshots)
+        return any(
+            _additional_properties(snapshot).get(_ATTEMPT) == attempt for snapshot in self._table.metadata.snapshots
+        )
 
     may_have = knows
 
@@ -134,7 +136,7 @@ class SinkLedger:
         :raises RefusedError: when the table was set back so far that nobody knows, or may have been
         """
         if (snapshot := self._snapshot()) is not None:
-            return _committed(_said_by(snapshot))
+            return _committed(_additional_properties(snapshot))
         record = self.record
         if record is None or record.newest is None:
             return None
@@ -146,24 +148,24 @@ class SinkLedger:
 
     def _check_was_not_set_back(self, record: LedgerProperty, newest: Committed) -> None:
         """Check that main has no snapshot of the sink because they have expired."""
-        commit, forward = newest.entry.commit, f"CALL catalog.system.set_current_snapshot(table, {record.snapshot})"
+        commit, statement = newest.entry.commit, f"CALL catalog.system.set_current_snapshot(table, {record.snapshot})"
         oldest = next(reversed(list(self._table.history())), None)
         if oldest is None or (oldest.sequence_number or 0) <= record.sequence:
             # What is older than the commit is not built on it.
             raise RefusedError(
                 f"{self._where} was set back behind its commit {commit}, to where no snapshot says which commit is the "
-                f"newest. Set it forward again: {forward}; or to an older one that has {_ENTRY} in its summary"
+                f"newest. Set it forward again: {statement}; or to an older one that has {_ENTRY} in its summary"
             )
         if any(snapshot.snapshot_id == record.snapshot for snapshot in self._table.metadata.snapshots):
             raise RefusedError(
                 f"{self._where} has commit {commit} in snapshot {record.snapshot}, and main does not lead there any "
                 f"more: it was set back and written to by others, or what is between has expired. If it was set back, "
-                f"set it forward again: {forward}. If not, drop the tag or branch that keeps it, and expire it"
+                f"set it forward again: {statement}. If not, drop the tag or branch that keeps it, and expire it"
             )
 
     def claim_of(self, run: int, claim_id: int | None) -> tuple[dict[str, str], Any]:
         """Return the summary of a claim's snapshot, and the properties that are written with it."""
-        return self._told(run, claim_id, self.newest(), {})
+        return self._summary_and_properties(run, claim_id, self.newest(), {})
 
     def commit_of(self, attempt: str, entry: SinkEntry, rows: int | None) -> tuple[dict[str, str], Any]:
         """Return the summary of a commit's snapshot, and the properties that are written with it.
@@ -171,13 +173,15 @@ class SinkLedger:
         :param rows: how many more rows the table has then; Iceberg's manifests always say it
         """
         facts = {_COMMIT: str(entry.commit), _ROWS: str(rows)}
-        return self._told(entry.run, self.claim.number, Committed(attempt=attempt, entry=entry), facts)
+        return self._summary_and_properties(
+            entry.run, self.claim.number, Committed(attempt=attempt, entry=entry), facts
+        )
 
-    def _told(
-        self, run: int, claim_id: int | None, newest: Committed | None, more: Mapping[str, str]
+    def _summary_and_properties(
+        self, run: int, claim_id: int | None, newest: Committed | None, facts: Mapping[str, str]
     ) -> tuple[dict[str, str], Any]:
         claim = {} if claim_id is None else {_CLAIM: str(claim_id)}
-        summary = {_SINK: self._name, _RUN: str(run), **claim, **more, **(_summary(newest) if newest else {})}
+        summary = {_SINK: self._name, _RUN: str(run), **claim, **facts, **(_summary(newest) if newest else {})}
         highest = max(self.highest, newest.entry.commit if newest else 0)
 
         def properties(snapshot: int, sequence: int) -> dict[str, str]:
@@ -190,32 +194,32 @@ class SinkLedger:
 
     def _is_mine(self, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot is of this sink."""
-        return _said_by(snapshot).get(_SINK) == self._name
+        return _additional_properties(snapshot).get(_SINK) == self._name
 
     def is_first(self, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot is of this sink, and before all of its commits."""
-        return self._is_mine(snapshot) and _ENTRY not in _said_by(snapshot)
+        return self._is_mine(snapshot) and _ENTRY not in _additional_properties(snapshot)
 
     def committed_by(self, snapshot: Snapshot) -> Committed | None:
         """Return the commit of a snapshot, None for a claim and for others' snapshots."""
         if self._is_mine(snapshot) and self.is_commit(snapshot):
-            return _committed(_said_by(snapshot))
+            return _committed(_additional_properties(snapshot))
         return None
 
     def rows_of(self, snapshot: Snapshot, entry: SinkEntry) -> int:
         """Return how many more rows a commit's snapshot says that the table has; 0.1.0 says it in the entry only."""
-        return int(_said_by(snapshot).get(_ROWS, entry.rows))
+        return int(_additional_properties(snapshot).get(_ROWS, entry.rows))
 
     def is_commit(self, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot is a commit of this or of another sink."""
-        return _COMMIT in _said_by(snapshot)
+        return _COMMIT in _additional_properties(snapshot)
 
     def _snapshot(self) -> Snapshot | None:
         """Return main's newest snapshot of this sink that is kept."""
         return next((snapshot for snapshot in self._table.history() if self._is_mine(snapshot)), None)
 
 
-def _said_by(snapshot: Snapshot) -> Mapping[str, str]:
+def _additional_properties(snapshot: Snapshot) -> Mapping[str, str]:
     """Return a snapshot's properties besides those of Iceberg itself."""
     return snapshot.summary.additional_properties if snapshot.summary is not None else {}
 

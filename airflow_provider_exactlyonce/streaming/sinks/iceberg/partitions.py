@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _IDENTITY: Final = "identity"
 _BUCKET: Final = "bucket"
 _TRUNCATE: Final = "truncate"
-_OF_COLUMN: Final = re.compile(r"(\w+)\((?:(\d+) *, *)?(.+)\)")
+_TRANSFORMED_COLUMN: Final = re.compile(r"(\w+)\((?:(\d+) *, *)?(.+)\)")
 _NUMBERS: Final = ("tinyint", "smallint", "int", "bigint", "decimal")
 _BY_VALUE: Final = ("string", "char", "varchar", "tinyint", "smallint", "int", "bigint", "boolean", "date", "decimal")
 _MONTHS: Final = 12
@@ -71,7 +71,7 @@ _ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     _TRUNCATE: (*_NUMBERS, "string"),
 }
 #: How the fields of a new table end that are not called as their transform, as every other writer of Iceberg has it.
-_ENDS: Final = {_TRUNCATE: "trunc"}
+_SUFFIXES: Final = {_TRUNCATE: "trunc"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class _Declared:
     @classmethod
     def parsed(cls, text: str) -> _Declared:
         """Read a user's declaration."""
-        match = _OF_COLUMN.fullmatch(text)
+        match = _TRANSFORMED_COLUMN.fullmatch(text)
         if match is None:
             return cls(_IDENTITY, None, text)
         kind, width, column = match.groups()
@@ -147,8 +147,8 @@ def new_spec(partition_by: Sequence[str], schema: Schema, where: str) -> Partiti
     fields: list[PartitionField] = []
     for number, declared in enumerate(partition_by):
         field = _Declared.parsed(declared)
-        end = "" if field.kind == _IDENTITY else f"_{_ENDS.get(field.kind, field.kind)}"
-        name = f"{_plain_name(field.column)}{end}"
+        suffix = "" if field.kind == _IDENTITY else f"_{_SUFFIXES.get(field.kind, field.kind)}"
+        name = f"{_plain_name(field.column)}{suffix}"
         if name in [other.name for other in fields] or (name != field.column and name in schema.column_names):
             raise RefusedError(
                 f"{where}: partition_by={declared!r} would have the name {name!r} in the table, which a column or "
@@ -198,10 +198,10 @@ def check_spec(spec: PartitionSpec, schema: Schema, partition_by: Sequence[str],
             f"{where} still has {dropped.name!r} in its partitioning, a part whose column was dropped, and this sink "
             f"can't write its type: ALTER TABLE … DROP PARTITION FIELD {dropped.name}"
         )
-    has = [_Declared.of(field, schema) for field in live_fields(spec)]
-    if has != list(map(_Declared.parsed, partition_by)):
+    actual = [_Declared.of(field, schema) for field in live_fields(spec)]
+    if actual != list(map(_Declared.parsed, partition_by)):
         raise RefusedError(
-            f"{where} is partitioned by {list(map(str, has))}, and the sink declares partition_by="
+            f"{where} is partitioned by {list(map(str, actual))}, and the sink declares partition_by="
             f"{list(partition_by)}: declare the table's"
         )
 
@@ -254,8 +254,8 @@ class Partitioning:
         texts = {name: pc.cast(values, pa.string()) for name, values in zip(self.names, self.values(rows), strict=True)}
         if not texts:
             return {self.record({})}
-        different = pa.table(texts).group_by(list(self.names)).aggregate([])
-        return {self.record(partition) for partition in different.to_pylist()}
+        distinct = pa.table(texts).group_by(list(self.names)).aggregate([])
+        return {self.record(partition) for partition in distinct.to_pylist()}
 
     def record(self, texts: Mapping[str, str | None]) -> Record:
         """Return a partition as Iceberg has it.

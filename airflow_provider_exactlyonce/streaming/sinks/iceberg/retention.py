@@ -40,11 +40,13 @@ def expired(table: TableMetadata, now_ms: int, named: Collection[int]) -> list[i
                 is_young = is_young and (number < count or snapshot.timestamp_ms >= since)
                 if is_young:
                     kept.add(snapshot.snapshot_id)
-    kept |= {key for key, of in snapshots.items() if key not in referred and of.timestamp_ms >= now_ms - age}
+    kept |= {
+        key for key, snapshot in snapshots.items() if key not in referred and snapshot.timestamp_ms >= now_ms - age
+    }
     if MAIN_BRANCH in table.refs:
-        way = [snapshot.snapshot_id for snapshot in _back_from(table.refs[MAIN_BRANCH].snapshot_id, snapshots)]
-        last = max((number for number, key in enumerate(way) if key in kept and key in named), default=-1)
-        kept.update(way[: last + 1])
+        ancestors = [snapshot.snapshot_id for snapshot in _back_from(table.refs[MAIN_BRANCH].snapshot_id, snapshots)]
+        last = max((number for number, key in enumerate(ancestors) if key in kept and key in named), default=-1)
+        kept.update(ancestors[: last + 1])
     return [key for key in snapshots if key not in kept]
 
 

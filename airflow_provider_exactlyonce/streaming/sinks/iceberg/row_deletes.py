@@ -37,7 +37,7 @@ class RowDeletes:
     def __init__(self, table: IcebergTable, history: TableHistory, oldest: int) -> None:
         self._table: Final = table
         self._history: Final = history
-        self._places: Final[dict[str, tuple[_Partition, int]]] = {}  # of each file with rows, and how old that is
+        self._partitions: Final[dict[str, tuple[_Partition, int]]] = {}  # of each file with rows, and how old that is
         # The newest deletes by value, or those that may be, in each partition, and for None anywhere.
         self._by_value: Final[dict[_Partition | None, int]] = {None: oldest}
         self._deleted: Final[dict[str, pa.Array]] = {}  # positions in each
@@ -51,8 +51,8 @@ class RowDeletes:
         for entry in files:
             file, sequence = entry.data_file, _sequence(entry)
             partition = (file.spec_id, file.partition)
-            self._places[file.file_path] = partition, sequence
-            if sequence < max(self._by_value.get(of, 0) for of in (None, partition)):
+            self._partitions[file.file_path] = partition, sequence
+            if sequence < max(self._by_value.get(key, 0) for key in (None, partition)):
                 self._doubted.add(file.file_path)
 
     def follow(self, version: str, deletes: Iterable[ManifestEntry]) -> None:
@@ -84,7 +84,7 @@ class RowDeletes:
     def rows_left(self, file: DataFile) -> int | None:
         """Return how many rows of a file are not deleted; None when nobody knows."""
         name = file.file_path
-        if name not in self._places or name in self._doubted:  # it may be older than the oldest snapshot
+        if name not in self._partitions or name in self._doubted:  # it may be older than the oldest snapshot
             return None
         return file.record_count - len(self._deleted.get(name, ()))
 
@@ -98,8 +98,8 @@ class RowDeletes:
             newest -= 1
         files = [
             name
-            for name, (of, sequence) in self._places.items()
-            if sequence <= newest and partition in (None, of) and self._is_there(name)
+            for name, (file_partition, sequence) in self._partitions.items()
+            if sequence <= newest and partition in (None, file_partition) and self._is_there(name)
         ]
         self._doubted.update(files)
         self._history.doubt(version, files, what)
@@ -113,16 +113,16 @@ class RowDeletes:
             rows = pq.read_table(opened, columns=[_PATH, _POSITION])
         by_file = rows.group_by(_PATH).aggregate([(_POSITION, "list")])
         positions = zip(by_file[_PATH].to_pylist(), by_file[_POSITIONS], strict=True)
-        return {name: of.values for name, of in positions if self._is_there(name)}
+        return {name: scalar.values for name, scalar in positions if self._is_there(name)}
 
     def _is_there(self, file: str) -> bool:
-        return file in self._places and file not in self._history.removed
+        return file in self._partitions and file not in self._history.removed
 
     def _delete(self, file: str, positions: pa.Array) -> int:
         """Return how many positions are new: some writers put those of before into their next file again."""
-        before = self._deleted.get(file, pa.array([], pa.int64()))
-        self._deleted[file] = pc.unique(pa.concat_arrays([before, positions.cast(pa.int64())]))
-        return len(self._deleted[file]) - len(before)
+        earlier = self._deleted.get(file, pa.array([], pa.int64()))
+        self._deleted[file] = pc.unique(pa.concat_arrays([earlier, positions.cast(pa.int64())]))
+        return len(self._deleted[file]) - len(earlier)
 
 
 def _sequence(entry: ManifestEntry) -> int:

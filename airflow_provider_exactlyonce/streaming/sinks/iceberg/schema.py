@@ -88,11 +88,15 @@ def missing_columns(table: Schema, columns: spark.StructType, where: str, *, evo
     row_types = {field.name: field.field_type for field in iceberg_schema(columns, where).fields}
     shown = {name: _shown(kind) for name, kind in row_types.items()}
     missing = find_missing(table_columns, shown, where, evolves=evolves, sink="IcebergSink")
-    new = [NewColumn(name, row_types[name]) for name in missing]
+    new_columns = [NewColumn(name, row_types[name]) for name in missing]
     check_paths(
-        [*((field.name, field.field_type) for field in table.fields), *((of.name, of.type) for of in new)], where
+        [
+            *((field.name, field.field_type) for field in table.fields),
+            *((column.name, column.type) for column in new_columns),
+        ],
+        where,
     )
-    return new
+    return new_columns
 
 
 def check_paths(columns: Iterable[tuple[str, IcebergType]], where: str) -> None:
@@ -105,10 +109,10 @@ def check_paths(columns: Iterable[tuple[str, IcebergType]], where: str) -> None:
     columns_by_path: dict[str, str] = {}
     for path, column in ((path, name) for name, kind in columns for path in paths(name, kind)):
         if path in columns_by_path:
-            of = " and ".join(dict.fromkeys(map(repr, (columns_by_path[path], column))))
+            column_names = " and ".join(dict.fromkeys(map(repr, (columns_by_path[path], column))))
             raise RefusedError(
                 f"{where}: Iceberg puts a dot between a column and its part, and would call two things {path!r} in "
-                f"{of}: rename one"
+                f"{column_names}: rename one"
             )
         columns_by_path[path] = column
 

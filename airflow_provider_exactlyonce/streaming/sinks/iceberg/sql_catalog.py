@@ -48,10 +48,10 @@ class IncrementalSqlCatalog(SqlCatalog):
     @override
     def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:
         if self._known is None or self._known[0] != orm_table.metadata_location:
-            named = f"table {self.name}.{orm_table.table_namespace}.{orm_table.table_name}"
-            check_location(orm_table.metadata_location or "", named)
-            read = super()._convert_orm_to_iceberg(orm_table)
-            self._known = (read.metadata_location, _kept(read.metadata))
+            where = f"table {self.name}.{orm_table.table_namespace}.{orm_table.table_name}"
+            check_location(orm_table.metadata_location or "", where)
+            table = super()._convert_orm_to_iceberg(orm_table)
+            self._known = (table.metadata_location, _with_shared_lists(table.metadata))
         location, metadata = self._known
         return Table(
             identifier=(*self.identifier_to_tuple(orm_table.table_namespace), orm_table.table_name),
@@ -66,7 +66,7 @@ class IncrementalSqlCatalog(SqlCatalog):
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         committed = super().commit_table(table, requirements, updates)
-        self._known = (committed.metadata_location, _kept(committed.metadata))
+        self._known = (committed.metadata_location, _with_shared_lists(committed.metadata))
         return committed
 
     @override
@@ -80,7 +80,7 @@ class IncrementalSqlCatalog(SqlCatalog):
             file.write(metadata.model_dump_json(exclude=set(_GROWING)).removesuffix("}").encode())
             for name in _GROWING:
                 file.write(f',"{name.replace("_", "-")}":['.encode())
-                file.write(self._json[name].of(getattr(metadata, name)))
+                file.write(self._json[name].encode(getattr(metadata, name)))
                 file.write(b"]")
             file.write(b"}")
 
@@ -92,30 +92,32 @@ class _GrowingJson:
         self._members: Sequence[BaseModel] = ()
         self._json = b""
 
-    def of(self, members: Sequence[BaseModel]) -> bytes:
+    def encode(self, members: Sequence[BaseModel]) -> bytes:
         """Return the JSON; that of the members of the last call, if the list begins with them, is reused."""
-        count, known = len(self._members), self._json
+        count, reused = len(self._members), self._json
         if count > len(members) or not all(map(is_, self._members, members)):
-            count, known = 0, b""
-        more = [member.model_dump_json(exclude_none=True, by_alias=True).encode() for member in members[count:]]
-        self._json, self._members = b",".join(filter(None, (known, *more))), members
+            count, reused = 0, b""
+        encoded = [member.model_dump_json(exclude_none=True, by_alias=True).encode() for member in members[count:]]
+        self._json, self._members = b",".join(filter(None, (reused, *encoded))), members
         return self._json
 
 
-class _Kept(list[T]):
+class _SharedList(list[T]):
     """A list of unchanging members: its deep copy is a list of the same members."""
 
     @override
-    def __add__(self, more: list[T]) -> _Kept[T]:  # type: ignore[override]
-        both = _Kept(self)
-        both.extend(more)
-        return both
+    def __add__(self, members: list[T]) -> _SharedList[T]:  # type: ignore[override]
+        combined = _SharedList(self)
+        combined.extend(members)
+        return combined
 
-    def __deepcopy__(self, memo: object) -> _Kept[T]:
-        return _Kept(self)
+    def __deepcopy__(self, memo: object) -> _SharedList[T]:
+        return _SharedList(self)
 
 
-def _kept(metadata: TableMetadata) -> TableMetadata:
+def _with_shared_lists(metadata: TableMetadata) -> TableMetadata:
     """Return metadata with lists of that kind, where they grow with the snapshots."""
     lists = {name: getattr(metadata, name) for name in _GROWING}
-    return metadata.model_copy(update={name: _Kept(of) for name, of in lists.items() if not isinstance(of, _Kept)})
+    return metadata.model_copy(
+        update={name: _SharedList(members) for name, members in lists.items() if not isinstance(members, _SharedList)}
+    )

@@ -80,16 +80,16 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
         values: dict[int, tuple[Any, OrderedValues]] = {
             column.field_id: (column.field_type, OrderedValues(keys[column.name])) for column in columns
         }
-        places, partitions = self._partitions(keys)
+        positions, partitions = self._partitions(keys)
 
         def may_have(file: DataFile) -> bool:
             is_of_spec = file.spec_id == self._format.spec.spec_id
-            if is_of_spec and Record(*(file.partition[place] for place in places)) not in partitions:
+            if is_of_spec and Record(*(file.partition[position] for position in positions)) not in partitions:
                 return False
             lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
             return all(
-                known.any_within(from_bytes(kind, lower[column]), from_bytes(kind, upper[column]))
-                for column, (kind, known) in values.items()
+                key_values.any_within(from_bytes(kind, lower[column]), from_bytes(kind, upper[column]))
+                for column, (kind, key_values) in values.items()
                 if column in lower and column in upper
             )
 
@@ -106,17 +106,17 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
 
     @override
     def copy(self, file: DataFile, kept: pa.Array) -> list[Mapping[str, Any]]:
-        opens, begun = self._opens_copy(), 0
+        opens, rows_read = self._opens_copy(), 0
         with closing(opens(self._attempt, 0)) as writer:
             for rows in self._rows(file, opens.format.columns):
-                of_these = kept.slice(begun, rows.num_rows)
-                begun += rows.num_rows
-                if of_these.true_count:
-                    writer.write(rows.filter(of_these))
+                mask = kept.slice(rows_read, rows.num_rows)
+                rows_read += rows.num_rows
+                if mask.true_count:
+                    writer.write(rows.filter(mask))
             written = writer.finish()
-        if (begun, written["rows"]) != (len(kept), kept.true_count):
+        if (rows_read, written["rows"]) != (len(kept), kept.true_count):
             raise BatchFailedError(
-                f"{file.file_path} has {begun} rows, and had {len(kept)} a moment ago; {written['rows']} of "
+                f"{file.file_path} has {rows_read} rows, and had {len(kept)} a moment ago; {written['rows']} of "
                 f"{kept.true_count} were copied"
             )
         return list(written["files"])
@@ -134,6 +134,6 @@ class IcebergUpsertTarget(UpsertTarget["DataFile"]):
         """Return the places of those partition values that follow from a key, and the keys' values there."""
         spec, columns = self._format.spec, self._format.columns
         ids = {columns.find_field(name).field_id for name in self.key.key}
-        places = [place for place, field in enumerate(spec.fields) if field.source_id in ids]
-        partitioning = Partitioning(PartitionSpec(*(spec.fields[place] for place in places)), columns)
-        return places, {record for rows in keys.to_batches() for record in partitioning.records(rows)}
+        positions = [position for position, field in enumerate(spec.fields) if field.source_id in ids]
+        partitioning = Partitioning(PartitionSpec(*(spec.fields[position] for position in positions)), columns)
+        return positions, {record for rows in keys.to_batches() for record in partitioning.records(rows)}

@@ -34,7 +34,7 @@ from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
 
 _BOUNDS: Final = ("lower_bounds", "upper_bounds")
-_OF_COLUMN: Final = "write.metadata.metrics.column."
+_COLUMN_METRICS: Final = "write.metadata.metrics.column."
 _COUNTS_ONLY: Final = {"write.metadata.metrics.default": "counts"}
 _BY_COLUMN: Final = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", *_BOUNDS)
 
@@ -157,7 +157,7 @@ def describe(footer: pq.FileMetaData, format_: TableFormat, unordered: set[str])
     ids = parquet_path_to_id_mapping(columns)
     # Of those pyiceberg must not be asked for bounds; some it can't make, and others must not stand for them.
     unbounded = _unbounded(footer, ids) | {key for key in ids.values() if _may_be_nan(columns, key, unordered)}
-    counted = {f"{_OF_COLUMN}{columns.find_column_name(key)}": "counts" for key in unbounded}
+    overrides = {f"{_COLUMN_METRICS}{columns.find_column_name(key)}": "counts" for key in unbounded}
 
     def computed(properties: Mapping[str, str]) -> dict[str, Any]:
         return data_file_statistics_from_parquet_metadata(
@@ -167,7 +167,7 @@ def describe(footer: pq.FileMetaData, format_: TableFormat, unordered: set[str])
         ).to_serialized_dict()
 
     try:
-        return computed({**format_.properties, **counted})
+        return computed({**format_.properties, **overrides})
     except UnicodeEncodeError:  # pyiceberg cuts a text before U+D7FF, and what it takes for the next letter is none
         return computed(_COUNTS_ONLY)
 
@@ -206,7 +206,7 @@ def data_file(file: Mapping[str, Any], format_: TableFormat) -> DataFile:
         statistics[name] = {key: base64.b64decode(bound) for key, bound in statistics[name].items()}
     for name in _BY_COLUMN:
         statistics[name] = {int(key): value for key, value in (statistics[name] or {}).items()}
-    described = DataFile.from_args(
+    entry = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=file["path"],
         file_format=FileFormat.PARQUET,
@@ -217,5 +217,5 @@ def data_file(file: Mapping[str, Any], format_: TableFormat) -> DataFile:
         key_metadata=None,
         **statistics,
     )
-    described.spec_id = format_.spec.spec_id  # no field of a manifest's entry: a reader takes it from the manifest
-    return described
+    entry.spec_id = format_.spec.spec_id  # no field of a manifest's entry: a reader takes it from the manifest
+    return entry

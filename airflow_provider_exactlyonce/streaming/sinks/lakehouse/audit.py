@@ -84,9 +84,9 @@ class TableHistory:
         A file can be taken out once. A version that does it again was made of an older one, as if nothing had happened
         since: the rows of the file are in the table twice when both have written them anew.
         """
-        again = [file for file in removed if file in self.removed]
-        for earlier in dict.fromkeys(self.removed[file] for file in again):
-            files = [file for file in again if self.removed[file] == earlier]
+        removed_again = [file for file in removed if file in self.removed]
+        for earlier in dict.fromkeys(self.removed[file] for file in removed_again):
+            files = [file for file in removed_again if self.removed[file] == earlier]
             self.findings.append(
                 f"{version} has taken out {len(files)} files that {earlier} had taken out before, such as {files[0]}: "
                 "what both have written in their place is in the table twice"
@@ -100,10 +100,10 @@ class TableHistory:
 
         :param rows: how many of each it has deleted beside the file; None when the file itself was taken out
         """
-        did = "changed or removed rows" if rows is None else f"deleted {rows} rows"
+        change = "changed or removed rows" if rows is None else f"deleted {rows} rows"
         for file in files:
             if commits := self.commits.get(file):
-                self.findings.append(f"{_shown(commits)}: {version} has {did} of {file}")
+                self.findings.append(f"{_shown(commits)}: {version} has {change} of {file}")
 
     def doubt(self, version: str, files: Iterable[str], what: str) -> None:
         """Note that another writer's version may have deleted unknown rows of files.
@@ -134,8 +134,8 @@ class TableHistory:
         for file in listed:
             if difference := _difference(files, file, verifies_checksums):
                 commits = self.commits.get(file.name)
-                of = f"{_shown(commits)}: " if commits else ""
-                yield f"{of}{files.place(file.name)}: {difference}"
+                prefix = f"{_shown(commits)}: " if commits else ""
+                yield f"{prefix}{files.place(file.name)}: {difference}"
 
 
 def _shown(commits: frozenset[int]) -> str:

@@ -89,7 +89,7 @@ class TableCommitter(SinkCommitter):
         self._verifies_checksums: Final = verifies_checksums
         self._phase: Final = CommitterPhase(sink.name)
         self._columns: StructType | None = None
-        self._fitting: object = None  # the shape of the table that was checked
+        self._checked_shape: object = None  # the shape of the table that was checked
         self._run = 0
         self._claim_ids: Final[list[int]] = []  # of all that this one has tried
         self._has_claimed = False
@@ -345,7 +345,7 @@ class TableCommitter(SinkCommitter):
 
     def _open_table(self) -> None:
         """Look at the table, which is made if it is not there."""
-        self._fitting = None
+        self._checked_shape = None
         if self._table.open():
             return
         try:
@@ -386,7 +386,7 @@ class TableCommitter(SinkCommitter):
                 what=f"new columns {', '.join(column.name for column in missing)}",
             )
             self._table.refresh()
-            self._fitting = None  # without the columns it would not fit again, should the table be set back
+            self._checked_shape = None  # without the columns it would not fit again, should the table be set back
 
     def _sweep(self, notes: Iterable[AttemptNote]) -> None:
         """Remove the files of attempts that are certainly not committed, now that the claim is in the table.
@@ -542,9 +542,9 @@ class TableCommitter(SinkCommitter):
     def _check_fit(self) -> None:
         """Check the table again when something of it has changed."""
         shape = self._shape()
-        if shape != self._fitting:
+        if shape != self._checked_shape:
             self._check_shape()
-            self._fitting = shape
+            self._checked_shape = shape
 
     def _successor(self) -> str | None:
         """Return the run that has claimed since, if any: with the same number if the pipeline's ledger was set back."""

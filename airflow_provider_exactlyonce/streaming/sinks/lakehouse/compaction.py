@@ -67,17 +67,17 @@ def choose(files: Iterable[OwnFile], target_bytes: int) -> tuple[list[Sequence[O
 def _groups(files: Sequence[OwnFile], target_bytes: int) -> Iterator[Sequence[OwnFile]]:
     """Yield files of one partition, given in the order of their sizes, in groups that make a file each."""
     while True:
-        size = taken = 0
+        size = count = 0
         for number, file in enumerate(files[:MOST_FILES]):
             if size + file.size > target_bytes:
                 break
             if number and file.size <= size:
-                taken = number + 1
+                count = number + 1
             size += file.size
-        if not taken:
+        if not count:
             return
-        yield files[:taken]
-        files = files[taken:]
+        yield files[:count]
+        files = files[count:]
 
 
 class Compaction(ABC):
@@ -131,9 +131,9 @@ class Compaction(ABC):
 
         :raises BatchFailedError: naming a file that others have taken out or written anew meanwhile
         """
-        there = {file.name for file in self._own_files()}
+        current_names = {file.name for file in self._own_files()}
         for file in self.removed:
-            if file.name not in there:
+            if file.name not in current_names:
                 raise BatchFailedError(f"others have taken out {file.name} meanwhile: it is left to the next time")
 
     def has_landed(self) -> bool:

@@ -48,10 +48,10 @@ class TableDeclaration(Sink):
 
     def __post_init__(self) -> None:
         for name in ("key", "partition_by"):
-            given = getattr(self, name)
-            columns = (given,) if isinstance(given, str) else tuple(given or ())
+            declared = getattr(self, name)
+            columns = (declared,) if isinstance(declared, str) else tuple(declared or ())
             if not all(isinstance(column, str) and column for column in columns) or len(set(columns)) < len(columns):
-                raise RefusedError(f"{self.KIND}({name}={given!r}): names of columns, each once")
+                raise RefusedError(f"{self.KIND}({name}={declared!r}): names of columns, each once")
             object.__setattr__(self, name, columns)
         check_format(self.KIND, self.compression, self.max_file_bytes)
         check_compaction(self.KIND, self.compact_every)
@@ -79,12 +79,12 @@ class TableDeclaration(Sink):
     @property
     @override
     def facts(self) -> Mapping[str, tuple[str, ...]]:
-        given = {"order": self.order, "deleted": self.deleted}
+        settings = {"order": self.order, "deleted": self.deleted}
         replaces = {"mode": (self.mode,), "key": tuple(self.key)} if self.replaces else {}
         return {
             "partition_by": tuple(self.partition_by),
             **replaces,
-            **{name: (value,) for name, value in given.items() if value is not None},
+            **{name: (value,) for name, value in settings.items() if value is not None},
         }
 
     @property

@@ -56,8 +56,8 @@ class OrderedValues:
 
     def any_within(self, least: Any, greatest: Any) -> bool:
         """Tell whether one of them is between two :func:`plain` values, or is one of these."""
-        place = bisect_left(self._values, least)
-        return place < len(self._values) and bool(self._values[place] <= greatest)
+        index = bisect_left(self._values, least)
+        return index < len(self._values) and bool(self._values[index] <= greatest)
 
 
 def plain(values: pa.Array) -> pa.Array:
@@ -69,8 +69,8 @@ def plain(values: pa.Array) -> pa.Array:
 
 def _ranks(values: pa.ChunkedArray) -> pa.Array:
     """Return the place of each value in their order; null comes first."""
-    place = pc.rank(values, sort_keys="ascending", tiebreaker="dense")
-    return pc.if_else(pc.is_valid(values), place, pa.scalar(0, pa.uint64()))
+    ranks = pc.rank(values, sort_keys="ascending", tiebreaker="dense")
+    return pc.if_else(pc.is_valid(values), ranks, pa.scalar(0, pa.uint64()))
 
 
 def _last_of_each(keys: pa.Table, rank: pa.Array | None) -> pa.Array:
@@ -105,8 +105,8 @@ def among(keys: pa.Table, given: pa.Table) -> pa.Array:
     """
     numbered = _numbered(keys)
     rows = numbered.append_column(_ROW, numbers(keys.num_rows))
-    found = rows.join(_numbered(given), keys=numbered.column_names, join_type="left semi")
-    return _mask(found, keys.num_rows)
+    matches = rows.join(_numbered(given), keys=numbered.column_names, join_type="left semi")
+    return _mask(matches, keys.num_rows)
 
 
 def shown(key: Mapping[str, object]) -> str:

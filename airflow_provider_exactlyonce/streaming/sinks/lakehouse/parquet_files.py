@@ -119,10 +119,10 @@ class PartitionedFiles(ABC):
 
         :param kept: the columns of the rows that are written
         """
-        for values, part in _parted(rows, self._partition_by, kept):
-            begun = 0
-            while begun < part.num_rows:
-                begun += self._append(values, part.slice(begun))
+        for values, part in _split(rows, self._partition_by, kept):
+            rows_appended = 0
+            while rows_appended < part.num_rows:
+                rows_appended += self._append(values, part.slice(rows_appended))
 
     def finish(self) -> list[dict[str, Any]]:
         """Close the files; returns their descriptions for the driver."""
@@ -237,13 +237,15 @@ def _filling(rows: pa.RecordBatch, size: int) -> int:
     return bisect.bisect_left(range(1, rows.num_rows), size, key=lambda count: rows.slice(0, count).nbytes) + 1
 
 
-def _parted(rows: pa.RecordBatch, by: Sequence[str], kept: pa.RecordBatch) -> Iterator[tuple[_Values, pa.RecordBatch]]:
+def _split(
+    rows: pa.RecordBatch, partition_by: Sequence[str], kept: pa.RecordBatch
+) -> Iterator[tuple[_Values, pa.RecordBatch]]:
     """Yield the kept columns of each partition's rows, with the partition's values as text."""
-    if not by:
+    if not partition_by:
         yield (), kept
         return
-    texts = [pc.cast(rows[name], pa.string()) for name in by]
-    names = [str(place) for place in range(len(by))]  # the columns' own could be that of the list
+    texts = [pc.cast(rows[name], pa.string()) for name in partition_by]
+    names = [str(number) for number in range(len(partition_by))]  # the columns' own could be that of the list
     table = pa.Table.from_arrays([*texts, pa.array(range(rows.num_rows), pa.int64())], [*names, ""])
     groups = table.group_by(names, use_threads=False).aggregate([("", "list")])
     for group in groups.to_pylist():

@@ -98,11 +98,11 @@ class UpsertWriter(SinkWriter):
                 f"several rows of {shown(ambiguous)} have its greatest {self._columns.order}: let that column tell "
                 "them apart"
             )
-        gone = pa.repeat(False, compared.num_rows)
+        deleted = pa.repeat(False, compared.num_rows)
         if self._columns.deleted is not None:
-            gone = pc.fill_null(compared[self._columns.deleted].combine_chunks(), False)
-        self._write_rows(pc.and_not(last, gone))
-        deletions = self._keep_deletions(compared.filter(pc.and_(last, gone)).select(self._columns.compared))
+            deleted = pc.fill_null(compared[self._columns.deleted].combine_chunks(), False)
+        self._write_rows(pc.and_not(last, deleted))
+        deletions = self._keep_deletions(compared.filter(pc.and_(last, deleted)).select(self._columns.compared))
         return {"rows": compared.num_rows, "files": self._rows.finish()["files"], "deletions": deletions}
 
     @override
@@ -119,12 +119,12 @@ class UpsertWriter(SinkWriter):
     def _write_rows(self, kept: pa.Array) -> None:
         """Write those rows of the temporary file that are kept."""
         self._waiting.seek(0)
-        begun = 0
+        rows_read = 0
         for rows in pa.ipc.open_stream(self._waiting):
-            of_these = kept.slice(begun, rows.num_rows)
-            begun += rows.num_rows
-            if of_these.true_count:
-                self._rows.write(rows.filter(of_these))
+            mask = kept.slice(rows_read, rows.num_rows)
+            rows_read += rows.num_rows
+            if mask.true_count:
+                self._rows.write(rows.filter(mask))
 
     def _keep_deletions(self, keys: pa.Table) -> list[dict[str, Any]]:
         """Write the keys to delete where the driver finds them."""

@@ -136,10 +136,10 @@ class UpsertedRows(StagedRows[File]):
                     else f" with its greatest {order}: let that column tell them apart"
                 )
             )
-        begun = 0
+        first_row = 0
         for file in files:
-            kept = last.slice(begun, file["rows"])
-            begun += file["rows"]
+            kept = last.slice(first_row, file["rows"])
+            first_row += file["rows"]
             if kept.true_count == file["rows"]:
                 yield file
             elif kept.true_count:

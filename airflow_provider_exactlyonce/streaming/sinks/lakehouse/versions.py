@@ -53,7 +53,7 @@ class TableVersions:
         :raises CommitUnknownError: when that is unknown
         """
         in_doubt = False
-        for refused in itertools.count(1):
+        for tries in itertools.count(1):
             try:
                 with self._answering():
                     self._table.refresh()
@@ -83,28 +83,28 @@ class TableVersions:
                         f"{what}: the {self._table.VERSION} of {self._where} after {version} may be written or not: "
                         f"{type(error).__name__}: {error}"
                     ) from error
-                self._try_again(what, refused, in_doubt=in_doubt)
+                self._try_again(what, tries, in_doubt=in_doubt)
             else:
                 break
         with self._answering(CommitUnknownError):
             self._table.keep_after(version)
 
-    def _try_again(self, what: str, refused: int, *, in_doubt: bool) -> None:
+    def _try_again(self, what: str, tries: int, *, in_doubt: bool) -> None:
         """Wait before the next try. Each version of others is one that they have finished: at some time none is next.
 
-        :param refused: how many tries were
+        :param tries: how many tries were
         :raises BatchFailedError: when a stop was requested and several tries have failed
         :raises CommitUnknownError: when it is not known, in addition, whether it was written
         """
-        is_long = refused % _TRIES == 0
-        if (is_long and in_doubt) or (refused >= _TRIES and self._stop_requested()):
+        is_long = tries % _TRIES == 0
+        if (is_long and in_doubt) or (tries >= _TRIES and self._stop_requested()):
             failed = CommitUnknownError if in_doubt else BatchFailedError
-            raise failed(f"{what}: others were faster {refused} times in writing to {self._where}")
+            raise failed(f"{what}: others were faster {tries} times in writing to {self._where}")
         if is_long:
             _LOGGER.warning(
-                "%s: others were faster %d times in writing to %s; it is tried on", what, refused, self._where
+                "%s: others were faster %d times in writing to %s; it is tried on", what, tries, self._where
             )
-        time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2 ** min(refused - 1, _DOUBLINGS)))
+        time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, _DOUBLINGS)))
 
     def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> AbstractContextManager[None]:
         return answering(f"{self._where} does not answer", unanswered)

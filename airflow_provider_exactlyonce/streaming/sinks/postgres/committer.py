@@ -80,8 +80,8 @@ class PostgresCommitter(SinkCommitter):
         self._connection: _Connection = connect(self._parameters, self._application)
         try:
             self._table: Final = find(self._connection, sink.table, sink.rights)
-            if self._counted is not None:
-                staging.check_commit_column(self._connection, self._key, self._table, self._counted)
+            if self._counted_column is not None:
+                staging.check_commit_column(self._connection, self._key, self._table, self._counted_column)
         except RefusedError:
             self._connection.close()
             raise
@@ -144,7 +144,7 @@ class PostgresCommitter(SinkCommitter):
         :raises FencedError: when another driver has claimed the sink since
         """
         attempt = required(self._attempt, "an attempt is open")
-        what, rows = f"commit {attempt.commit}", sum(of["rows"] for of in written)
+        what, rows = f"commit {attempt.commit}", sum(task["rows"] for task in written)
         connection = self._patiently(what, self._begin_locked, _is_locked)
         try:
             if rows:
@@ -197,10 +197,10 @@ class PostgresCommitter(SinkCommitter):
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
         with translated_errors("auditing", str(self._table)):
             entries = staging.entries(self._session(), self._key)
-            counted = self._rows_by_commit()
+            rows_by_commit = self._rows_by_commit()
 
         def count(commit: SinkEntry) -> str | None:
-            rows = commit.rows if counted is None else counted.get(commit.commit, 0)
+            rows = commit.rows if rows_by_commit is None else rows_by_commit.get(commit.commit, 0)
             if rows == commit.rows:
                 return None
             return f"table {self._table} has {rows} rows of it, the pipeline's ledger {commit.rows}"
@@ -228,7 +228,7 @@ class PostgresCommitter(SinkCommitter):
                 connection.execute(f"{insert} ON CONFLICT DO NOTHING", self._key)
             self._check_claim(staging.lock_claim(connection, self._key))
             self._claims.append(staging.write_claim(connection, self._key, run))
-            staging.take_commit_column(connection, self._key, self._table, self._counted)
+            staging.take_commit_column(connection, self._key, self._table, self._counted_column)
             return staging.newest(connection, self._key)
 
     def _begin_locked(self) -> _Connection:
@@ -265,13 +265,13 @@ class PostgresCommitter(SinkCommitter):
                     log.info("a commit into %s is under way; %d idle sessions were ended", self._table, ended)
                     raise
 
-        def tells(error: Exception) -> bool:
+        def asks_again(error: Exception) -> bool:
             if not passes(error):
                 return False
             log.info("%s; asking again", error)
             return True
 
-        return retry_while(tells, ask_once, seconds=self._patience_seconds, poll_seconds=_PAUSE_SECONDS)
+        return retry_while(asks_again, ask_once, seconds=self._patience_seconds, poll_seconds=_PAUSE_SECONDS)
 
     def _check_claim(self, claim: staging.Claim | None) -> None:
         run, claimed = claim or (0, None)
@@ -303,7 +303,7 @@ class PostgresCommitter(SinkCommitter):
     def _staged(
         self, attempt: SinkAttempt, written: Sequence[Mapping[str, Any]]
     ) -> tuple[StagedMove, Mapping[str, Any]]:
-        columns = next(of["columns"] for of in written if of["rows"])
+        columns = next(task["columns"] for task in written if task["rows"])
         move = StagedMove(
             table=self._table,
             stage=staging.stage_of(attempt, self._key),
@@ -313,7 +313,7 @@ class PostgresCommitter(SinkCommitter):
             deleted=self._sink.deleted,
             commit_column=self._sink.commit_column,
         )
-        return move, {"writers": [of["writer"] for of in written], "commit": attempt.commit}
+        return move, {"writers": [task["writer"] for task in written], "commit": attempt.commit}
 
     def _ambiguous(self, attempt: SinkAttempt, written: Sequence[Mapping[str, Any]]) -> DataError:
         move, arguments = self._staged(attempt, written)
@@ -329,15 +329,15 @@ class PostgresCommitter(SinkCommitter):
         return RecordRefusedError(f"commit {attempt.commit} has for {key} of table {self._table} {times} {order}")
 
     @property
-    def _counted(self) -> str | None:
+    def _counted_column(self) -> str | None:
         """The column that an audit counts rows by, which therefore has no other sink's; None when it counts none."""
         return self._sink.commit_column if self._sink.mode == "insert" else None
 
     def _rows_by_commit(self) -> dict[int, int] | None:
-        if self._counted is None:
+        if self._counted_column is None:
             return None
         text = sql.SQL("SELECT {0}, count(*) FROM {1} WHERE {0} IS NOT NULL GROUP BY {0}")
-        statement = text.format(sql.Identifier(self._counted), self._table.quoted)
+        statement = text.format(sql.Identifier(self._counted_column), self._table.quoted)
         return dict(self._session().execute(statement).fetchall())
 
     def _drop_stages(self) -> None:

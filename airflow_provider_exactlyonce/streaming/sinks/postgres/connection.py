@@ -111,7 +111,7 @@ def meaning(error: psycopg.Error, what: str, table: str) -> ExactlyOnceError:
         return BatchFailedError(f"PostgreSQL, {what}: {type(error).__name__}: {error}")
     diagnosis = error.diag
     parts = [diagnosis.message_primary or str(error), diagnosis.message_detail, diagnosis.context]
-    where = f", constraint {diagnosis.constraint_name}" if diagnosis.constraint_name else ""
+    constraint = f", constraint {diagnosis.constraint_name}" if diagnosis.constraint_name else ""
     return RecordRefusedError(
-        f"table {table} refuses a row{where}, {what}: {'. '.join(part.rstrip('.') for part in parts if part)}"
+        f"table {table} refuses a row{constraint}, {what}: {'. '.join(part.rstrip('.') for part in parts if part)}"
     )

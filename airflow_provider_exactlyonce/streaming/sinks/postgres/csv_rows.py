@@ -29,9 +29,9 @@ def encode(writer: int, rows: pa.RecordBatch, json_columns: Collection[str]) -> 
     """
     columns = [pa.repeat(pa.scalar(writer, pa.int32()), rows.num_rows)]
     columns += [_column(rows[name], name in json_columns) for name in rows.schema.names]
-    out = io.BytesIO()
-    csv.write_csv(pa.RecordBatch.from_arrays(columns, names=["", *rows.schema.names]), out, _OPTIONS)
-    return out.getvalue()
+    buffer = io.BytesIO()
+    csv.write_csv(pa.RecordBatch.from_arrays(columns, names=["", *rows.schema.names]), buffer, _OPTIONS)
+    return buffer.getvalue()
 
 
 def _column(values: pa.Array, as_json: bool) -> pa.Array:
@@ -41,9 +41,9 @@ def _column(values: pa.Array, as_json: bool) -> pa.Array:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _hexadecimal(values)
     if pa.types.is_nested(kind):
-        text = to_json if as_json else _array
+        to_text = to_json if as_json else _array
         return pa.array(
-            [None if value is None else text(value) for value in values.to_pylist(maps_as_pydicts="strict")],
+            [None if value is None else to_text(value) for value in values.to_pylist(maps_as_pydicts="strict")],
             pa.string(),
         )
     return values
@@ -67,8 +67,8 @@ def _array(values: list[Any]) -> str:
 
 
 def _element(value: Any) -> str:
-    written = _TEXTS.get(type(value), str)(value)
-    return '"' + written.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    text = _TEXTS.get(type(value), str)(value)
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 _TEXTS: Final[dict[type, Callable[[Any], str]]] = {

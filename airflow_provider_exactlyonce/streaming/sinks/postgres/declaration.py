@@ -48,13 +48,13 @@ class PostgresDeclaration(Sink):
     @property
     @override
     def facts(self) -> Mapping[str, tuple[str, ...]]:
-        given = {name: getattr(self, name) for name in ("order", "deleted", "commit_column")}
+        settings = {name: getattr(self, name) for name in ("order", "deleted", "commit_column")}
         return {
             "kind": ("postgres",),
             "table": (self.table,),
             "mode": (self.mode,),
             "key": tuple(self.key),
-            **{name: (value,) for name, value in given.items() if value is not None},
+            **{name: (value,) for name, value in settings.items() if value is not None},
         }
 
     @property
@@ -65,5 +65,9 @@ class PostgresDeclaration(Sink):
     @property
     def rights(self) -> Sequence[str]:
         """The rights that the user needs on the table."""
-        more = ["DELETE"] if self.deleted else []
-        return [*_RIGHTS[self.mode], *more, *(["SELECT"] if self.commit_column and self.mode == "insert" else [])]
+        deletion_rights = ["DELETE"] if self.deleted else []
+        return [
+            *_RIGHTS[self.mode],
+            *deletion_rights,
+            *(["SELECT"] if self.commit_column and self.mode == "insert" else []),
+        ]

@@ -65,7 +65,7 @@ def make_tables(connection: psycopg.Connection[Any]) -> None:
     :raises RefusedError: when a right is missing
     """
     with _rights_named(connection):
-        if not _has(connection, "claims", "commits", "places"):
+        if not _has_tables(connection, "claims", "commits", "places"):
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [SCHEMA])  # two may be the first
                 for statement in _TABLES:
@@ -74,7 +74,7 @@ def make_tables(connection: psycopg.Connection[Any]) -> None:
             raise psycopg.errors.InsufficientPrivilege(f"lacking are {', '.join(right for (right,) in lacking)}")
 
 
-def _has(connection: psycopg.Connection[Any], *tables: str) -> bool:
+def _has_tables(connection: psycopg.Connection[Any], *tables: str) -> bool:
     """Tell whether all of these tables of ours are there."""
     exists = "SELECT bool_and(to_regclass(name) IS NOT NULL) FROM unnest(%s::text[]) name"
     row = connection.execute(exists, [[f"{SCHEMA}.{name}" for name in tables]]).fetchone()
@@ -102,7 +102,7 @@ def newest(connection: psycopg.Connection[Any], key: Key) -> SinkEntry | None:
     """
     ordered = f"SELECT entry::text FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s) ORDER BY number DESC LIMIT 1"
     with _rights_named(connection):
-        if not _has(connection, "commits"):
+        if not _has_tables(connection, "commits"):
             return None
         row = connection.execute(ordered, key).fetchone()
     return None if row is None else SinkEntry.from_json(row[0])
@@ -150,12 +150,14 @@ def check_commit_column(connection: psycopg.Connection[Any], key: Key, table: Po
 
     :raises RefusedError: naming that sink
     """
-    if not _has(connection, "places"):
+    if not _has_tables(connection, "places"):
         return
-    owner = connection.execute(f"SELECT pipeline, sink {_PLACE}", _place(connection, table, column)).fetchone()
+    owner = connection.execute(
+        f"SELECT pipeline, sink {_PLACE}", _place_arguments(connection, table, column)
+    ).fetchone()
     if owner is not None and owner != key:
-        where = f"DELETE FROM {SCHEMA}.places WHERE (pipeline, sink) = ('{owner[0]}', '{owner[1]}')"
-        raise RefusedError(places.taken(str(table), column, owner, where))
+        release = f"DELETE FROM {SCHEMA}.places WHERE (pipeline, sink) = ('{owner[0]}', '{owner[1]}')"
+        raise RefusedError(places.taken(str(table), column, owner, release))
 
 
 def take_commit_column(connection: psycopg.Connection[Any], key: Key, table: PostgresTable, column: str | None) -> None:
@@ -167,14 +169,15 @@ def take_commit_column(connection: psycopg.Connection[Any], key: Key, table: Pos
     connection.execute(f"DELETE FROM {SCHEMA}.places WHERE (pipeline, sink) = (%s, %s)", key)
     if column is None:
         return
-    given = {**_place(connection, table, column), "pipeline": key[0], "sink": key[1]}
+    arguments = {**_place_arguments(connection, table, column), "pipeline": key[0], "sink": key[1]}
     connection.execute(
-        f"INSERT INTO {SCHEMA}.places SELECT {_ROOT}, %(column)s, %(pipeline)s, %(sink)s ON CONFLICT DO NOTHING", given
+        f"INSERT INTO {SCHEMA}.places SELECT {_ROOT}, %(column)s, %(pipeline)s, %(sink)s ON CONFLICT DO NOTHING",
+        arguments,
     )
     check_commit_column(connection, key, table, column)
 
 
-def _place(connection: psycopg.Connection[Any], table: PostgresTable, column: str) -> dict[str, str]:
+def _place_arguments(connection: psycopg.Connection[Any], table: PostgresTable, column: str) -> dict[str, str]:
     return {"table": table.quoted.as_string(connection), "column": column}
 
 
@@ -189,13 +192,17 @@ def make_stage(connection: psycopg.Connection[Any], stage: str, table: PostgresT
     if flag is not None:
         columns.append(sql.SQL("{} boolean").format(sql.Identifier(flag)))
     statement = sql.SQL("CREATE UNLOGGED TABLE {} ({} integer, {}) WITH (autovacuum_enabled = off)")
-    place, writer = sql.Identifier(SCHEMA, stage), sql.Identifier(WRITER_COLUMN)
-    connection.execute(statement.format(place, writer, sql.SQL(", ").join(columns)))
+    quoted_stage, writer = sql.Identifier(SCHEMA, stage), sql.Identifier(WRITER_COLUMN)
+    connection.execute(statement.format(quoted_stage, writer, sql.SQL(", ").join(columns)))
 
 
 def _column(column: PostgresColumn) -> sql.Composed:
-    given = sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
-    return given if column.collation is None else given + sql.SQL(" COLLATE ") + sql.Identifier(*column.collation)
+    definition = sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
+    return (
+        definition
+        if column.collation is None
+        else definition + sql.SQL(" COLLATE ") + sql.Identifier(*column.collation)
+    )
 
 
 def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequence[str]:
@@ -206,18 +213,18 @@ def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequ
         "WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
         [SCHEMA, prefix],
     ).fetchall()
-    kept = []
+    still_written = []
     for (name,) in rows:
-        made_by = name.removeprefix(prefix).partition("_")[0]
-        if not made_by.isdecimal() or int(made_by) > run:  # a name that is none of ours is another's
+        stage_run = name.removeprefix(prefix).partition("_")[0]
+        if not stage_run.isdecimal() or int(stage_run) > run:  # a name that is none of ours is another's
             continue
         try:
             with connection.transaction():
                 connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
                 connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
         except psycopg.errors.LockNotAvailable:
-            kept.append(name)
-    return kept
+            still_written.append(name)
+    return still_written
 
 
 def read_claim(connection: psycopg.Connection[Any], key: Key) -> Claim | None:

@@ -91,8 +91,8 @@ class StagedMove:
         updated = [name for name in (*self.columns, self.commit_column) if name is not None and name not in self.key]
         if not updated:
             return sql.SQL(" ON CONFLICT ({}) DO NOTHING").format(self._names(self.key))
-        set_ = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in updated)
-        return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(self._names(self.key), set_)
+        assignments = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in updated)
+        return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(self._names(self.key), assignments)
 
     def _delete(self, source: sql.Composed) -> sql.Composed:
         equal = [sql.SQL("target.{0} = staged.{0}").format(sql.Identifier(name)) for name in self.key]

@@ -215,26 +215,26 @@ def find(connection: psycopg.Connection[Any], table: str, rights: Sequence[str])
     :raises RefusedError: when there is none, it can't be written to here, or a right is missing
     """
     try:
-        place = connection.execute(
+        found = connection.execute(
             "SELECT c.oid, n.nspname, c.relname, c.relkind::text, pg_is_in_recovery() FROM pg_class c "
             "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)",
             [table],
         ).fetchone()
     except psycopg.Error as error:
         raise RefusedError(f"table {table!r} can't be looked up: {error}") from error
-    if place is None:
+    if found is None:
         raise RefusedError(
             f"there is no table {table} in database {connection.info.dbname} (for user {connection.info.user}): create "
             "it; this sink does not"
         )
-    oid, schema, name, kind, is_standby = place
+    oid, schema, name, kind, is_standby = found
     if is_standby:
         raise RefusedError(f"PostgreSQL at {connection.info.host} is a standby, which can't be written to")
     if kind not in ("r", "p"):
         raise RefusedError(f"{table} is no table but a {'view' if kind in 'vm' else f'relation of kind {kind}'}")
     for right in rights:
-        held = connection.execute("SELECT has_table_privilege(%s::oid, %s)", [oid, right]).fetchone()
-        if not held or not held[0]:
+        privilege = connection.execute("SELECT has_table_privilege(%s::oid, %s)", [oid, right]).fetchone()
+        if not privilege or not privilege[0]:
             user = connection.info.user
             raise RefusedError(f"user {user} lacks a right: GRANT {', '.join(rights)} ON {schema}.{name} TO {user}")
     columns = [PostgresColumn(*row) for row in connection.execute(_COLUMNS, [oid])]

@@ -50,7 +50,7 @@ class PostgresWriter(SinkWriter):
 
     def __init__(self, opened: OpenPostgresWriter, attempt: SinkAttempt) -> None:
         self._opened: Final = opened
-        self._what: Final = f"staging commit {attempt.commit}"
+        self._action: Final = f"staging commit {attempt.commit}"
         self._stage: Final = sql.Identifier(SCHEMA, opened.stage_of(attempt))
         self._writer: Final = secrets.randbits(31)  # of a task that Spark runs twice, one is counted
         self._closing: Final = ExitStack()
@@ -82,14 +82,14 @@ class PostgresWriter(SinkWriter):
         self._closing.enter_context(connection)  # which commits or rolls back, and closes
         # Nothing of an unlogged table outlives a crash anyway. LOCAL: a pooler gives the session to others afterwards.
         connection.execute(f"{BEGIN}; SET LOCAL synchronous_commit = off")
-        named = sql.SQL(", ").join(map(sql.Identifier, (WRITER_COLUMN, *columns)))
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(self._stage, named)
+        column_list = sql.SQL(", ").join(map(sql.Identifier, (WRITER_COLUMN, *columns)))
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(self._stage, column_list)
         self._copy = self._closing.enter_context(connection.cursor().copy(statement))
         return self._copy
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
-        with marking(RecordRefusedError), translated_errors(self._what, self._opened.table):
+        with marking(RecordRefusedError), translated_errors(self._action, self._opened.table):
             yield
 
 

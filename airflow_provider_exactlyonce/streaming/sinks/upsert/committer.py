@@ -125,7 +125,7 @@ class UpsertCommitter(SinkCommitter):
         self._opened: Final = opened
         self._key: Final = {"pipeline": pipeline, "sink": sink}
         self._run = 0
-        self._known = 0  # the commit that the sink's ledger has last
+        self._known_commit = 0  # the commit that the sink's ledger has last
         self._is_checked = False  # for what others have left in commit_column; that may read the whole table
         with upsert_table.connect(opened.url) as connection:
             table = upsert_table.find(connection, opened.table)
@@ -161,7 +161,7 @@ class UpsertCommitter(SinkCommitter):
             if not self._is_checked:
                 self._check_left_over(connection, table, newest, is_new=is_new)
             connection.commit()
-            self._is_checked, self._known = True, _number(newest)
+            self._is_checked, self._known_commit = True, _number(newest)
             return newest
 
     @override
@@ -182,12 +182,12 @@ class UpsertCommitter(SinkCommitter):
         try:
             with self._connected(f"noting commit {entry.commit}") as connection:
                 self._lock(connection)
-                if (newest := _number(self._newest(connection))) != self._known:
-                    raise not_as_known(self._key["sink"], newest, self._known, entry)
+                if (newest := _number(self._newest(connection))) != self._known_commit:
+                    raise not_as_known(self._key["sink"], newest, self._known_commit, entry)
                 connection.execute(COMMITS.insert(), {**self._key, "number": entry.commit, "entry": entry.to_json()})
                 is_sent = True
                 connection.commit()
-                self._known = entry.commit
+                self._known_commit = entry.commit
         except Exception as error:
             if not is_sent:
                 raise
@@ -206,8 +206,8 @@ class UpsertCommitter(SinkCommitter):
         with self._connected("forgetting old commits") as connection:
             newest = self._newest(connection)
             if newest is not None:
-                old = COMMITS.delete().filter_by(**self._key).where(COMMITS.c.number < min(before, newest.commit))
-                connection.execute(old)
+                statement = COMMITS.delete().filter_by(**self._key).where(COMMITS.c.number < min(before, newest.commit))
+                connection.execute(statement)
                 connection.commit()
 
     @override
@@ -248,9 +248,9 @@ class UpsertCommitter(SinkCommitter):
         # A sink that joins a pipeline begins at the pipeline's next commit, whose rows a run may have left.
         if column is None or (newest is None and not is_new):
             return
-        made = newest.commit if newest else 0
-        if (highest := places.highest(connection, table, column)) > made + 1:
-            raise RefusedError(left_over(str(table), column, highest, made))
+        newest_commit = newest.commit if newest else 0
+        if (highest := places.highest(connection, table, column)) > newest_commit + 1:
+            raise RefusedError(left_over(str(table), column, highest, newest_commit))
 
     def _lock(self, connection: sa.Connection) -> int:
         """Lock the claim until the transaction's end, with an update that changes nothing.
@@ -275,8 +275,8 @@ class UpsertCommitter(SinkCommitter):
         return run
 
     def _newest(self, connection: sa.Connection) -> SinkEntry | None:
-        newest = sa.select(COMMITS).filter_by(**self._key).order_by(COMMITS.c.number.desc()).limit(1)
-        row = connection.execute(newest).mappings().one_or_none()
+        statement = sa.select(COMMITS).filter_by(**self._key).order_by(COMMITS.c.number.desc()).limit(1)
+        row = connection.execute(statement).mappings().one_or_none()
         if row is None:
             return None
         places.check_exact(row, self._key, COMMITS)

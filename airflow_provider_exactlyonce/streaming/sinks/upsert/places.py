@@ -38,14 +38,14 @@ PLACES: Final = sa.Table(
 
 def make_tables(connection: sa.Connection) -> None:
     """Make the sink's own tables where they are missing; another process may make each at the same time."""
-    for left in reversed(range(len(METADATA.tables) + 1)):
+    for tries_left in reversed(range(len(METADATA.tables) + 1)):
         try:
             METADATA.create_all(connection)
             connection.commit()
             return
         except sa.exc.DBAPIError:
             connection.rollback()
-            if not left:
+            if not tries_left:
                 raise
 
 
@@ -56,11 +56,11 @@ def check_exact(row: sa.RowMapping, key: Mapping[str, str], table: sa.Table) -> 
     :param key: the sink's
     :raises RefusedError: when it is of a name in other letters
     """
-    there = {name: row[name] for name in key}
-    if there == key:
+    found = {name: row[name] for name in key}
+    if found == key:
         return
     raise RefusedError(
-        f"table {table.name} has {there}, and compares it as the same as {key}: the two would share claim and commits. "
+        f"table {table.name} has {found}, and compares it as the same as {key}: the two would share claim and commits. "
         "Let it compare exactly, in MySQL and MariaDB: ALTER TABLE exactlyonce_claims CONVERT TO CHARACTER SET utf8mb4 "
         "COLLATE utf8mb4_bin, and the same for exactlyonce_commits; or choose another name"
     )
@@ -71,18 +71,18 @@ def identity(connection: sa.Connection, table: sa.Table) -> tuple[object, ...]:
     url, dialect = connection.engine.url, connection.dialect.name
     name = connection.dialect.identifier_preparer.format_table(table)
     if dialect == "postgresql":
-        asked = sa.text(places.POSTGRESQL.format(table=":table"))
+        query = sa.text(places.POSTGRESQL.format(table=":table"))
         # Else the right to ask for the cluster's identifier was revoked.
         with suppress(sa.exc.ProgrammingError), connection.begin_nested():
-            return "postgresql", *connection.execute(asked, {"table": name}).one()
+            return "postgresql", *connection.execute(query, {"table": name}).one()
     if dialect in ("mysql", "mariadb"):
-        asked = sa.text("SELECT @@hostname, @@port, @@datadir")
-        return "mysql", *connection.execute(asked).one(), _text(connection, table)
+        query = sa.text("SELECT @@hostname, @@port, @@datadir")
+        return "mysql", *connection.execute(query).one(), _whole_name(connection, table)
     if dialect == "sqlite":
         schema = table.schema or "main"
         files = {row.name: row.file for row in connection.execute(sa.text("PRAGMA database_list"))}
         return "sqlite", os.path.realpath(files.get(schema) or f":memory:{id(connection)}"), table.name.lower()
-    return dialect, url.host, url.port, url.database, _text(connection, table)
+    return dialect, url.host, url.port, url.database, _whole_name(connection, table)
 
 
 def check(connection: sa.Connection, key: Mapping[str, str], table: sa.Table, column: str) -> None:
@@ -92,7 +92,7 @@ def check(connection: sa.Connection, key: Mapping[str, str], table: sa.Table, co
     """
     if not sa.inspect(connection).has_table(PLACES.name):
         return
-    place = {"place": _text(connection, table), "commit_column": column}
+    place = {"place": _whole_name(connection, table), "commit_column": column}
     row = connection.execute(sa.select(PLACES).filter_by(**place)).mappings().one_or_none()
     if row is not None and {name: row[name] for name in key} != key:
         owner = (row["pipeline"], row["sink"])
@@ -108,7 +108,7 @@ def take(connection: sa.Connection, key: Mapping[str, str], table: sa.Table, col
     :raises RefusedError: when it has another sink's
     :raises BatchFailedError: when another sink takes it at the same time
     """
-    wanted = [] if column is None else [{"place": _text(connection, table), "commit_column": column}]
+    wanted = [] if column is None else [{"place": _whole_name(connection, table), "commit_column": column}]
     noted = connection.execute(sa.select(PLACES.c.place, PLACES.c.commit_column).filter_by(**key)).mappings()
     if [dict(row) for row in noted] == wanted:
         return False
@@ -128,17 +128,17 @@ def highest(connection: sa.Connection, table: sa.Table, column: str) -> int:
     return connection.execute(sa.select(sa.func.max(table.c[column]))).scalar_one() or 0
 
 
-def _text(connection: sa.Connection, table: sa.Table) -> str:
+def _whole_name(connection: sa.Connection, table: sa.Table) -> str:
     """Return a table's whole name as the database has it."""
     dialect = connection.dialect.name
     schema, name = table.schema, table.name
     if dialect == "postgresql":
         quoted = connection.dialect.identifier_preparer.format_table(table)
-        asked = sa.text(
+        query = sa.text(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE c.oid = coalesce(pg_partition_root(to_regclass(:table)), to_regclass(:table))"
         )
-        schema, name = connection.execute(asked, {"table": quoted}).one()
+        schema, name = connection.execute(query, {"table": quoted}).one()
     elif dialect in ("mysql", "mariadb"):
         schema = schema or connection.execute(sa.text("SELECT DATABASE()")).scalar_one()
         if connection.execute(sa.text("SELECT @@lower_case_table_names")).scalar_one():

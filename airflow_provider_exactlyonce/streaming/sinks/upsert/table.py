@@ -103,15 +103,15 @@ def find(connection: sa.Connection, name: str) -> sa.Table:
     """
     schema, _, table = name.rpartition(".")
     try:
-        found = sa.Table(table, sa.MetaData(), schema=schema or None, autoload_with=connection)
+        reflected = sa.Table(table, sa.MetaData(), schema=schema or None, autoload_with=connection)
     except sa.exc.NoSuchTableError:
         raise RefusedError(f"there is no table {name} in {shown(connection.engine)}: create it") from None
     except sa.exc.SQLAlchemyError as error:
         raise RefusedError(f"table {name} can't be looked up in {shown(connection.engine)}: {error}") from error
-    for column in found.columns:
+    for column in reflected.columns:
         if isinstance(column.type, sa.JSON):
             column.type = JsonText()
-    return found
+    return reflected
 
 
 def check_columns(
@@ -156,7 +156,7 @@ def _unique_sets(inspector: sa.Inspector, table: sa.Table) -> list[Any]:
     """Return the columns that are unique together; an expression, and the beginning of a text, have no name."""
     constraints = inspector.get_unique_constraints(table.name, table.schema)
     indexes = [index for index in inspector.get_indexes(table.name, table.schema) if index["unique"]]
-    cut = {
+    prefixes = {
         str(index["name"]): {*lengths}
         for index in indexes
         for name, lengths in index.get("dialect_options", {}).items()
@@ -164,9 +164,13 @@ def _unique_sets(inspector: sa.Inspector, table: sa.Table) -> list[Any]:
     }
     return [
         inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"],
-        *(constraint["column_names"] for constraint in constraints if constraint.get("duplicates_index") not in cut),
         *(
-            [None if name in cut.get(str(index["name"]), ()) else name for name in index["column_names"]]
+            constraint["column_names"]
+            for constraint in constraints
+            if constraint.get("duplicates_index") not in prefixes
+        ),
+        *(
+            [None if name in prefixes.get(str(index["name"]), ()) else name for name in index["column_names"]]
             for index in indexes
         ),
     ]
@@ -206,15 +210,15 @@ def statements(
         if not updated:
             return [insert.on_conflict_do_nothing(index_elements=list(key))]
         newer = None if commit_column is None else _commit_of(table, commit_column) <= insert.excluded[commit_column]
-        set_ = {name: insert.excluded[name] for name in updated}
-        return [insert.on_conflict_do_update(index_elements=list(key), set_=set_, where=newer)]
+        assignments = {name: insert.excluded[name] for name in updated}
+        return [insert.on_conflict_do_update(index_elements=list(key), set_=assignments, where=newer)]
     if dialect in ("mysql", "mariadb") and updated:
         return [_on_duplicate(table, updated, commit_column)]
-    same = sa.and_(*[table.c[name] == sa.bindparam(name) for name in key])
+    same_key = sa.and_(*[table.c[name] == sa.bindparam(name) for name in key])
     older = sa.true() if commit_column is None else _commit_of(table, commit_column) <= sa.bindparam(commit_column)
-    given = sa.select(*[sa.bindparam(name, type_=table.c[name].type).label(name) for name in columns])
-    lacking = given.where(~sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(same)))
-    return [table.delete().where(same, older), table.insert().from_select(list(columns), lacking)]
+    bound_row = sa.select(*[sa.bindparam(name, type_=table.c[name].type).label(name) for name in columns])
+    lacking = bound_row.where(~sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(same_key)))
+    return [table.delete().where(same_key, older), table.insert().from_select(list(columns), lacking)]
 
 
 def parameters(
@@ -224,12 +228,12 @@ def parameters(
 
     :raises RecordRefusedError: when a key has a null: no constraint holds for it, so it would be inserted each time
     """
-    more = {} if commit_column is None else {commit_column: commit}
+    commit_values = {} if commit_column is None else {commit_column: commit}
     last = {tuple(row[name] for name in key): row for row in rows}
     if nulls := [key_values for key_values in last if None in key_values]:
         shown_key = ", ".join(f"{name}={value!r}" for name, value in zip(key, nulls[0], strict=True))
         raise RecordRefusedError(f"commit {commit} has a row with a null in its key, which replaces none: {shown_key}")
-    return [{**row, **more} for row in last.values()]
+    return [{**row, **commit_values} for row in last.values()]
 
 
 def _commit_of(table: sa.Table, commit_column: str) -> Any:

@@ -94,9 +94,9 @@ class Delivery:
         self._goal = 0
         self._ending = False
         self._note = DeliveryProgress()
-        self._place = 0  # up to here all is delivered
+        self._delivered_position = 0  # up to here all is delivered
         self._claims: Collection[str | None] = ()
-        self._seen = 0  # up to here no other driver has claimed
+        self._checked_position = 0  # up to here no other driver has claimed
         self._oldest = 1  # the first position that is still there
         self._thread: threading.Thread | None = None
         self._is_over = False
@@ -111,8 +111,8 @@ class Delivery:
             return
         self._note = read_note(self._storage, self._folder)
         self._oldest = min(self._log.positions(), default=1)
-        self._place = self._note.position if self._has_noted() else self._oldest - 1
-        self._seen, self._claims = claimed, claims
+        self._delivered_position = self._note.position if self._has_noted() else self._oldest - 1
+        self._checked_position, self._claims = claimed, claims
         self._thread = threading.Thread(target=self._work, name=f"delivery of {self._sink}", daemon=True)
         self._thread.start()
 
@@ -161,10 +161,10 @@ class Delivery:
                 log.warning("%s", error)
                 return
             except Exception as error:  # whatever it is, the rows are in the log
-                what = f"{type(error).__name__}: {error}"
+                reason = f"{type(error).__name__}: {error}"
                 log.warning(
                     "sink %s: nothing delivered after commit %d, tried again in %g s: %s",
-                    *(self._sink, self._note.commit, pause, what),
+                    *(self._sink, self._note.commit, pause, reason),
                 )
                 in_doubt = True
                 self._wait(lambda: False, pause)
@@ -181,12 +181,12 @@ class Delivery:
 
         :raises FencedError: when another driver has
         """
-        for record in self._log.following(self._seen):
+        for record in self._log.following(self._checked_position):
             if record.claim not in self._claims:
                 raise FencedError(
                     f"sink {self._sink}: another driver has claimed it as run {record.run} and delivers what follows"
                 )
-            self._seen = record.position
+            self._checked_position = record.position
 
     def _has_noted(self) -> bool:
         """Tell whether the note is of this log: one that was set back goes on with other positions."""
@@ -200,10 +200,12 @@ class Delivery:
 
     def _next(self) -> LogRecord:
         """Return the commit after the one that is noted."""
-        for record in self._log.following(self._place):
+        for record in self._log.following(self._delivered_position):
             if record.kind == COMMIT and record.entry is not None and record.entry.commit > self._note.commit:
                 return record
-        raise FileNotFoundError(f"no commit after {self._note.commit} follows {self._log.place(self._place)}")
+        raise FileNotFoundError(
+            f"no commit after {self._note.commit} follows {self._log.place(self._delivered_position)}"
+        )
 
     def _deliver(self, record: LogRecord, in_doubt: bool) -> bool:
         """Deliver a commit and note it. If we die in between, the next run asks the target, if it can.
@@ -226,7 +228,7 @@ class Delivery:
         passed, note = self._note, DeliveryProgress(commit=entry.commit, position=record.position)
         with suppress(FileExistsError):  # of a log that was set back
             self._storage.create(f"{self._folder}/{_NOTES}/{note.file}", b"{}")
-        self._place = record.position
+        self._delivered_position = record.position
         self._forget(passed, record.position)
         with self._changed:
             self._note = note
@@ -241,15 +243,15 @@ class Delivery:
         )
         return in_doubt
 
-    def _forget(self, passed: DeliveryProgress, before: int) -> None:
+    def _forget(self, passed: DeliveryProgress, position: int) -> None:
         """Remove a note that was passed, and the oldest records with their files as far as they are delivered and old.
 
-        :param before: the position that was delivered last
+        :param position: the position that was delivered last
         """
         try:
             self._storage.remove(f"{self._folder}/{_NOTES}/{passed.file}")
             for record in self._log.following(self._oldest - 1):
-                if record.position >= before or record.written > time.time() - self._keep_seconds:
+                if record.position >= position or record.written > time.time() - self._keep_seconds:
                     return
                 self._log.remove(record)
                 self._oldest = record.position + 1

@@ -134,8 +134,8 @@ class FileLog:
         """Yield a commit's rows, in the order in which the tasks wrote them."""
         import pyarrow.parquet as pq
 
-        for written in record.files:
-            with self._storage.open(written.name) as opened, pq.ParquetFile(opened) as parquet:
+        for data_file in record.files:
+            with self._storage.open(data_file.name) as opened, pq.ParquetFile(opened) as parquet:
                 yield from parquet.iter_batches()
         if record.sha256 is not None:
             with self._storage.open(self._name(record.position)) as file:

@@ -141,7 +141,7 @@ class WriteAheadLogCommitter(StagedCommitter):
                 is_another = self._has_claimed and last.run == run and last.claim not in self._claims
                 if last.run > run or is_another:
                     raise self.superseded(run, last.run)
-            mine = LogRecord(
+            claim_record = LogRecord(
                 position=last.position + 1 if last else 1,
                 kind=CLAIM,
                 run=run,
@@ -150,13 +150,13 @@ class WriteAheadLogCommitter(StagedCommitter):
                 holds_rows=True,
             )
             try:
-                self._log.append(mine)
+                self._log.append(claim_record)
             except FileExistsError:
                 continue
             break
-        self._last, self._has_claimed = mine, True
-        self._log.remove_unfinished(mine.position)
-        self._delivery.start(mine.position, self._claims)
+        self._last, self._has_claimed = claim_record, True
+        self._log.remove_unfinished(claim_record.position)
+        self._delivery.start(claim_record.position, self._claims)
 
     @override
     def check_is_as_known(self, entry: SinkEntry) -> None:
@@ -186,9 +186,9 @@ class WriteAheadLogCommitter(StagedCommitter):
         try:
             self._log.append(record, content)
         except FileExistsError as error:
-            taken = self._log.read(record.position)
-            if taken.attempt != attempt:  # else an answer was lost on the way, and this was written at the first try
-                raise self.superseded(entry.run, taken.run) from error
+            existing = self._log.read(record.position)
+            if existing.attempt != attempt:  # else an answer was lost on the way, and this was written at the first try
+                raise self.superseded(entry.run, existing.run) from error
         self._last = record
 
     @override
@@ -226,11 +226,11 @@ class WriteAheadLogCommitter(StagedCommitter):
         }
         # What was delivered leaves the log by its age, from its front and also meanwhile: nothing of it is judged.
         front = min(self._log.positions(), default=0)
-        left = [record for record in records if record.position >= front]
-        for before, record in pairwise(left):
-            if record.position != before.position + 1:
+        remaining = [record for record in records if record.position >= front]
+        for previous, record in pairwise(remaining):
+            if record.position != previous.position + 1:
                 yield f"{self._log.place(record.position)}: the record before it is missing"
-        first = next(iter(left or records[-1:]), None)
+        first = next(iter(remaining or records[-1:]), None)
         oldest = first.entry.commit if first and first.position > 1 and first.entry else 0
         for entry in expected:
             if entry.commit not in differences:

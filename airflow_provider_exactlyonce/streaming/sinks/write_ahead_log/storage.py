@@ -124,15 +124,15 @@ class LocalStorage(Storage):
             target.parent.mkdir(parents=True, exist_ok=True)
             for folder in target.parent.relative_to(self._root).parents:
                 flush(self._root / folder)
-        beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
-            with beside.open("xb") as file:
+            with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            _link(beside, target)
+            _link(temporary, target)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         flush(target.parent)
 
     @override
@@ -200,9 +200,9 @@ class RemoteStorage(Storage):
         return f"{self._root}/{name}"
 
 
-def _link(beside: Path, target: Path) -> None:
+def _link(temporary: Path, target: Path) -> None:
     try:
-        link(beside, target)
+        link(temporary, target)
     except OSError as error:
         if not is_without_links(error):
             raise

@@ -125,13 +125,13 @@ def check_parquet(columns: StructType, where: str) -> None:
         _check_type(field.name, field.dataType, where)
 
 
-def _check_differ(what: str, names: Sequence[str], where: str) -> None:
+def _check_differ(subject: str, names: Sequence[str], where: str) -> None:
     """Check that names stay different where case does not count."""
     seen: dict[str, str] = {}
     for name in names:
         if (twin := seen.get(name.lower())) is not None:
             alike = "are called the same" if twin == name else "differ in case only"
-            raise RefusedError(f"{where}: {what} {twin!r} and {name!r} {alike}; Spark can't read them: rename one")
+            raise RefusedError(f"{where}: {subject} {twin!r} and {name!r} {alike}; Spark can't read them: rename one")
         seen[name.lower()] = name
 
 

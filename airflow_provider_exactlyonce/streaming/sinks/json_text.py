@@ -43,7 +43,7 @@ def to_json(value: Any) -> str:
     :raises RecordRefusedError: for what JSON lacks, such as not-a-number and infinities
     """
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_name(name)}:{to_json(of)}" for name, of in value.items()) + "}"
+        return "{" + ",".join(f"{_name(name)}:{to_json(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(to_json, value)) + "]"
     if isinstance(value, Decimal):

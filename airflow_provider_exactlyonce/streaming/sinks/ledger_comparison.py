@@ -30,15 +30,15 @@ class LedgerEntries(Iterable[SinkEntry]):
         self._reader: Final = reader
         self._sink: Final = sink
         #: The newest commit before the sink is read; the sink's read may lack later ones.
-        self.newest: Final = self._place().commit
+        self.newest: Final = self._pointer().commit
 
     @override
     def __iter__(self) -> Iterator[SinkEntry]:
-        for commit in self._reader.commits(self._place().oldest):
+        for commit in self._reader.commits(self._pointer().oldest):
             if self._sink in commit.others:
                 yield SinkEntry.of(commit, self._sink)
 
-    def _place(self) -> LedgerPointer:
+    def _pointer(self) -> LedgerPointer:
         tail = self._reader.tail()
         if tail is None:
             raise never_started(self._reader.pipeline)

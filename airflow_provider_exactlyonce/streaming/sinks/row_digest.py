@@ -33,9 +33,9 @@ def _hashable(value: Column, kind: DataType) -> Column:
 
     if isinstance(kind, MapType):
 
-        def entry(of: Column) -> Column:
-            inner = of.getField("value")
-            return F.struct(of.getField("key"), F.isnull(inner), _hashable(inner, kind.valueType))
+        def entry(map_entry: Column) -> Column:
+            inner = map_entry.getField("value")
+            return F.struct(map_entry.getField("key"), F.isnull(inner), _hashable(inner, kind.valueType))
 
         # By all of an entry: from other writers' files Spark reads maps that have a key twice.
         return F.sort_array(F.transform(F.map_entries(value), entry))

@@ -53,8 +53,8 @@ class SinkRoutes:
         kafka = dict(self.kafka.sink.facts) if self.kafka is not None else {}
         if not self.others:
             return kafka
-        named = {f"sink {route.sink.name}": _share_facts(route) for route in self.others}
-        return {**kafka, "sinks": tuple(named), **named}
+        sink_facts = {f"sink {route.sink.name}": _share_facts(route) for route in self.others}
+        return {**kafka, "sinks": tuple(sink_facts), **sink_facts}
 
     @property
     def names(self) -> list[str]:
@@ -109,15 +109,15 @@ class SinkRoutes:
         if not columns and self.kafka.select == _ALL:
             return result
         _checked(result, self.kafka)
-        given = [f"`{name}`" for name in result.columns] if self.kafka.select == _ALL else self.kafka.select
+        selected = [f"`{name}`" for name in result.columns] if self.kafka.select == _ALL else self.kafka.select
         return result.select(
-            *[F.expr(text) for text in given], *[column.alias(name) for name, column in columns.items()]
+            *[F.expr(text) for text in selected], *[column.alias(name) for name, column in columns.items()]
         )
 
 
 def _share_facts(share: Share) -> tuple[str, ...]:
-    given = [f"{key}={','.join(values)}" for key, values in sorted(share.sink.facts.items())]
-    return (*given, f"where={share.where}", f"select={','.join(share.select)}")
+    facts = [f"{key}={','.join(values)}" for key, values in sorted(share.sink.facts.items())]
+    return (*facts, f"where={share.where}", f"select={','.join(share.select)}")
 
 
 def _share_column(share: Share, columns: StructType) -> Column:
@@ -133,14 +133,14 @@ def _share_column(share: Share, columns: StructType) -> Column:
 def _checked(result: DataFrame, share: Share) -> DataFrame:
     from pyspark.errors import AnalysisException
 
-    what = "where" if share.where is not None else "select"
+    parameter = "where" if share.where is not None else "select"
     try:
         rows = result if share.where is None else result.where(share.where)
-        what = "select"
+        parameter = "select"
         rows = rows.selectExpr(*share.select)
     except AnalysisException as error:
         raise RefusedError(
-            f"Share({what}={getattr(share, what)!r}) does not fit the result, which has the columns "
+            f"Share({parameter}={getattr(share, parameter)!r}) does not fit the result, which has the columns "
             f"{', '.join(result.columns)}: {str(error).splitlines()[0]}"
         ) from error
     if len(set(rows.columns)) < len(rows.columns):

@@ -86,15 +86,15 @@ class SinkEntry:
     @classmethod
     def of(cls, record: CommitRecord, sink: str) -> SinkEntry:
         """Return the entry of a sink that got rows of a commit, from the pipeline's ledger."""
-        given = record.others[sink]
+        share = record.others[sink]
         return cls(
             commit=record.commit,
             run=record.run,
             lineage=record.lineage,
             batch=record.batch,
             source=record.source,
-            rows=given.rows,
-            digest=given.digest,
+            rows=share.rows,
+            digest=share.digest,
         )
 
     def is_same_output(self, other: SinkEntry) -> bool:

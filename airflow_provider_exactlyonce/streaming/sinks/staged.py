@@ -103,7 +103,7 @@ class StagedCommitter(SinkCommitter):
         self._folder: Final = context.home / "sinks" / sink.name / "staging"
         self._run = 0
         self._newest: SinkEntry | None = None
-        self._told: Sequence[Mapping[str, Any]] = ()
+        self._task_results: Sequence[Mapping[str, Any]] = ()
 
     @abstractmethod
     def entry_of(self, commit: int | None) -> SinkEntry | None:
@@ -164,7 +164,7 @@ class StagedCommitter(SinkCommitter):
 
     @override
     def begin(self, attempt: SinkAttempt) -> None:
-        self._told = ()
+        self._task_results = ()
 
     @override
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
@@ -175,12 +175,12 @@ class StagedCommitter(SinkCommitter):
                     f"{file}, which a task of sink {self.key[1]} has written with {task['bytes']} bytes, is not there "
                     "for the driver: both have to see the pipeline's home"
                 )
-        self._told = written
+        self._task_results = written
 
     @override
     def commit(self, entry: SinkEntry) -> None:
         invariant(entry.run == self._run, "the run that has claimed commits")
-        rows = sum(task["rows"] for task in self._told)
+        rows = sum(task["rows"] for task in self._task_results)
         invariant(rows == entry.rows, f"{rows} rows are staged, the entry has {entry.rows}: is pre_commit overridden?")
         with answering(f"sink {self.key[1]}", CommitUnknownError):
             self.check_is_as_known(entry)
@@ -202,7 +202,7 @@ class StagedCommitter(SinkCommitter):
         return compare(entries, expected, f"sink {self.key[1]}")
 
     def _staged_rows(self) -> Iterator[pa.RecordBatch]:
-        for task in self._told:
+        for task in self._task_results:
             if task["rows"]:
                 with pa.OSFile(task["file"]) as file, pa.ipc.open_stream(file) as stream:
                     yield from stream
@@ -212,7 +212,7 @@ class StagedCommitter(SinkCommitter):
             raise self.superseded(run, newest.run)
 
     def _forget(self) -> None:
-        self._told = ()
+        self._task_results = ()
         shutil.rmtree(self._folder / str(self._run), ignore_errors=True)
 
     def _answering(self) -> AbstractContextManager[None]:

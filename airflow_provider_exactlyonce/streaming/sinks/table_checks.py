@@ -18,10 +18,10 @@ def check_has(table: object, columns: Iterable[str], name: str, kind: str | None
     :param kind: the type in which the rows have it, None for one that the sink gives
     :raises RefusedError: when it has not
     """
-    known = list(columns)
-    if name not in known:
-        given = f", which the rows have as {kind}: add it, or leave it out of the result" if kind else ": add it"
-        raise RefusedError(f"table {table} has no column {name}{given}. The table has {', '.join(known)}")
+    column_names = list(columns)
+    if name not in column_names:
+        advice = f", which the rows have as {kind}: add it, or leave it out of the result" if kind else ": add it"
+        raise RefusedError(f"table {table} has no column {name}{advice}. The table has {', '.join(column_names)}")
 
 
 def check_complete(table: object, required: Iterable[str], given: Collection[str]) -> None:

@@ -98,7 +98,7 @@ def find(path: str) -> OldFiles:
     pipeline, _, sink = folder.rpartition(".")
     if last.entry is None:
         raise RefusedError(f"sink {sink} of pipeline {pipeline} has committed nothing to {path}: remove {folder}")
-    records = _live(log)
+    records = _live_records(log)
     old = OldFiles(path=path, pipeline=pipeline, sink=sink, log=log, records=records, columns=pa.schema([]))
     _check(old)
     if not old.files:
@@ -126,7 +126,7 @@ def convert(old: OldFiles, partition_by: Sequence[str]) -> bool:
     opened = DeltaCommitter(sink, old.pipeline, stop_requested=never, earlier_rows=earlier_rows)
     with closing(opened) as committer:
         committer.expect_columns(columns)
-        if (there := committer.tail()) is not None and there.commit >= old.entry.commit:
+        if (newest := committer.tail()) is not None and newest.commit >= old.entry.commit:
             return False
         _end(old)
         failpoints.reach("convert-closed")
@@ -134,14 +134,14 @@ def convert(old: OldFiles, partition_by: Sequence[str]) -> bool:
         name = uuid.uuid4().hex
         attempt = SinkAttempt(name=name, pipeline=old.pipeline, commit=old.entry.commit, run=old.entry.run)
         committer.begin(attempt)
-        committer.pre_commit([_written(old, committer.open_writer(), attempt)])
+        committer.pre_commit([_write_rows(old, committer.open_writer(), attempt)])
         failpoints.reach("convert-written")
         committer.commit(old.entry)
         failpoints.reach("convert-committed")
     return True
 
 
-def _written(old: OldFiles, open_writer: OpenWriter, attempt: SinkAttempt) -> Mapping[str, Any]:
+def _write_rows(old: OldFiles, open_writer: OpenWriter, attempt: SinkAttempt) -> Mapping[str, Any]:
     """Write all rows; returns the description of the files for the committer, with the newest commit's rows."""
     try:
         with closing(open_writer(attempt, 0)) as writer:
@@ -161,7 +161,7 @@ def _one_sink(path: str, folders: list[str]) -> str:
     )
 
 
-def _live(log: FileLog) -> list[LogRecord]:
+def _live_records(log: FileLog) -> list[LogRecord]:
     """Return the records that have all rows, oldest first.
 
     :raises RefusedError: when one is missing
@@ -238,10 +238,10 @@ def _check_partitions(old: OldFiles, partition_by: Sequence[str]) -> None:
             )
         for file in old.files:
             if file.partition.get(name) in ("", NULL):
-                rest = ",".join(column for column in partition_by if column != name)
+                columns = ",".join(column for column in partition_by if column != name)
                 raise RefusedError(
                     f"column {name!r} of partition_by is the text {file.partition[name]!r} in {file.name}, which "
-                    f"readers of Delta take for null: convert without it, --partition-by '{rest}', and declare the "
+                    f"readers of Delta take for null: convert without it, --partition-by '{columns}', and declare the "
                     "Delta sink so"
                 )
 

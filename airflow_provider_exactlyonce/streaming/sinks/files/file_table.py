@@ -50,7 +50,7 @@ class FileTable:
         :raises RefusedError: when the table has partitions, whose values are in its log and not in its files
         """
         if selection:
-            self._gone(f"paths({', '.join(selection)})")
+            self._refuse(f"paths({', '.join(selection)})")
         if self._table is None:
             return []
         if partitions := self._table.metadata().partition_columns:
@@ -66,7 +66,7 @@ class FileTable:
         import pyarrow.dataset as ds
 
         if selection:
-            self._gone(f"dataset({', '.join(selection)})")
+            self._refuse(f"dataset({', '.join(selection)})")
         return ds.dataset(pa.table({})) if self._table is None else self._table.to_pyarrow_dataset()
 
     def to_table(self, **selection: Any) -> pa.Table:
@@ -75,11 +75,11 @@ class FileTable:
 
     def files(self, **_: Any) -> NoReturn:
         """Refuse: the table's own log has them."""
-        self._gone("files()")
+        self._refuse("files()")
 
     def history(self) -> NoReturn:
         """Refuse: the table's own log has it."""
-        self._gone("history()")
+        self._refuse("history()")
 
     def compact(self, *, target_bytes: int = 128 * 2**20) -> int:
         """Write many small files together into few; returns how many were replaced."""
@@ -95,8 +95,8 @@ class FileTable:
         removed = self._table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
         return len(removed)
 
-    def _gone(self, what: str) -> NoReturn:
+    def _refuse(self, call: str) -> NoReturn:
         raise RefusedError(
-            f"FileTable.{what} is gone with the format of 0.1.0: ask deltalake.DeltaTable({self._path!r}), which has "
+            f"FileTable.{call} is gone with the format of 0.1.0: ask deltalake.DeltaTable({self._path!r}), which has "
             "get_add_actions(), history(), load_as_version() and to_pyarrow_table(filters=…)"
         )

@@ -44,9 +44,9 @@ def encode(
     :param carried: columns that are no part of the records and stay as they are
     :raises RefusedError: when a column that the sink names is missing or of another type
     """
-    given = frame.drop(*carried)
-    _check_columns(sink, given)
-    key, value = _key_and_value(sink, given)
+    result = frame.drop(*carried)
+    _check_columns(sink, result)
+    key, value = _key_and_value(sink, result)
     columns = {"key": key, "value": value}
     if sink.headers or sink.diverts:
         columns["headers"] = F.col(f"`{sink.headers}`") if sink.headers else F.lit(None).cast(HEADERS_TYPE)
@@ -54,7 +54,7 @@ def encode(
         columns["partition"] = F.col(f"`{sink.partition}`").cast("int")
     if sink.timestamp:
         time = F.col(f"`{sink.timestamp}`")
-        is_timestamp = dict(given.dtypes)[sink.timestamp] == "timestamp"
+        is_timestamp = dict(result.dtypes)[sink.timestamp] == "timestamp"
         columns["timestamp"] = F.unix_millis(time) if is_timestamp else time
     if sink.topic_column or sink.diverts:
         column = F.col(f"`{sink.topic_column}`") if sink.topic_column else F.lit(None).cast("string")
@@ -105,10 +105,10 @@ def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
         )
     if sink.key is None and is_raw and sink.value_format in (None, "raw"):
         return (F.col("key") if "key" in types else F.lit(None).cast("binary")), F.col("value")
-    named = [F.col(f"`{name}`") for name in types]
-    content = F.struct(*named)
+    value_columns = [F.col(f"`{name}`") for name in types]
+    content = F.struct(*value_columns)
     if isinstance(sink.value_format, RegistryFormat):
-        value = subjects.encoded(sink.value_format, sink.topic, frame.select(*named), content)
+        value = subjects.encoded(sink.value_format, sink.topic, frame.select(*value_columns), content)
     else:
         value = F.to_json(content, {"ignoreNullFields": "false"})
     if sink.key is None:

@@ -90,12 +90,12 @@ class KafkaSink:
     @property
     def facts(self) -> dict[str, tuple[str, ...]]:
         """The properties that readers notice, and a new version of the job may change."""
-        named = ("key", "value_format", "headers", "partition", "timestamp", "topic_column")
-        given = {name: getattr(self, name) for name in named}
+        names = ("key", "value_format", "headers", "partition", "timestamp", "topic_column")
+        settings = {name: getattr(self, name) for name in names}
         return {
             "kind": ("kafka",),
             "topics": tuple(self.topics),
-            **{name: (str(value),) for name, value in given.items() if value is not None},
+            **{name: (str(value),) for name, value in settings.items() if value is not None},
         }
 
     @property

@@ -78,15 +78,15 @@ class BackfillBatches:
             raise StopRequestedError(reason)
         planned = self._plan(number)  # also where nothing is committed: state is made of the records read then
         step = self._steps.begin(number, planned.offsets)
-        written = self._steps.recorded()
-        if step.emits and self._options.writes and written is None:
+        record = self._steps.recorded()
+        if step.emits and self._options.writes and record is None:
             self._follow_ledger(number)
             self._coordinator.process(frame, number)
             self._steps.finish(number)
         else:
             rows, digest = self._sink.recompute(frame)
-            if written is not None:
-                self._check_written(number, written, rows, digest)
+            if record is not None:
+                self._check_written(number, record, rows, digest)
             elif step.emits:
                 self._compare(number, step, rows, digest)
             else:

@@ -64,7 +64,7 @@ class BackfillSteps:
         self._sources: Final = sources
         self._written: Final = None if written is None else list(written)
         self.steering: Final = QuerySteering(spark)
-        self._once = self._repeats = False
+        self._has_one_start_per_batch = self._repeats = False
         self.done = done
         self._next = done.upcoming
         self._started_at = -1
@@ -111,18 +111,18 @@ class BackfillSteps:
         :raises RefusedError: when the ledger has batches that are in no step
         """
         self.steering.expect()
-        self._once = one_start_per_batch is not None
+        self._has_one_start_per_batch = one_start_per_batch is not None
         newest = self._checkpoint.newest_commit()
-        last = self.done.base if newest is None else newest
-        self.done = self.done.cut(last)  # what Spark has not noted it runs again
+        last_batch = self.done.base if newest is None else newest
+        self.done = self.done.cut(last_batch)  # what Spark has not noted it runs again
         self._next = self.done.upcoming
-        before = self._checkpoint.offsets(last)
-        self._leave_out_closing(last, before)
+        last_offsets = self._checkpoint.offsets(last_batch)
+        self._leave_out_closing(last_batch, last_offsets)
         if not self.pending:
             if (record := self._next_record()) is not None:
                 raise self._another_range(record, None)
             return False
-        self._checkpoint.plan(last + 1, self._text(last, before))
+        self._checkpoint.plan(last_batch + 1, self._text(last_batch, last_offsets))
         self._started_at = self._next
         return True
 
@@ -172,13 +172,19 @@ class BackfillSteps:
 
         :raises DivergedError: when Spark has planned another batch
         """
-        if not self._once:
+        if not self._has_one_start_per_batch:
             self.steering.query()  # before anything runs, if it can't be
         step = self.upcoming
         ends = {
-            (topic, part): end for topic, partitions in planned.kafka_ends().items() for part, end in partitions.items()
+            (topic, partition): end
+            for topic, partitions in planned.kafka_ends().items()
+            for partition, end in partitions.items()
         }
-        wrong = [place for place in ends.keys() | step.ends.keys() if ends.get(place) != step.ends.get(place)]
+        wrong = [
+            topic_partition
+            for topic_partition in ends.keys() | step.ends.keys()
+            if ends.get(topic_partition) != step.ends.get(topic_partition)
+        ]
         if wrong:
             topic, partition = min(wrong)
             raise DivergedError(
@@ -211,7 +217,7 @@ class BackfillSteps:
         progress.write(self._checkpoint, self.done)
         self._next += 1
         failpoints.reach("backfill-step")
-        if self._once:
+        if self._has_one_start_per_batch:
             return
         steered = self.steering.query()
         if self._repeats:
@@ -245,26 +251,28 @@ class BackfillSteps:
         record = self._next_record() if self.pending and self.upcoming.closing and self.upcoming.emits else None
         return record is not None and record.ends != self.upcoming.ends
 
-    def _leave_out_closing(self, last: int, before: BatchOffsets | None) -> None:
+    def _leave_out_closing(self, last_batch: int, last_offsets: BatchOffsets | None) -> None:
         """Skip steps without data that change nothing, or that were skipped when the range was written."""
-        done = self._checkpoint.commit(last)
-        moved = before is not None and done is not None and done.next_watermark > before.watermark
+        last_commit = self._checkpoint.commit(last_batch)
+        watermark_moved = (
+            last_offsets is not None and last_commit is not None and last_commit.next_watermark > last_offsets.watermark
+        )
         while self.pending and self.upcoming.closing:
-            written = self._next_record() if self.upcoming.emits else None
-            if moved if written is None else not self._is_left_out():
+            record = self._next_record() if self.upcoming.emits else None
+            if watermark_moved if record is None else not self._is_left_out():
                 return
             self._next += 1
 
-    def _text(self, last: int, before: BatchOffsets | None) -> str:
-        step, done, pattern = self.upcoming, self._checkpoint.commit(last), self._pattern()
+    def _text(self, last_batch: int, last_offsets: BatchOffsets | None) -> str:
+        step, last_commit, pattern = self.upcoming, self._checkpoint.commit(last_batch), self._pattern()
         if pattern is not None:
-            return adapted(pattern.offsets, confs_of=before.text if before else None, watermark=None)
+            return adapted(pattern.offsets, confs_of=last_offsets.text if last_offsets else None, watermark=None)
         return composed(
-            before.conf if before is not None else fixed_settings(self._spark),
+            last_offsets.conf if last_offsets is not None else fixed_settings(self._spark),
             self._sources,
             positions_to_json(step.ends),
             timestamp=self._timestamp(step),
-            watermark=done.next_watermark if done is not None else 0,
+            watermark=last_commit.next_watermark if last_commit is not None else 0,
         )
 
     def _timestamp(self, step: BackfillStep) -> int:

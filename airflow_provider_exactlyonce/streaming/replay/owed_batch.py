@@ -46,7 +46,7 @@ def plan(
     :raises RefusedError: when the batch can't follow the checkpoint, or its input is gone
     """
     number = lineage.batch_of(owed.commit)
-    before, planned = whole(checkpoint.offsets, number - 1), whole(checkpoint.offsets, number)
+    previous, planned = whole(checkpoint.offsets, number - 1), whole(checkpoint.offsets, number)
     ends = {
         topic: {partition: end for partition, (_, end) in partitions.items()}
         for topic, partitions in owed.source.items()
@@ -57,13 +57,13 @@ def plan(
     span = CommitSpan(first=owed.commit, last=owed.commit)
     span.reads(owed.commit, owed.source)
     check_input(clusters, span)
-    sources = _source_topics(checkpoint, before or planned, declared)
+    sources = _source_topics(checkpoint, previous or planned, declared)
     if sorted(topic for source in sources for topic in source.share(ends)) != sorted(ends):
         raise RefusedError(
             f"commit {owed.commit} of a sink was made of the topics {', '.join(sorted(ends))}, and {checkpoint.path} "
             f"reads {', '.join(map(str, sources)) or 'none'}: start the version of the job that made it"
         )
-    known = before or planned
+    known = previous or planned
     conf = known.conf if known is not None else fixed_settings(spark) if spark is not None else {}
     timestamp = int(time.time() * 1000) if owed.batch_timestamp is None else owed.batch_timestamp
     watermark = _watermark(checkpoint, number, owed)
@@ -79,16 +79,16 @@ def plan(
 def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> None:
     """Check that the batch goes on where the checkpoint is."""
     starts = checkpoint.kafka_starts(lineage.batch_of(owed.commit))
-    begins = {
+    owed_starts = {
         (topic, partition): start
         for topic, partitions in owed.source.items()
         for partition, (start, _) in partitions.items()
     }
     for topic, partitions in starts.items():
         for partition, start in partitions.items():
-            if begins.get((topic, partition)) == start:
+            if owed_starts.get((topic, partition)) == start:
                 continue
-            again = (
+            cause = (
                 "a restore in mode reemit has put it there. Restore in mode suppress, run the pipeline until that "
                 "commit is in the ledger, and reemit then"
                 if lineage.reemits is not None
@@ -96,8 +96,8 @@ def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> N
             )
             raise RefusedError(
                 f"a sink has commit {owed.commit}, which the ledger lacks, from offset "
-                f"{begins.get((topic, partition))} of {topic}-{partition} on, and {checkpoint.path} goes on at "
-                f"{start}: {again}"
+                f"{owed_starts.get((topic, partition))} of {topic}-{partition} on, and {checkpoint.path} goes on at "
+                f"{start}: {cause}"
             )
 
 
@@ -116,5 +116,5 @@ def _source_topics(
 def _watermark(checkpoint: Checkpoint, number: int, owed: SinkEntry) -> int:
     if owed.watermark is not None:
         return owed.watermark
-    done = checkpoint.commit(number - 1)
-    return done.next_watermark if done is not None else 0
+    last_commit = checkpoint.commit(number - 1)
+    return last_commit.next_watermark if last_commit is not None else 0

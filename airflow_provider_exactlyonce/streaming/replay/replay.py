@@ -149,17 +149,17 @@ class Replay:
         self.report = replace(self.report, one_start_per_batch=one_start_per_batch or self.report.one_start_per_batch)
         self.steering.expect()
         newest = self._checkpoint.newest_commit()
-        done = -1 if newest is None else newest
-        before, commit = self._checkpoint.offsets(done), self._checkpoint.commit(done)
-        self._find_next(done, before)
+        last_batch = -1 if newest is None else newest
+        last_offsets, last_commit = self._checkpoint.offsets(last_batch), self._checkpoint.commit(last_batch)
+        self._find_next(last_batch, last_offsets)
         if self._next is None:
             return False
         number, record = self._next
         exact = self._comparison.is_exact(record)
         text = adapted(
             record.offsets,
-            confs_of=before.text if before else None,
-            watermark=None if exact or commit is None else commit.next_watermark,
+            confs_of=last_offsets.text if last_offsets else None,
+            watermark=None if exact or last_commit is None else last_commit.next_watermark,
         )
         self._checkpoint.plan(number, text)
         self._started_at = self.report.done
@@ -211,11 +211,11 @@ class Replay:
             comparisons.append(("end offsets", planned.kafka_ends(), committed.kafka_ends()))
         if self._comparison.is_exact(record):
             comparisons.append(("watermark", planned.watermark, committed.watermark))
-        for name, is_planned, was_committed in comparisons:
-            if is_planned != was_committed:
+        for name, actual, expected in comparisons:
+            if actual != expected:
                 raise DivergedError(
-                    f"the replay of commit {record.commit} stopped before it ran: Spark planned {name} {is_planned}, "
-                    f"and {was_committed} was committed. Nothing was written; restore an older savepoint, or tell us"
+                    f"the replay of commit {record.commit} stopped before it ran: Spark planned {name} {actual}, "
+                    f"and {expected} was committed. Nothing was written; restore an older savepoint, or tell us"
                 )
         return replace(batch, recorded=record)
 
@@ -231,11 +231,13 @@ class Replay:
         """Note that the recorded batch has been run, and tell Spark the next one, or put everything back."""
         batch, record = required(self._next, "a recorded batch was run")
         exact = self._comparison.is_exact(record)
-        self._find_next(batch, parse_offsets(record.offsets), done=record.commit)
+        self._find_next(batch, parse_offsets(record.offsets), commit=record.commit)
         seconds = time.monotonic() - self._began
-        done = self.report.done - self.report.first + 1
-        left = seconds / done * (self.report.last - self.report.done)
-        self.report = replace(self.report, seconds=seconds, seconds_left=left, rows=self.report.rows + record.rows)
+        done_count = self.report.done - self.report.first + 1
+        seconds_left = seconds / done_count * (self.report.last - self.report.done)
+        self.report = replace(
+            self.report, seconds=seconds, seconds_left=seconds_left, rows=self.report.rows + record.rows
+        )
         failpoints.note(commit=record.commit)
         failpoints.reach("after-replayed")
         self.write_report()
@@ -273,30 +275,30 @@ class Replay:
             "s. Start the pipeline again; it goes on from there"
         )
 
-    def _find_next(self, batch: int, before: BatchOffsets | None, *, done: int | None = None) -> None:
+    def _find_next(self, batch: int, offsets: BatchOffsets | None, *, commit: int | None = None) -> None:
         """Find the commit to replay after a batch, and move the lineage and the report on.
 
-        :param before: where the batch ended
-        :param done: the batch's commit, None for the lineage's answer
+        :param offsets: where the batch ended
+        :param commit: the batch's commit, None for the lineage's answer
         """
-        done = self._run.lineage.commit_of(batch) if done is None else done
+        commit = self._run.lineage.commit_of(batch) if commit is None else commit
         self._next = None
-        if done < self.report.last:
-            record = self._skipped(self._commits.get(done + 1), before)
-            self._next, done = (batch + 1, record), record.commit - 1
-        if self._run.lineage.commit_of(batch) != done:
-            self._run.rebase(batch, done)
-        self.report = replace(self.report, done=done)
+        if commit < self.report.last:
+            record = self._skipped(self._commits.get(commit + 1), offsets)
+            self._next, commit = (batch + 1, record), record.commit - 1
+        if self._run.lineage.commit_of(batch) != commit:
+            self._run.rebase(batch, commit)
+        self.report = replace(self.report, done=commit)
 
-    def _skipped(self, record: CommitRecord, before: BatchOffsets | None) -> CommitRecord:
+    def _skipped(self, record: CommitRecord, offsets: BatchOffsets | None) -> CommitRecord:
         """Return the record. If other versions made empty batches after it, return the record that covers them.
 
         An empty batch only applies its watermark; the next batch with data does so too. At the end of the span, or
         before a commit that is compared, there is no such batch: there the empty batch is run.
         """
         following = record
-        while before is not None and not self._comparison.is_exact(following):
-            if not before.same_sources(parse_offsets(following.offsets)):
+        while offsets is not None and not self._comparison.is_exact(following):
+            if not offsets.same_sources(parse_offsets(following.offsets)):
                 return following
             if following.commit == self.report.last:
                 break

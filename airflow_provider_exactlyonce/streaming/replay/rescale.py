@@ -209,23 +209,23 @@ def _rescaled(
     commit = work.commit(source.batch)
     state_format = 1 if commit is None or commit.state_ids is None else 2
     state = Repartition(spark, work.path, source.offsets.conf, state_format=state_format, tell=tell)
-    before = state.sums(work.path, source.batch, source.operators)
+    source_sums = state.sums(work.path, source.batch, source.operators)
     state.run(partitions)
     failpoints.reach("rescale-repartitioned")
-    made = integrity.files_of(work, batch)
-    _check_whole(made.defects)
+    new_files = integrity.files_of(work, batch)
+    _check_whole(new_files.defects)
     # Spark leaves that to the operating system.
-    store_of(work.path).flush([work.path / path for path in made.files])
-    lineages.make(home.lineages / lineage.id, work.path, made.files, lineage)
+    store_of(work.path).flush([work.path / path for path in new_files.files])
+    lineages.make(home.lineages / lineage.id, work.path, new_files.files, lineage)
     try:
         final = Checkpoint(home.checkpoint(lineage.id))
         _check_whole(integrity.defects_of(final, batch))
         _check_same(source, final, batch, partitions)
-        _check_sums(before, state.sums(final.path, batch, source.operators))
+        _check_sums(source_sums, state.sums(final.path, batch, source.operators))
         jobs.copy(home, source.lineage.id, lineage.id)
         failpoints.reach("rescale-verified")
-        now = reader.tail()
-        if now is None or (now.place, now.claim) != (source.tail.place, source.tail.claim):
+        tail = reader.tail()
+        if tail is None or (tail.place, tail.claim) != (source.tail.place, source.tail.claim):
             raise AlreadyRunningError(f"a driver of {reader.pipeline} has started meanwhile; stop it and try again")
     except BaseException:
         lineages.remove(home.lineages / lineage.id)
@@ -237,7 +237,7 @@ def _rescaled(
         lineage=lineage,
         directory=home.lineages / lineage.id,
         commit=source.commit,
-        state=_counts(source.operators, before),
+        state=_counts(source.operators, source_sums),
         span=source.span,
         seconds=time.monotonic() - source.began,
     )
@@ -245,10 +245,10 @@ def _rescaled(
 
 def _lineage(source: _RescaleSource) -> Lineage:
     """Return the lineage to make: its first batch is Spark's own, which leaves the state of the same commit."""
-    tail, known, claim = source.tail, source.lineage, required(source.tail.claim, "the ledger has a claim")
-    committed = tail.commit is not None and tail.commit.lineage == known.id
+    tail, lineage, claim = source.tail, source.lineage, required(source.tail.claim, "the ledger has a claim")
+    has_committed = tail.commit is not None and tail.commit.lineage == lineage.id
     return replace(
-        known,
+        lineage,
         id=str(uuid.uuid4()),
         cluster_id=tail.cluster_id,
         ledger_topic_id=tail.topic_id,
@@ -258,7 +258,7 @@ def _lineage(source: _RescaleSource) -> Lineage:
         parent=claim.lineage,
         parent_run=claim.run,
         parent_commit=tail.place.commit,
-        reemits=None if committed else known.reemits,
+        reemits=None if has_committed else lineage.reemits,
     )
 
 
@@ -283,12 +283,12 @@ def _check_same(source: _RescaleSource, final: Checkpoint, batch: int, partition
 
 
 def _check_sums(before: Sums, after: Sums) -> None:
-    for place in sorted({*before, *after}):
-        if before.get(place) != after.get(place):
-            operator, store, family = place
-            (rows, _), (now, _) = before.get(place, (0, 0)), after.get(place, (0, 0))
+    for key in sorted({*before, *after}):
+        if before.get(key) != after.get(key):
+            operator, store, family = key
+            (old, _), (new, _) = before.get(key, (0, 0)), after.get(key, (0, 0))
             raise ExactlyOnceError(
-                f"operator {operator}, store {store}, {family}: Spark has made {now:,} rows of {rows:,}, or others. "
+                f"operator {operator}, store {store}, {family}: Spark has made {new:,} rows of {old:,}, or others. "
                 "Nothing was changed; tell us"
             )
 
@@ -299,7 +299,11 @@ def _counts(operators: Sequence[StatefulOperator], sums: Sums) -> list[dict[str,
             "operator": operator.id,
             "name": operator.name,
             "store": store,
-            "rows": sum(rows for (id, name, _), (rows, _) in sums.items() if (id, name) == (operator.id, store)),
+            "rows": sum(
+                rows
+                for (operator_id, name, _), (rows, _) in sums.items()
+                if (operator_id, name) == (operator.id, store)
+            ),
         }
         for operator in operators
         for store in operator.stores

@@ -110,8 +110,8 @@ def pipeline(
     _check_shares(name, list(sources.values()))
     _check_offsets_group(name, kafka, sources.values())
     written = [*(kafka.topics if kafka else ()), *([policy.topic] if policy.topic is not None else ())]
-    here = [source.topics for source in sources.values() if source.connection is None]
-    read = {topic for topic in (*written, ledger_topic(name)) if any(topic in source for source in here)}
+    same_cluster_topics = [source.topics for source in sources.values() if source.connection is None]
+    read = {topic for topic in (*written, ledger_topic(name)) if any(topic in topics for topics in same_cluster_topics)}
     feedback.check_topics(name, written, read, allowed=allow_feedback)
     _check_tables(name, routes, sources.values(), allowed=allow_feedback)
     seconds = checkpoint.transaction_timeout_seconds(
@@ -143,12 +143,12 @@ def pipeline(
 
 def _check_tables(pipeline: str, routes: SinkRoutes, sources: Iterable[Source], *, allowed: bool) -> None:
     """Check that no sink writes to a table that is read."""
-    read = {_place_of(name) for source in sources for name in source.topics.names if is_table(name)}
+    read_tables = {_place_of(name) for source in sources for name in source.topics.names if is_table(name)}
     for share in routes.others:
         facts = share.sink.facts
         places = [*facts.get("path", ()), *facts.get("table", ())]
         for place in places if facts.get("kind", ("",))[0] in (DELTA, ICEBERG) else ():
-            if _place_of(name_of(facts["kind"][0], place)) in read and not allowed:
+            if _place_of(name_of(facts["kind"][0], place)) in read_tables and not allowed:
                 raise RefusedError(
                     f"pipeline {pipeline} would write to table {place}, and reads it: what it writes would be its next "
                     "input, for ever. Name another table; if it is meant, say so: @pipeline(allow_feedback=True)"
@@ -165,31 +165,31 @@ def _check_shares(pipeline: str, sources: Sequence[Source]) -> None:
     """Check that no topic is in two sources: Spark plans each up to an end of its own, and the ledger has one."""
     for one, other in combinations(sources, 2):
         first, second = one.topics, other.topics
-        twice = [topic for topic in (*first.names, *second.names) if topic in first and topic in second]
-        if not twice and first != second:
+        common = [topic for topic in (*first.names, *second.names) if topic in first and topic in second]
+        if not common and first != second:
             continue
         if one.conn_id != other.conn_id:
             raise RefusedError(
                 f"two sources of pipeline {pipeline} read topic {first} of two clusters, and the ledger has one range "
                 "of each topic: read one of them in another pipeline"
             )
-        what = "table" if twice and is_table(twice[0]) else "topic"
+        kind = "table" if common and is_table(common[0]) else "topic"
         raise RefusedError(
-            f"two sources of pipeline {pipeline} read {what} {twice[0] if twice else first}: let one of them read it"
+            f"two sources of pipeline {pipeline} read {kind} {common[0] if common else first}: let one of them read it"
         )
 
 
 def _check_offsets_group(pipeline: str, sink: KafkaSink | None, sources: Iterable[Source]) -> None:
     """Check that no source is on another cluster than the group that its offsets are committed to."""
-    elsewhere = [source for source in sources if source.connection is not None]
-    if sink is not None and sink.offsets_group is not None and elsewhere:
+    other_cluster_sources = [source for source in sources if source.connection is not None]
+    if sink is not None and sink.offsets_group is not None and other_cluster_sources:
         raise RefusedError(
             f"offsets_group={sink.offsets_group!r} of pipeline {pipeline}: the group is on the sink's cluster, in the "
-            f"batch's transaction, and {_where(elsewhere[0])}. Leave it out; the ledger has the offsets"
+            f"batch's transaction, and {_location(other_cluster_sources[0])}. Leave it out; the ledger has the offsets"
         )
 
 
-def _where(source: Source) -> str:
+def _location(source: Source) -> str:
     if is_table(str(source.topics)):
         return f"{source.topics} is a table"
     return f"topic {source.topics} is on another one, of connection {source.conn_id}"
@@ -207,8 +207,8 @@ def _routes(pipeline: str, sinks: Sequence[AnySink]) -> SinkRoutes:
             "topic; its transaction spans them all"
         )
     names = [share.sink.name for share in others]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise RefusedError(f"pipeline {pipeline} has two sinks with the name {twice[0]!r}: give each its own")
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise RefusedError(f"pipeline {pipeline} has two sinks with the name {duplicates[0]!r}: give each its own")
     if KAFKA in names:
         raise RefusedError(f"a sink of pipeline {pipeline} has the name {KAFKA!r}, the Kafka sink's: give it another")
     if "" in names:

@@ -117,8 +117,8 @@ def prepare(spark: SparkSession, place: Any) -> None:
     :raises SettingRefusedError: when the user's file manager is not exclusive there
     :raises RefusedError: when Spark lacks a jar
     """
-    given = spark.sparkContext._jsc.sc().conf()  # PySpark copies all of it whenever it is asked
-    manager = given.get(FILE_MANAGER, None)
+    spark_conf = spark.sparkContext._jsc.sc().conf()  # PySpark copies all of it whenever it is asked
+    manager = spark_conf.get(FILE_MANAGER, None)
     if is_local(place):
         # A session that others have made may lack the jar; what Spark brings is as right there, and slower.
         if manager in (None, DEFAULTS[FILE_MANAGER]) and _has_class(spark, LOCAL.file_manager):
@@ -146,12 +146,12 @@ def give_access(spark: SparkSession, place: Any) -> None:
     """Let Hadoop reach the file system of a place. The user's own settings of Hadoop stay."""
     if is_local(place):
         return
-    system, given = FILE_SYSTEMS[place.protocol], spark.sparkContext._jsc.sc().conf()
-    is_here = str(spark.sparkContext.master).startswith("local")
-    keys = {} if is_here and system.finds_keys else system.keys()
+    system, spark_conf = FILE_SYSTEMS[place.protocol], spark.sparkContext._jsc.sc().conf()
+    has_local_master = str(spark.sparkContext.master).startswith("local")
+    keys = {} if has_local_master and system.finds_keys else system.keys()
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
     for name, value in {**system.settings(), **keys}.items():
-        if not given.contains(f"{_HADOOP}{name}"):
+        if not spark_conf.contains(f"{_HADOOP}{name}"):
             hadoop.set(name, value)
 
 

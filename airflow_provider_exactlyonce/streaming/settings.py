@@ -77,10 +77,10 @@ def program_of(job: str) -> list[str]:
 
     :param job: the job's file; one that Spark has to fetch first, and a program of this package, run by themselves
     """
-    here = Path(__file__).parent
-    if urlsplit(job).scheme or here.parent in Path(job).absolute().parents:
+    streaming_folder = Path(__file__).parent
+    if urlsplit(job).scheme or streaming_folder.parent in Path(job).absolute().parents:
         return [job]
-    return [str(here / "driver" / "job_main.py"), job]
+    return [str(streaming_folder / "driver" / "job_main.py"), job]
 
 
 def pairs(items: Sequence[str]) -> dict[str, str]:
@@ -104,10 +104,10 @@ def check(get: Callable[[str], str | None], *, absent_is_refused: bool = True) -
     :param get: returns a setting's value, None when it is not set
     :raises SettingRefusedError: naming the setting, its value and the value it must have
     """
-    for name, (value, why) in REQUIRED.items():
+    for name, (value, reason) in REQUIRED.items():
         actual = get(name)
         if (actual is None and absent_is_refused) or (actual is not None and actual.strip().lower() != value):
-            raise SettingRefusedError(name, actual, value, why)
+            raise SettingRefusedError(name, actual, value, reason)
 
 
 @dataclass(frozen=True, kw_only=True)

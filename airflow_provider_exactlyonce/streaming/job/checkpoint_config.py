@@ -181,13 +181,13 @@ class PausedBatches:
         self._seconds: Final = config.min_pause.total_seconds()
         self._process: Final = process
         self._stop_reason: Final = stop_reason
-        self._until = 0.0
+        self._pause_end = 0.0
 
     def process(self, frame: DataFrame, number: int) -> None:
         """Wait for the end of the pause, then process the batch."""
-        while (left := self._until - time.monotonic()) > 0 and self._stop_reason() is None:
-            time.sleep(min(left, _POLL_SECONDS))
+        while (remaining := self._pause_end - time.monotonic()) > 0 and self._stop_reason() is None:
+            time.sleep(min(remaining, _POLL_SECONDS))
         try:
             self._process(frame, number)
         finally:
-            self._until = time.monotonic() + self._seconds
+            self._pause_end = time.monotonic() + self._seconds

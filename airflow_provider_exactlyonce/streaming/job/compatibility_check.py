@@ -44,7 +44,7 @@ def check_compatibility(
     with loader.blamed(file, f"the function of pipeline {job.name}"):
         result = job.planned(spark)
     operators, refused = _planned(job, result, {**conf, _PARTITIONS: "1"}, file)
-    plan, wanted = _described(job, result, file), (asked or {}).get(_PARTITIONS)
+    plan, shuffle_partitions = _described(job, result, file), (asked or {}).get(_PARTITIONS)
     new = Version(
         pipeline=job.name,
         spark_version=spark.version,
@@ -55,7 +55,7 @@ def check_compatibility(
         operators=operators,
         state_backend=job.state_backend.name if job.state_backend else None,
         encoding=job.state_backend.encoding if job.state_backend else None,
-        partitions=int(wanted) if wanted else None,
+        partitions=int(shuffle_partitions) if shuffle_partitions else None,
         result_schema=result.schema.json(),
         refused=refused,
     )

@@ -88,12 +88,12 @@ class PipelineDefinition:
         :raises RefusedError: when two sources read one topic, and one of them by a pattern
         """
         sources = [source.topics for source in self.sources.values()]
-        read = {topic for source in sources for topic in clusters.topics(source)}
-        for topic in sorted(read):
-            whose = [source for source in sources if topic in source]
-            if len(whose) > 1 and any(source.pattern for source in whose):
+        topics = {topic for source in sources for topic in clusters.topics(source)}
+        for topic in sorted(topics):
+            readers = [source for source in sources if topic in source]
+            if len(readers) > 1 and any(source.pattern for source in readers):
                 raise RefusedError(f"two sources of pipeline {self.name} read topic {topic}: let one of them read it")
-        return sorted(read)
+        return sorted(topics)
 
     @property
     def mode(self) -> CheckpointingMode:
@@ -150,9 +150,9 @@ class PipelineDefinition:
 
         result = self.function(frames[ONE_SOURCE]) if ONE_SOURCE in frames else self.function(**frames)
         if not isinstance(result, DataFrame) or not result.isStreaming:
-            what = "a DataFrame that is no stream" if isinstance(result, DataFrame) else repr(result)
+            returned = "a DataFrame that is no stream" if isinstance(result, DataFrame) else repr(result)
             raise RefusedError(
-                f"the function of pipeline {self.name} returned {what}; let it return what it makes of its sources"
+                f"the function of pipeline {self.name} returned {returned}; let it return what it makes of its sources"
             )
         return result
 
@@ -182,8 +182,8 @@ class PipelineDefinition:
 
         from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
 
-        read = [source.bad_records(spark, config, ranges) for source in self.sources.values()]
-        frames = [frame for frame in read if frame is not None]
+        bad_records = [source.bad_records(spark, config, ranges) for source in self.sources.values()]
+        frames = [frame for frame in bad_records if frame is not None]
         if not frames:
             return None
         records = reduce(lambda frame, other: frame.unionByName(other), frames).withColumn("topic", F.lit(bad_topic))

@@ -27,7 +27,7 @@ class ClusterAway(logging.Filter):
         super().__init__()
         self._clock: Final = clock
         self._lock: Final = threading.Lock()
-        self._spoke = float("-inf")
+        self._last_line = float("-inf")
         self._left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -36,10 +36,10 @@ class ClusterAway(logging.Filter):
             return True
         with self._lock:
             now = self._clock()
-            if now - self._spoke < _QUIET_SECONDS:
+            if now - self._last_line < _QUIET_SECONDS:
                 self._left_out += 1
                 return False
-            self._spoke = now
+            self._last_line = now
             left_out, self._left_out = self._left_out, 0
         count = f" ({left_out:,} such messages since the last one)" if left_out else ""
         record.msg, record.args = f"Kafka: {record.getMessage()}{count}", ()

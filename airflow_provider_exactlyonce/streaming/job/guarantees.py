@@ -84,7 +84,7 @@ class Link:
     @property
     def gives(self) -> str:
         """The link's own guarantee."""
-        return _left(loses=self.loses, doubles=self.doubles or self.repeats)
+        return _guarantee_of(loses=self.loses, doubles=self.doubles or self.repeats)
 
     @property
     def row(self) -> dict[str, str]:
@@ -128,14 +128,15 @@ class DeliveryGuarantee:
     @property
     def gives(self) -> str:
         """The guarantee from end to end, one of :class:`CheckpointingMode` or :data:`NO_GUARANTEE`."""
-        return _left(loses=self.loses, doubles=self.doubles)
+        return _guarantee_of(loses=self.loses, doubles=self.doubles)
 
     @property
     def reason(self) -> str:
         """Why it is less than exactly once, in words by link; or that no link loses or doubles a record."""
-        weak = [link for link in self.links if link.loses or link.repeats or (link.doubles and self._replays)]
+        weak_links = [link for link in self.links if link.loses or link.repeats or (link.doubles and self._replays)]
         return (
-            "; ".join(f"{link.link} {link.name}: {link.reason}" for link in weak) or "no link loses or doubles a record"
+            "; ".join(f"{link.link} {link.name}: {link.reason}" for link in weak_links)
+            or "no link loses or doubles a record"
         )
 
     @property
@@ -237,7 +238,7 @@ def examine(
     )
 
 
-def _left(*, loses: bool, doubles: bool) -> str:
+def _guarantee_of(*, loses: bool, doubles: bool) -> str:
     if loses and doubles:
         return NO_GUARANTEE
     if loses:
@@ -276,8 +277,8 @@ def _engine(pipeline: PipelineDefinition, unsure: Sequence[str], asked: Mapping[
     others = pipeline.routes.others
     several = len(others) + (pipeline.sink is not None) > 1
     if unsure and (several or any(route.sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED) for route in others)):
-        whom = "to the sinks that lack it" if several else "under other keys"
-        reason = f"a batch that is run again may give other rows {whom}: {'; '.join(unsure)}"
+        destination = "to the sinks that lack it" if several else "under other keys"
+        reason = f"a batch that is run again may give other rows {destination}: {'; '.join(unsure)}"
         return Link(link="engine", name=name, reason=reason, checkpointed=True, doubles=True)
     reason = "state and positions go back together to the last batch"
     return Link(link="engine", name=name, reason=reason, checkpointed=True)

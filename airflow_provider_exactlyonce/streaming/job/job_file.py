@@ -77,10 +77,10 @@ def _check_executed(content: bytes, file: str) -> None:
     if frame is None or (loader is not None and not isinstance(loader, SourceFileLoader)):
         return  # it was executed before, or the executed code was made of it elsewhere
     try:
-        same = compile(content, file, "exec", dont_inherit=True) == frame.f_code
+        is_same = compile(content, file, "exec", dont_inherit=True) == frame.f_code
     except (SyntaxError, ValueError):
-        same = False
-    if not same:
+        is_same = False
+    if not is_same:
         raise RefusedError(f"{file} was changed while it was being started; start it again")
 
 

@@ -45,13 +45,13 @@ _REFUSALS: Final = 32
 _LEAST_BLOCK: Final = 16
 
 
-def _kind(kind: DataType) -> pa.DataType | None:
+def _arrow_type(kind: DataType) -> pa.DataType | None:
     from pyspark.sql import types
 
     if isinstance(kind, types.DecimalType):
         is_safe = kind.precision + kind.scale <= _PRECISION_AND_SCALE_MAXIMUM
         return pa.decimal128(kind.precision, kind.scale) if is_safe else None
-    same: Mapping[DataType, pa.DataType] = {
+    arrow_types: Mapping[DataType, pa.DataType] = {
         types.StringType(): pa.string(),
         types.BooleanType(): pa.bool_(),
         types.ByteType(): pa.int8(),
@@ -59,7 +59,7 @@ def _kind(kind: DataType) -> pa.DataType | None:
         types.IntegerType(): pa.int32(),
         types.LongType(): pa.int64(),
     }
-    return same.get(kind)
+    return arrow_types.get(kind)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class JsonBlocks:
 
         :param schema: of the stream; a field that is not nullable is required
         """
-        kinds = {field.name: _kind(field.dataType) for field in schema.fields}
+        kinds = {field.name: _arrow_type(field.dataType) for field in schema.fields}
         if None in kinds.values() or len(kinds) < len(schema.fields):
             return None
         return cls(pa.schema(list(kinds.items())), {field.name for field in schema.fields if not field.nullable})
@@ -93,12 +93,12 @@ class JsonBlocks:
         """
         for batch in batches:
             fits, decoded = self.decode(batch.column("value"))
-            others = ~fits
-            given = [
-                column if name in kept else _where(others, column)
+            misfits = ~fits
+            input_columns = [
+                column if name in kept else _masked(misfits, column)
                 for name, column in zip(batch.schema.names, batch.columns, strict=True)
             ]
-            columns = [*given, pa.array(fits), *decoded]
+            columns = [*input_columns, pa.array(fits), *decoded]
             yield pa.RecordBatch.from_arrays(columns, [f"_{number}" for number in range(len(columns))])
 
     def decode(self, values: pa.Array) -> tuple[NDArray[np.bool_], list[pa.Array]]:
@@ -107,17 +107,17 @@ class JsonBlocks:
         :param values: binary, or large binary
         """
         values = binary(values)
-        chosen = np.flatnonzero(_may_be_read(values, has_decimals=any(map(pa.types.is_decimal, self.fields.types))))
+        readable = np.flatnonzero(_may_be_read(values, has_decimals=any(map(pa.types.is_decimal, self.fields.types))))
         blocks: list[tuple[NDArray[np.int64], pa.RecordBatch]] = []
-        waiting, refused = [chosen] if len(chosen) else [], 0
+        waiting, refused = [readable] if len(readable) else [], 0
         while waiting:
-            places = waiting.pop()
-            block = self._read(values if len(places) == len(values) else values.take(pa.array(places)))
+            indexes = waiting.pop()
+            block = self._read(values if len(indexes) == len(values) else values.take(pa.array(indexes)))
             if block is not None:
-                blocks.append((places, block))
-            elif len(places) > _LEAST_BLOCK and refused < _REFUSALS:
+                blocks.append((indexes, block))
+            elif len(indexes) > _LEAST_BLOCK and refused < _REFUSALS:
                 refused += 1
-                waiting += np.array_split(places, 2)
+                waiting += np.array_split(indexes, 2)
         return self._gathered(len(values), blocks)
 
     def _read(self, values: pa.Array) -> pa.RecordBatch | None:
@@ -142,13 +142,13 @@ class JsonBlocks:
         self, count: int, blocks: Sequence[tuple[NDArray[np.int64], pa.RecordBatch]]
     ) -> tuple[NDArray[np.bool_], list[pa.Array]]:
         slots = np.full(count, -1, np.int64)
-        ready = 0
-        for places, _ in blocks:
-            slots[places] = np.arange(ready, ready + len(places))
-            ready += len(places)
+        value_count = 0
+        for indexes, _ in blocks:
+            slots[indexes] = np.arange(value_count, value_count + len(indexes))
+            value_count += len(indexes)
         fits = np.greater_equal(slots, 0)
         decoded = pa.Table.from_batches([block for _, block in blocks], self.fields)
-        if len(blocks) > 1 or ready < count:
+        if len(blocks) > 1 or value_count < count:
             decoded = decoded.take(pa.array(np.maximum(slots, 0), mask=~fits))
         for name in self.required:
             if decoded[name].null_count:
@@ -158,29 +158,29 @@ class JsonBlocks:
 
 def _may_be_read(values: pa.Array, *, has_decimals: bool) -> NDArray[np.bool_]:
     """Say which values Arrow's parser may be asked about."""
-    asked = pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
-    everything = _bytes_of(values)
+    readable = pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
+    all_bytes = _bytes_of(values)
     # What should not be asked about is rare, and of all at once it is quick to tell; of a single byte even quicker.
     for text in _NOT_ASKED:
-        if text[:1] in everything and text in everything:
-            asked = pc.and_not(asked, pc.match_substring(values, text))
+        if text[:1] in all_bytes and text in all_bytes:
+            readable = pc.and_not(readable, pc.match_substring(values, text))
     if has_decimals:
-        as_one = pa.array([everything], pa.large_binary())
+        joined = pa.array([all_bytes], pa.large_binary())
         for pattern in _ODD_DECIMALS:
-            if pc.match_substring_regex(as_one, pattern)[0].as_py():
-                asked = pc.and_not(asked, pc.match_substring_regex(values, pattern))
+            if pc.match_substring_regex(joined, pattern)[0].as_py():
+                readable = pc.and_not(readable, pc.match_substring_regex(values, pattern))
     lengths = pc.binary_length(values)
     longest = pc.max(lengths).as_py() or 0
     if longest >= _SHORT_BYTES:
         nested = pc.add(pc.count_substring(values, "{"), pc.count_substring(values, "["))
         numbers = pc.match_substring_regex(values, f"[-+.eE0-9]{{{_SHORT_BYTES}}}")
         bounded = pc.and_(pc.less(nested, _DEEPEST), pc.and_not(pc.less(lengths, _LONGEST_BYTES), numbers))
-        asked = pc.and_(asked, pc.or_(pc.less(lengths, _SHORT_BYTES), bounded))
-    may: NDArray[np.bool_] = pc.fill_null(asked, False).to_numpy(zero_copy_only=False)
-    return may
+        readable = pc.and_(readable, pc.or_(pc.less(lengths, _SHORT_BYTES), bounded))
+    mask: NDArray[np.bool_] = pc.fill_null(readable, False).to_numpy(zero_copy_only=False)
+    return mask
 
 
-def _where(mask: NDArray[np.bool_], column: pa.Array) -> pa.Array:
+def _masked(mask: NDArray[np.bool_], column: pa.Array) -> pa.Array:
     """Return a column with nulls where the mask is false."""
     return pc.if_else(pa.array(mask), column, None) if mask.any() else pa.nulls(len(column), column.type)
 

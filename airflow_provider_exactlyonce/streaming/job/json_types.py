@@ -115,10 +115,10 @@ def wide(kind: DataType) -> DataType:
 def as_given(schema: StructType) -> StructType:
     """Return the type to parse as: text as it was written, where Spark may read another value."""
 
-    def given(kind: DataType) -> DataType:
+    def as_text(kind: DataType) -> DataType:
         return StringType() if isinstance(kind, FloatType | DoubleType | DateType | TimestampType) else kind
 
-    return StructType([StructField(field.name, _replaced(field.dataType, given)) for field in schema.fields])
+    return StructType([StructField(field.name, _replaced(field.dataType, as_text)) for field in schema.fields])
 
 
 def either(conditions: Iterable[Column | None]) -> Column | None:
@@ -137,7 +137,7 @@ def _any_within(value: Column, kind: DataType, judge: Callable[[Column, DataType
             if judge(value, part) is None:
                 return None
             parts = value if isinstance(kind, ArrayType) else F.map_values(value)
-            return F.coalesce(F.exists(parts, lambda one: _certain(judge(one, part))), F.lit(False))
+            return F.coalesce(F.exists(parts, lambda element: _certain(judge(element, part))), F.lit(False))
     return None
 
 
@@ -160,8 +160,8 @@ def is_missing(value: Column, kind: DataType, may_be_null: bool) -> Column | Non
             part_may_be_null = kind.containsNull if isinstance(kind, ArrayType) else kind.valueContainsNull
             if is_missing(value, part, part_may_be_null) is not None:
                 parts = value if isinstance(kind, ArrayType) else F.map_values(value)
-                found = F.exists(parts, lambda one: _certain(is_missing(one, part, part_may_be_null)))
-                within = F.coalesce(found, F.lit(False))
+                has_missing = F.exists(parts, lambda element: _certain(is_missing(element, part, part_may_be_null)))
+                within = F.coalesce(has_missing, F.lit(False))
     return either([None if may_be_null else value.isNull(), within])
 
 
@@ -206,9 +206,11 @@ def becomes_another(value: Column, given: Column, kind: DataType) -> Column | No
             (part,) = _within(kind)
             if becomes_another(value, given, part) is None:
                 return None
-            both = (value, given) if isinstance(kind, ArrayType) else (F.map_values(value), F.map_values(given))
-            judged = F.zip_with(*both, lambda one, other: _certain(becomes_another(one, other, part)))
-            return F.coalesce(F.exists(judged, lambda one: one), F.lit(False))
+            arrays = (value, given) if isinstance(kind, ArrayType) else (F.map_values(value), F.map_values(given))
+            differs = F.zip_with(
+                *arrays, lambda element, given_element: _certain(becomes_another(element, given_element, part))
+            )
+            return F.coalesce(F.exists(differs, lambda element: element), F.lit(False))
         case FloatType() | DoubleType():
             return _certain(is_infinite(value, kind)) & F.coalesce(~given.isin(*_INFINITE), F.lit(True))
         case DateType():
@@ -234,13 +236,15 @@ def numbers_of(text: Column, fields: Iterable[tuple[Column, DataType]]) -> Colum
     :param text: the record
     :return: an array of arrays, the record's first; null for a record without a number that may be rounded
     """
-    given = F.regexp_extract_all(F.regexp_replace(text, _ESCAPE, " "), F.lit(_NUMBER), F.lit(0))
+    record_numbers = F.regexp_extract_all(F.regexp_replace(text, _ESCAPE, " "), F.lit(_NUMBER), F.lit(0))
     # A quoted Infinity is the record's own, unless one of its numbers is too large for a double.
     bare = F.regexp_extract_all(text, F.lit(_BARE_NUMBER), F.lit(1))
     is_too_large = F.exists(bare, lambda number: F.abs(number.cast("double")) == float("inf"))
     infinite = F.when(~is_too_large, F.array(F.lit("Infinity"), F.lit("-Infinity"))).otherwise(F.array())
     written = [_written_within(value, kind) for value, kind in fields]
-    numbers = F.transform(F.array(F.concat(given, infinite), *written), lambda of_one: F.transform(of_one, _as_written))
+    numbers = F.transform(
+        F.array(F.concat(record_numbers, infinite), *written), lambda group: F.transform(group, _as_written)
+    )
     return F.when(text.rlike(LONG_NUMBER), numbers)
 
 
@@ -257,18 +261,18 @@ def is_rounded(numbers: Column, field: int, kind: DataType) -> Column | None:
 def _written_within(value: Column, kind: DataType) -> Column:
     """Return an array of the numbers that Spark may have written into texts of a value, null without a text."""
 
-    def of_part(part: Column, kind: DataType) -> Column:
+    def written_in_part(part: Column, kind: DataType) -> Column:
         return F.coalesce(_written_within(part, kind), F.array())
 
     if StringType not in kinds_within(kind):
         return F.lit(None).cast("array<string>")
     match kind:
         case StructType():
-            return F.concat(*[of_part(value.getField(field.name), field.dataType) for field in kind.fields])
+            return F.concat(*[written_in_part(value.getField(field.name), field.dataType) for field in kind.fields])
         case ArrayType() | MapType():
             (part,) = _within(kind)
-            parts_of = value if isinstance(kind, ArrayType) else F.map_values(value)
-            return F.flatten(F.transform(parts_of, lambda one: of_part(one, part)))
+            parts = value if isinstance(kind, ArrayType) else F.map_values(value)
+            return F.flatten(F.transform(parts, lambda element: written_in_part(element, part)))
     return F.regexp_extract_all(value, F.lit(_WRITTEN), F.lit(0))
 
 
@@ -304,12 +308,12 @@ def doubtful_time(schema: StructType) -> str | None:
         ),
     ):
         if kind in kinds_within(schema):
-            patterns.append(rf"{_before(schema, kind)}\s*(?:{doubtful})")
+            patterns.append(rf"{_prefix_pattern(schema, kind)}\s*(?:{doubtful})")
     escaped = r"\\u00[0-7]" if all(map(str.isascii, schema.names)) else r"\\u"
     return "|".join([*patterns, escaped]) if patterns else None
 
 
-def _before(schema: StructType, kind: type[DataType]) -> str:
+def _prefix_pattern(schema: StructType, kind: type[DataType]) -> str:
     """Return a regular expression of the text before a value of a type."""
     if any(kind in kinds_within(field.dataType) for field in schema if is_nested(field.dataType)):
         return r"[:,\[]"
@@ -331,11 +335,11 @@ def endless_decimal(schema: StructType) -> str | None:
         patterns.append(rf"{name}\s*(?:{_ENDLESS_TEXT}|{_ENDLESS})\s*[,}}]")
     nested = [field.dataType for field in schema.fields if is_nested(field.dataType)]
     if any(DecimalType in kinds_within(kind) for kind in nested):
-        before = r"""(?:["']\s*:|[,\[])""" if any(map(_has_array_of_decimals, nested)) else r"""["']\s*:"""
-        patterns.append(rf"{before}\s*{_ENDLESS}\s*[,\]}}]")
+        prefix = r"""(?:["']\s*:|[,\[])""" if any(map(_has_array_of_decimals, nested)) else r"""["']\s*:"""
+        patterns.append(rf"{prefix}\s*{_ENDLESS}\s*[,\]}}]")
     return "|".join(patterns)
 
 
 def _has_array_of_decimals(kind: DataType) -> bool:
-    is_one = isinstance(kind, ArrayType) and isinstance(kind.elementType, DecimalType)
-    return is_one or any(map(_has_array_of_decimals, _within(kind)))
+    is_array_of_decimals = isinstance(kind, ArrayType) and isinstance(kind.elementType, DecimalType)
+    return is_array_of_decimals or any(map(_has_array_of_decimals, _within(kind)))

@@ -93,8 +93,8 @@ class JsonValues:
         rows = decoded.select("*", F.inline(F.coalesce(alone, self._nothing(numbered, records))))
         in_block = [*(f"{_IN_BLOCK}_{number}" for number in range(len(self._schema))), *self._places]
         columns = [
-            F.when(F.col(_IN_BLOCK), F.col(one)).otherwise(F.col(other))
-            for one, other in zip(in_block, numbered, strict=True)
+            F.when(F.col(_IN_BLOCK), F.col(decoded_name)).otherwise(F.col(parsed_name))
+            for decoded_name, parsed_name in zip(in_block, numbered, strict=True)
         ]
         return rows.select(*_named(self._names, columns))
 
@@ -105,7 +105,7 @@ class JsonValues:
         """
         uncertain = F.filter(self._parsed(), lambda record: ~self._certainly_fits(record))
         reasons = F.transform(uncertain, lambda record: F.struct(self._misfit(record).alias(_REASON)))
-        return records.select("*", F.inline(F.filter(reasons, lambda found: found[_REASON].isNotNull())))
+        return records.select("*", F.inline(F.filter(reasons, lambda reason: reason[_REASON].isNotNull())))
 
     def _parsed(self) -> Column:
         """Return an array of one record, with its parsed value."""
@@ -132,11 +132,11 @@ class JsonValues:
 
     def _decoded(self, records: DataFrame, blocks: JsonBlocks) -> DataFrame:
         """Return records with their decoded fields; of a record that was decoded, only the places stay."""
-        given = records.select("value", *_PLACE)
-        columns = StructType([*given.schema.fields]).add(_IN_BLOCK, BooleanType())
+        raw_records = records.select("value", *_PLACE)
+        columns = StructType([*raw_records.schema.fields]).add(_IN_BLOCK, BooleanType())
         for number, field in enumerate(self._schema.fields):
             columns.add(f"{_IN_BLOCK}_{number}", field.dataType)
-        return given.mapInArrow(partial(blocks.batches, kept=tuple(self._places)), columns)
+        return raw_records.mapInArrow(partial(blocks.batches, kept=tuple(self._places)), columns)
 
     def _row(self, record: _Record) -> list[Column]:
         """Return the columns that a job gets of a record that fits."""
@@ -172,16 +172,16 @@ class JsonValues:
 
     def _unless_certain(self, record: _Record, judge: Callable[[Column], Column]) -> Column:
         """Judge a record by why it does not fit, if it does not certainly."""
-        closely = F.forall(F.array(self._misfit(record)), judge)
+        close_check = F.forall(F.array(self._misfit(record)), judge)
         # Not OR, nor WHEN with OTHERWISE: Spark compares the two sides of those whenever it plans a batch.
-        return F.coalesce(F.when(self._certainly_fits(record), F.lit(True)), closely)
+        return F.coalesce(F.when(self._certainly_fits(record), F.lit(True)), close_check)
 
     def _misfit(self, record: _Record) -> Column:
         """Return why a record does not fit, null when it does."""
         if self._as_given is None:
             return self._misfit_of(record, None)
-        given = F.from_json(self._parsable(_text(record)), self._as_given, self._options)
-        return _once(given, lambda given: self._misfit_of(record, given))
+        as_given = F.from_json(self._parsable(_text(record)), self._as_given, self._options)
+        return _once(as_given, lambda as_given: self._misfit_of(record, as_given))
 
     def _misfit_of(self, record: _Record, as_given: Column | None) -> Column:
         """Return why a record does not fit.
@@ -208,15 +208,15 @@ class JsonValues:
             endless = F.concat(F.lit("it has a decimal with an exponent of five digits or more: "), shown)
             reasons.append(F.when(text.rlike(self._endless_decimal), endless))
         # One expression for all fields: each part of a plan takes time from every batch.
-        fields = F.array(*[self._facts(record, place, as_given, numbers) for place in range(len(self._schema))])
+        fields = F.array(*[self._facts(record, index, as_given, numbers) for index in range(len(self._schema))])
         faults = F.transform(fields, lambda field: _fault_of(field, text, is_read))
         reasons.append(F.get(F.filter(faults, lambda fault: fault.isNotNull()), F.lit(0)))
         reasons.append(F.when(~is_read, F.concat(F.lit("it is not a JSON object of the schema: "), shown)))
         return F.coalesce(*reasons)
 
-    def _facts(self, record: _Record, place: int, as_given: Column | None, numbers: Column) -> Column:
+    def _facts(self, record: _Record, index: int, as_given: Column | None, numbers: Column) -> Column:
         """Return the facts of a field for the reason why its value does not fit."""
-        field = self._schema[place]
+        field = self._schema[index]
         value, kind = _field(record, field), field.dataType
         stays_itself = json_types.stays_itself(value, kind)
         changes = [None if stays_itself is None else ~stays_itself]
@@ -232,7 +232,7 @@ class JsonValues:
             "is_missing": None if field.nullable else value.isNull(),
             "lacks": json_types.is_missing(value, kind, True),
             "changes": json_types.either(changes),
-            "is_rounded": json_types.is_rounded(numbers, place, kind),
+            "is_rounded": json_types.is_rounded(numbers, index, kind),
         }
         return F.struct(*[(F.lit(False) if fact is None else fact).alias(name) for name, fact in facts.items()])
 
@@ -255,8 +255,8 @@ class JsonValues:
     def _is_certainly_one_object(self, record: _Record) -> Column:
         """Say cheaply that nothing follows the object that was parsed; one with others inside may be one, too."""
         text, value = _text(record), record["value"]
-        all_but_the_last = F.substring(value, F.lit(1), F.octet_length(value) - 1).cast("string")
-        is_one_object = _is_read(record) & text.startswith("{") & text.endswith("}") & ~all_but_the_last.contains("}")
+        without_last_byte = F.substring(value, F.lit(1), F.octet_length(value) - 1).cast("string")
+        is_one_object = _is_read(record) & text.startswith("{") & text.endswith("}") & ~without_last_byte.contains("}")
         for not_json in ("NaN", "Infinity", "INF") if self._has_floats else ():
             is_one_object &= ~text.contains(not_json)
         return is_one_object
@@ -290,9 +290,9 @@ def _is_one_value(text: Column) -> Column:
     The first ignores what comes after the value. Here something follows that the text can't contain, its own hash, and
     only the text as one value lets a parser find it in second place.
     """
-    follows = F.md5(text)
-    both = F.concat(F.lit("["), text, F.lit(',"'), follows, F.lit('"]'))
-    return F.coalesce(F.get_json_object(both, "$[1]") == follows, F.lit(False))
+    digest = F.md5(text)
+    pair = F.concat(F.lit("["), text, F.lit(',"'), digest, F.lit('"]'))
+    return F.coalesce(F.get_json_object(pair, "$[1]") == digest, F.lit(False))
 
 
 def _fault_of(field: Column, text: Column, is_read: Column) -> Column:
@@ -301,8 +301,8 @@ def _fault_of(field: Column, text: Column, is_read: Column) -> Column:
     :param field: what is to be known of it, by :meth:`JsonValues._facts`
     """
     path = F.concat(F.lit("$['"), field["name"], F.lit("']"))
-    given = F.call_function("get_json_object", text, path)
-    is_lost = field["is_null"] & given.isNotNull()
+    raw_value = F.call_function("get_json_object", text, path)
+    is_lost = field["is_null"] & raw_value.isNotNull()
     message = (
         F.when(~is_read, F.when(is_lost, F.lit("field %s is not %s: %s")))
         .when(field["is_missing"], F.lit("the required field %s is missing or null"))
@@ -313,5 +313,5 @@ def _fault_of(field: Column, text: Column, is_read: Column) -> Column:
             F.lit("field %s does not fit %s: a number that has no quotes would be rounded to %s"),
         )
     )
-    shown = F.left(F.coalesce(field["as_read"], given), F.lit(100))
+    shown = F.left(F.coalesce(field["as_read"], raw_value), F.lit(100))
     return F.call_function("format_string", message, field["name"], field["type"], shown)

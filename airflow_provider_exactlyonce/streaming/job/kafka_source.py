@@ -160,13 +160,15 @@ class KafkaSource(Source):
         return self.starting_offsets if isinstance(self.starting_offsets, Mapping) else {}  # type: ignore[return-value]
 
     def _start(self) -> str | _Offsets:
-        given = self.starting_offsets
+        starting_offsets = self.starting_offsets
         try:
-            if not isinstance(given, Mapping):
-                return moments.text(moments.milliseconds(given))
+            if not isinstance(starting_offsets, Mapping):
+                return moments.text(moments.milliseconds(starting_offsets))
             offsets = {
-                topic: dict(sorted((int(str(partition)), int(str(offset))) for partition, offset in of.items()))
-                for topic, of in sorted(given.items())
+                topic: dict(
+                    sorted((int(str(partition)), int(str(offset))) for partition, offset in by_partition.items())
+                )
+                for topic, by_partition in sorted(starting_offsets.items())
             }
         except (ValueError, TypeError, AttributeError):
             raise self._refused(
@@ -176,7 +178,7 @@ class KafkaSource(Source):
         topics = self.topics
         if not all(topic in topics for topic in offsets) or set(topics.names) - offsets.keys():
             raise self._refused("starting_offsets", f"the offsets of {topics}, and of no other topic")
-        if any(number < 0 for of in offsets.values() for pair in of.items() for number in pair):
+        if any(number < 0 for by_partition in offsets.values() for pair in by_partition.items() for number in pair):
             raise self._refused("starting_offsets", "partitions and offsets from 0")
         return offsets
 
@@ -223,7 +225,7 @@ class KafkaSource(Source):
     @override
     def columns(self) -> str:
         """The columns of Spark's Kafka source as it is used here, in DDL."""
-        headers = (_of(self.options, "includeHeaders") or "").lower() == "true"
+        headers = (_option(self.options, "includeHeaders") or "").lower() == "true"
         return _KAFKA_COLUMNS + (f", headers {_HEADERS}" if headers else "")
 
     @override
@@ -250,25 +252,25 @@ class KafkaSource(Source):
 
         :param ranges: of all sources
         """
-        own = self.topics.share(ranges)
-        if self.schema is None or not any(own.values()):
+        own_ranges = self.topics.share(ranges)
+        if self.schema is None or not any(own_ranges.values()):
             return None
         options = self.spark_options(config)
-        options = {name: value for name, value in options.items() if _of(_DECLARED, name) is None}
+        options = {name: value for name, value in options.items() if _option(_DECLARED, name) is None}
         starts, ends = (
             {
-                topic: {str(partition): span[end] for partition, span in partitions.items()}
-                for topic, partitions in own.items()
+                topic: {str(partition): span[bound] for partition, span in partitions.items()}
+                for topic, partitions in own_ranges.items()
             }
-            for end in (0, 1)
+            for bound in (0, 1)
         )
-        again = {
-            "assign": json.dumps({topic: sorted(partitions) for topic, partitions in own.items()}),
+        batch_options = {
+            "assign": json.dumps({topic: sorted(partitions) for topic, partitions in own_ranges.items()}),
             "startingOffsets": json.dumps(starts),
             "endingOffsets": json.dumps(ends),
             "includeHeaders": "true",
         }
-        options = _merged(options, again)
+        options = _merged(options, batch_options)
         return self.misfits(spark.read.format("kafka").options(**options).load())
 
     @override
@@ -288,7 +290,7 @@ class KafkaSource(Source):
     @property
     @override
     def may_lose(self) -> bool:
-        return (_of(self.options, _FAIL_ON_LOSS) or "").lower() == "false"
+        return (_option(self.options, _FAIL_ON_LOSS) or "").lower() == "false"
 
     def spark_options(self, config: Mapping[str, str]) -> dict[str, str]:
         """Return the options that Spark's source gets; whether records may be lost is judged with the guarantee.
@@ -301,9 +303,9 @@ class KafkaSource(Source):
         declared = self._declared()
         for name, value in self.options.items():
             setting = f"option {name} of KafkaSource"
-            if (required := _of(fixed, name)) is not None and value.lower() != required:
+            if (required := _option(fixed, name)) is not None and value.lower() != required:
                 raise SettingRefusedError(setting, value, required, "records would be lost")
-            parameter, required = _of(_DECLARED, name), _of(declared, name)
+            parameter, required = _option(_DECLARED, name), _option(declared, name)
             if parameter is not None and getattr(self, parameter) is not None and value != required:
                 raise SettingRefusedError(setting, value, required, f"use the parameter {parameter}")
             if name.lower() == "kafka.bootstrap.servers":
@@ -347,7 +349,7 @@ class KafkaSource(Source):
         return columns_of(str(self.schema), f"KafkaSource({self.topic!r})")
 
 
-def _of(options: Mapping[str, str], name: str) -> str | None:
+def _option(options: Mapping[str, str], name: str) -> str | None:
     """Return an option's value; Spark does not tell upper from lower case."""
     return next((value for option, value in options.items() if option.lower() == name.lower()), None)
 

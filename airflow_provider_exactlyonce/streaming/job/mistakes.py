@@ -39,8 +39,8 @@ def place(job: str, error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message."""
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
-    return (said.splitlines() or [""])[0]
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return (message.splitlines() or [""])[0]
 
 
 def meaning_in_function(error: Exception, job: str) -> ExactlyOnceError | None:

@@ -46,11 +46,11 @@ def run(job: str) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # a person at the terminal wants it
     except Exception as error:
-        known = None if _Process.driver_began else mistakes.meaning_of(error, job, _RUNNING)
-        if known is None:
+        mistake = None if _Process.driver_began else mistakes.meaning_of(error, job, _RUNNING)
+        if mistake is None:
             raise
-        _say(known)
-        sys.exit(known.exit_code)
+        _say(mistake)
+        sys.exit(mistake.exit_code)
     if not _Process.driver_began:
         refused = _not_run(job, names)
         _say(refused)
@@ -79,18 +79,18 @@ def watch() -> None:
     if _Process.watched or _SUBMITTED not in os.environ or job is None or _is_ours(job):
         return
     _Process.watched = True
-    before = sys.excepthook
+    previous_hook = sys.excepthook
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        known = None if _Process.driver_began else mistakes.meaning_of(error, str(job), _RUNNING)
-        if known is None:
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        mistake = None if _Process.driver_began else mistakes.meaning_of(error, str(job), _RUNNING)
+        if mistake is None:
             _Process.driver_began = True  # it has failed; that it has not run its pipeline says nothing
-            before(kind, error, trace)
+            previous_hook(kind, error, trace)
             return
-        _say(known)
-        _Process.exit_code = known.exit_code
+        _say(mistake)
+        _Process.exit_code = mistake.exit_code
 
-    sys.excepthook = tell
+    sys.excepthook = excepthook
     atexit.register(_end, str(job))
 
 

@@ -45,8 +45,13 @@ def table_begins(sources: Iterable[Source], begins: Begins = NOWHERE) -> dict[st
 
     :param begins: where a checkpoint begins, by the topics that it knows
     """
-    firsts = (source.first_offsets for source in sources)
-    return {name: begins.get(name, first) for of in firsts for name, first in of.items() if is_table(name)}
+    first_offsets = (source.first_offsets for source in sources)
+    return {
+        name: begins.get(name, first)
+        for by_table in first_offsets
+        for name, first in by_table.items()
+        if is_table(name)
+    }
 
 
 class Source(ABC):

@@ -42,13 +42,13 @@ def mismatch(columns: StructType, table: str, *, needs_all: bool, may_widen: boo
     :param needs_all: the table has to have all of them; else those that it lacks are null
     :param may_widen: the table's may be of before they were widened to what is read
     """
-    there: dict[str, Any] = {each["name"]: each["type"] for each in json.loads(table)["fields"]}
+    table_columns: dict[str, Any] = {field["name"]: field["type"] for field in json.loads(table)["fields"]}
     for column in columns:
-        if column.name not in there:
+        if column.name not in table_columns:
             if needs_all or not column.nullable:
-                return f"it has no column {column.name!r}, its columns are {', '.join(there)}"
+                return f"it has no column {column.name!r}, its columns are {', '.join(table_columns)}"
             continue
-        kind, wanted = _plain(there[column.name]), _plain(json.loads(column.dataType.json()))
+        kind, wanted = _plain(table_columns[column.name]), _plain(json.loads(column.dataType.json()))
         if kind != wanted and not (may_widen and _is_widened(kind, wanted)):
             return f"its column {column.name!r} is {_text(kind)}, and {_text(wanted)} is declared"
     return None
@@ -67,56 +67,56 @@ def rows(
     :raises BadRecordError: when a required column has nulls
     """
     file, schema = part.file, to_arrow_schema(columns, timezone="UTC")
-    where = f"file {file.path} of table {table}"
+    label = f"file {file.path} of table {table}"
     try:
         opened = store.open(file.path)
     except FileNotFoundError as error:
         raise DataLostError(
-            f"{where} is gone: it was compacted and vacuumed before it was read, or deleted. Put it back, or begin a "
+            f"{label} is gone: it was compacted and vacuumed before it was read, or deleted. Put it back, or begin a "
             "new pipeline behind it; keep the table's old files longer than a pipeline may stand still"
         ) from error
     with opened, opened_parquet(opened) as parquet:
         if file.rows is not None and parquet.metadata.num_rows != file.rows:
-            raise DataLostError(f"{where} has {parquet.metadata.num_rows:,} rows, and the table says {file.rows:,}")
+            raise DataLostError(f"{label} has {parquet.metadata.num_rows:,} rows, and the table says {file.rows:,}")
         groups = parquet.metadata.num_row_groups
-        own = list(range(groups * part.part // part.parts, groups * (part.part + 1) // part.parts))
-        names = _names(parquet, schema, field_ids, where)
-        kinds = columns_of(parquet)
+        row_groups = list(range(groups * part.part // part.parts, groups * (part.part + 1) // part.parts))
+        names = _names(parquet, schema, field_ids, label)
+        file_schema = columns_of(parquet)
         for batch in parquet.iter_batches(
-            batch_size=_BATCH_ROWS, row_groups=own, columns=sorted({name for name in names.values() if name})
+            batch_size=_BATCH_ROWS, row_groups=row_groups, columns=sorted({name for name in names.values() if name})
         ):
             arrays = []
             for wanted in schema:
                 name = names[wanted.name]
                 if name is not None:
                     values = _as_read(
-                        batch.column(name), kinds.field(name).type, wanted, where, may_widen=bool(field_ids)
+                        batch.column(name), file_schema.field(name).type, wanted, label, may_widen=bool(field_ids)
                     )
                 else:
                     text = file.partition.get(wanted.name)
-                    values = _repeated(text, wanted, batch.num_rows, where)
+                    values = _repeated(text, wanted, batch.num_rows, label)
                 if not wanted.nullable and values.null_count:
-                    raise BadRecordError(f"{where}: the required column {wanted.name!r} has nulls")
+                    raise BadRecordError(f"{label}: the required column {wanted.name!r} has nulls")
                 arrays.append(values)
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _names(
-    parquet: pq.ParquetFile, schema: pa.Schema, field_ids: Mapping[str, int], where: str
+    parquet: pq.ParquetFile, schema: pa.Schema, field_ids: Mapping[str, int], label: str
 ) -> dict[str, str | None]:
     """Return which of the file's columns is which, None for one that it lacks."""
-    there = parquet.schema_arrow
+    file_schema = parquet.schema_arrow
     if not field_ids:
-        return {name: name if name in there.names else None for name in schema.names}
-    by_id = {_id(each): each.name for each in there}
+        return {name: name if name in file_schema.names else None for name in schema.names}
+    by_id = {_id(field): field.name for field in file_schema}
     if set(by_id) == {-1}:
-        raise TableChangedError(f"{where} has no ids of its columns, as files that others have added: it can't be read")
+        raise TableChangedError(f"{label} has no ids of its columns, as files that others have added: it can't be read")
     names = {name: by_id.get(field_ids.get(name, -2)) for name in schema.names}
     for wanted, name in names.items():
-        for path, part in _parts(there.field(name), wanted) if name is not None else ():
+        for path, part in _parts(file_schema.field(name), wanted) if name is not None else ():
             if path in field_ids and _id(part) not in (field_ids[path], -1):
                 raise TableChangedError(
-                    f"{where} has another field with the name {path!r} than the table has now, which was dropped or "
+                    f"{label} has another field with the name {path!r} than the table has now, which was dropped or "
                     f"renamed since: leave column {wanted!r} out, or begin a new pipeline behind the file, with "
                     "starting_version"
                 )
@@ -141,7 +141,7 @@ def _parts(field: pa.Field, path: str) -> Iterator[tuple[str, pa.Field]]:
         yield from _parts(part, f"{path}.{name}")
 
 
-def _as_read(values: pa.Array, kind: pa.DataType, wanted: pa.Field, where: str, *, may_widen: bool) -> pa.Array:
+def _as_read(values: pa.Array, kind: pa.DataType, wanted: pa.Field, label: str, *, may_widen: bool) -> pa.Array:
     """Return values in Spark's type for them, if that fits.
 
     :param kind: their type
@@ -149,32 +149,32 @@ def _as_read(values: pa.Array, kind: pa.DataType, wanted: pa.Field, where: str, 
     """
     if values.type == wanted.type:
         return values
-    found, read = _normal(kind), _normal(wanted.type)
-    if found != read and not (may_widen and _is_widened(found, read)):
-        raise TableChangedError(f"{where}: column {wanted.name!r} is {kind}, and {wanted.type} is declared")
+    found, expected = _normal(kind), _normal(wanted.type)
+    if found != expected and not (may_widen and _is_widened(found, expected)):
+        raise TableChangedError(f"{label}: column {wanted.name!r} is {kind}, and {wanted.type} is declared")
     try:
         return values.cast(wanted.type)
     except pa.ArrowInvalid as error:
-        raise BadRecordError(f"{where}: column {wanted.name!r} does not fit {wanted.type}: {error}") from error
+        raise BadRecordError(f"{label}: column {wanted.name!r} does not fit {wanted.type}: {error}") from error
 
 
-def _repeated(text: str | None, wanted: pa.Field, count: int, where: str) -> pa.Array:
+def _repeated(text: str | None, wanted: pa.Field, count: int, label: str) -> pa.Array:
     """Return the value that all rows of a file have in a column of the partition, or nulls."""
     if text is None:
         return pa.nulls(count, wanted.type)
     if pa.types.is_timestamp(wanted.type) and wanted.type.tz is not None and not text.endswith("Z"):
         raise TableChangedError(
-            f"{where} is of partition {wanted.name}={text!r}, a time without a zone, which writers mean otherwise: "
+            f"{label} is of partition {wanted.name}={text!r}, a time without a zone, which writers mean otherwise: "
             "leave the column out"
         )
     if pa.types.is_binary(wanted.type):
         raise TableChangedError(
-            f"{where} is of partition {wanted.name}={text!r}, bytes, which writers mean otherwise: leave the column out"
+            f"{label} is of partition {wanted.name}={text!r}, bytes, which writers mean otherwise: leave the column out"
         )
     try:
         return pa.repeat(pa.scalar(text).cast(wanted.type), count)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise TableChangedError(f"{where} is of partition {wanted.name}={text!r}, no {wanted.type}: {error}") from error
+        raise TableChangedError(f"{label} is of partition {wanted.name}={text!r}, no {wanted.type}: {error}") from error
 
 
 def _normal(kind: pa.DataType) -> Any:
@@ -193,7 +193,7 @@ def _normal(kind: pa.DataType) -> Any:
     if types.is_list(kind) or types.is_large_list(kind):
         return "list", _normal(kind.value_type)
     if types.is_struct(kind):
-        return "struct", *((each.name, _normal(each.type)) for each in kind)
+        return "struct", *((field.name, _normal(field.type)) for field in kind)
     return kind
 
 
@@ -214,8 +214,8 @@ def _is_widened(kind: Any, wanted: Any) -> bool:
         return False
     if (kind, wanted) in _WIDENED:
         return True
-    was, now = _DECIMAL.fullmatch(str(kind)), _DECIMAL.fullmatch(str(wanted))
-    return was is not None and now is not None and was[2] == now[2] and int(was[1]) <= int(now[1])
+    old, new = _DECIMAL.fullmatch(str(kind)), _DECIMAL.fullmatch(str(wanted))
+    return old is not None and new is not None and old[2] == new[2] and int(old[1]) <= int(new[1])
 
 
 def _plain(kind: Any) -> Any:
@@ -224,7 +224,7 @@ def _plain(kind: Any) -> Any:
         return kind
     parts = {name: _plain(kind[name]) for name in ("elementType", "keyType", "valueType") if name in kind}
     if "fields" in kind:
-        parts["fields"] = [(each["name"], _plain(each["type"])) for each in kind["fields"]]
+        parts["fields"] = [(field["name"], _plain(field["type"])) for field in kind["fields"]]
     return {"type": kind["type"], **parts}
 
 

@@ -133,7 +133,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, reading: TableReading) -> None:
         self._reading: Final = reading
         self._opened: TableLog | None = None
-        self._until: Position | None = None
+        self._available_now_end: Position | None = None
         self._quiet: tuple[Position, float] | None = None
         # Of versions that say which columns the table has.
         self._names: Final[dict[int, Collection[str]]] = {}
@@ -150,24 +150,26 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @override
     def prepareForTriggerAvailableNow(self) -> None:
-        self._until = _marked(self._log.end)
+        self._available_now_end = _marked(self._log.end)
 
     @override
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        at = self._position(start)
-        if self._quiet is not None and self._quiet[0] == at and time.monotonic() < self._quiet[1]:
+        position = self._position(start)
+        if self._quiet is not None and self._quiet[0] == position and time.monotonic() < self._quiet[1]:
             return start
         files = limit.max_files if isinstance(limit, ReadMaxFiles) else None
-        end = _marked(partial(self._end, at, files))
-        if end <= at:
-            self._quiet = at, time.monotonic() + _LOOK_SECONDS
+        end = _marked(partial(self._end, position, files))
+        if end <= position:
+            self._quiet = position, time.monotonic() + _LOOK_SECONDS
             return start
         return self._offset(end)
 
-    def _end(self, at: Position, files: int | None) -> Position:
-        until = self._until
-        versions = (version for version in self._log.versions(at) if until is None or Position(version.version) < until)
-        return batch_end(versions, at, files, self._check)
+    def _end(self, position: Position, files: int | None) -> Position:
+        end = self._available_now_end
+        versions = (
+            version for version in self._log.versions(position) if end is None or Position(version.version) < end
+        )
+        return batch_end(versions, position, files, self._check)
 
     @override
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -203,11 +205,13 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Where files have no ids of columns, later rows would have nulls in place of the lost values.
         """
-        known, names = self._names, {each["name"] for each in json.loads(columns)["fields"]}
-        before = known[max(earlier)] if (earlier := [number for number in known if number < version]) else ()
-        known[version] = names
+        by_version, names = self._names, {column["name"] for column in json.loads(columns)["fields"]}
+        previous = (
+            by_version[max(earlier)] if (earlier := [number for number in by_version if number < version]) else ()
+        )
+        by_version[version] = names
         for column in self._reading.columns.names:
-            if column in before and column not in names:
+            if column in previous and column not in names:
                 raise TableChangedError(
                     f"version {version} of table {self._reading.name} renames or drops its column {column!r}, which is "
                     f"read; it has {', '.join(sorted(names))}. Declare the columns as the table has them"
@@ -220,8 +224,8 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         field_ids = self._log.field_ids()
         for column in self._reading.columns.names if field_ids else ():
-            now = field_ids.get(column)
-            if now is None or version.field_ids.get(column, now) != now:
+            field_id = field_ids.get(column)
+            if field_id is None or version.field_ids.get(column, field_id) != field_id:
                 raise TableChangedError(
                     f"version {version.version} of table {self._reading.name} can't be read: its column {column!r} was "
                     "renamed or dropped, or another one has the name now. Declare the columns as the table has them"

@@ -52,10 +52,10 @@ def _value(kind: AvroType, given: Any) -> Any:
     if value.kind == "record":
         return {field.name: _part(field, given) for field in value.fields}
     if value.items is not None:
-        of = value.items
+        item_type = value.items
         if value.kind == "array":
-            return [_value(of, item) for item in given]
-        return [(key, _value(of, item)) for key, item in given.items()]
+            return [_value(item_type, item) for item in given]
+        return [(key, _value(item_type, item)) for key, item in given.items()]
     if value.kind == "enum" and given not in value.symbols:
         raise ValueError(given)
     if value.kind in ("bytes", "fixed"):

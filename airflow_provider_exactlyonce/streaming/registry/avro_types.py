@@ -71,8 +71,8 @@ class AvroType:
         """Its type when it is not null; None when it may be several types, or null only."""
         if self.kind != "union":
             return None if self.kind == "null" else self
-        others = [branch for branch in self.branches if branch.kind != "null"]
-        return others[0] if len(others) == 1 else None
+        non_null = [branch for branch in self.branches if branch.kind != "null"]
+        return non_null[0] if len(non_null) == 1 else None
 
     @property
     def parts(self) -> list[AvroType]:
@@ -110,8 +110,8 @@ def parse(schema: str, named: Mapping[str, AvroType] | None = None) -> AvroType:
     try:
         return _Parser(dict(named or {})).type(json.loads(schema), "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise RefusedError(f"{schema[:200]!r} is no Avro schema: {what}") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise RefusedError(f"{schema[:200]!r} is no Avro schema: {reason}") from error
 
 
 def named_types(root: AvroType) -> dict[str, AvroType]:
@@ -238,8 +238,8 @@ def columns_ddl(record: AvroType) -> str:
         raise RefusedError(
             f"a stream's columns are the fields of a record, and the Avro schema is of the type {record}"
         )
-    if named := [name for name, avro_type in named_types(record).items() if avro_type in _below(avro_type)]:
-        raise RefusedError(f"the Avro type {named[0]} has itself in its fields, and no column can")
+    if recursive := [name for name, avro_type in named_types(record).items() if avro_type in _below(avro_type)]:
+        raise RefusedError(f"the Avro type {recursive[0]} has itself in its fields, and no column can")
     return columnar.columns_ddl(
         (field.name, arrow_type(field.type), not field.type.is_nullable) for field in record.fields
     )

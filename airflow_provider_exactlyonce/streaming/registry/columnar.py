@@ -52,14 +52,14 @@ class Gathered:
     def __init__(self, count: int) -> None:
         self._slots: Final = np.full(count, -1, np.int64)
         self._parts: Final[list[pa.Array]] = []
-        self._ready = 0
+        self._value_count = 0
 
     def add(self, places: NDArray[np.bool_] | NDArray[np.int64], part: pa.Array | None) -> None:
         """Add the values of some places, or of the places that are true in a mask; None for unneeded values."""
         if part is not None:
-            self._slots[places] = np.arange(self._ready, self._ready + len(part))
+            self._slots[places] = np.arange(self._value_count, self._value_count + len(part))
             self._parts.append(part)
-            self._ready += len(part)
+            self._value_count += len(part)
 
     @property
     def absent(self) -> NDArray[np.bool_]:
@@ -89,8 +89,8 @@ def cast(cursor: Cursor, rows: Rows, values: pa.Array, kind: pa.DataType, what: 
     except pa.ArrowInvalid:
         wrong = _inconvertible(plain, kind)
         for row in np.flatnonzero(wrong).tolist():
-            only = np.arange(len(values)) == row
-            cursor.fail(rows, only, f"{named(what)} does not fit {column_type(kind)}: {_shown(values[row])}")
+            mask = np.arange(len(values)) == row
+            cursor.fail(rows, mask, f"{named(what)} does not fit {column_type(kind)}: {_shown(values[row])}")
         return _converted(plain.take(pa.array(np.arange(len(values)), mask=wrong)), kind)
 
 
@@ -192,9 +192,9 @@ def collected(
 
 def _has_key_twice(keys: pa.Array, owner: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
     codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    pairs, times = np.unique(owner * max(len(codes), 1) + codes, return_counts=True)
+    pairs, key_counts = np.unique(owner * max(len(codes), 1) + codes, return_counts=True)
     has_twice = np.zeros(count, np.bool_)
-    has_twice[pairs[times > 1] // max(len(codes), 1)] = True
+    has_twice[pairs[key_counts > 1] // max(len(codes), 1)] = True
     return has_twice
 
 

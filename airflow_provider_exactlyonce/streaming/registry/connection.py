@@ -57,7 +57,7 @@ def from_environment() -> RegistryAddress:
 
     :raises RefusedError: when it names none; shows nothing that may be a secret
     """
-    text, where = environment.read(REGISTRY_VARIABLE)
+    text, origin = environment.read(REGISTRY_VARIABLE)
     if not text:
         raise RefusedError(
             f"the job has values in a schema registry's format, and no registry is known: set {REGISTRY_VARIABLE} to "
@@ -70,7 +70,7 @@ def from_environment() -> RegistryAddress:
     except ValueError:
         config = None
     if not isinstance(config, dict) or not str(config.get("url", "")).startswith("http"):
-        raise RefusedError(f"{where} has to be {_ACCEPTED} (its text is not shown: it may hold a secret)")
+        raise RefusedError(f"{origin} has to be {_ACCEPTED} (its text is not shown: it may hold a secret)")
     return RegistryAddress(json.dumps(config))
 
 
@@ -110,7 +110,7 @@ class Registry:
 
         :raises BatchFailedError: when it is not known whether there is one
         """
-        return self._asked(f"schema {number}", lambda: self._client.get_schema(number), none_if_unknown=True)
+        return self._answer(f"schema {number}", lambda: self._client.get_schema(number), none_if_unknown=True)
 
     def referred(self, schema: Schema) -> dict[str, str]:
         """Return the texts of the schemas that a schema refers to, by name, each after those that it refers to.
@@ -119,12 +119,12 @@ class Registry:
         """
         schemas: dict[str, str] = {}
         for reference in schema.references or ():
-            what = f"version {reference.version} of subject {reference.subject}"
+            request = f"version {reference.version} of subject {reference.subject}"
             # Records that are older than its deletion have it: as schemas by their ids, it stays readable.
             ask = functools.partial(
                 self._client.get_version, str(reference.subject), int(reference.version or 0), deleted=True
             )
-            version = self._asked(what, ask)
+            version = self._answer(request, ask)
             schemas |= {**self.referred(version.schema), str(reference.name): str(version.schema.schema_str)}
         return schemas
 
@@ -137,8 +137,8 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema
 
-        what = f"a schema for subject {subject}"
-        return self._asked(what, lambda: int(self._client.register_schema(subject, Schema(text, kind))))
+        request = f"a schema for subject {subject}"
+        return self._answer(request, lambda: int(self._client.register_schema(subject, Schema(text, kind))))
 
     def lookup(self, subject: str, kind: str, text: str) -> int:
         """Return the id that a schema has under a subject.
@@ -148,8 +148,10 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema
 
-        what = f"the schema under subject {subject}"
-        return self._asked(what, lambda: int(self._client.lookup_schema(subject, Schema(text, kind)).schema_id or 0))
+        request = f"the schema under subject {subject}"
+        return self._answer(
+            request, lambda: int(self._client.lookup_schema(subject, Schema(text, kind)).schema_id or 0)
+        )
 
     def latest(self, subject: str) -> tuple[int, Schema] | None:
         """Return id and schema of a subject's latest version, None when there certainly is no such subject.
@@ -157,14 +159,14 @@ class Registry:
         :raises BatchFailedError: when it does not answer
         """
         self._client.clear_latest_caches()  # it may be another one than at this process's last start
-        version = self._asked(
+        version = self._answer(
             f"the latest schema of subject {subject}",
             lambda: self._client.get_latest_version(subject),
             none_if_unknown=True,
         )
         return None if version is None else (int(version.schema_id or 0), version.schema)
 
-    def _asked(self, what: str, ask: Callable[[], Answer], *, none_if_unknown: bool = False) -> Answer:
+    def _answer(self, request: str, ask: Callable[[], Answer], *, none_if_unknown: bool = False) -> Answer:
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
@@ -172,11 +174,11 @@ class Registry:
         except SchemaRegistryError as error:
             if none_if_unknown and error.http_status_code == 404 and error.error_code in _UNKNOWN:
                 return None  # type: ignore[return-value]
-            message = f"schema registry {self.name}, {what}: {error}"
+            message = f"schema registry {self.name}, {request}: {error}"
             is_definite = 400 <= error.http_status_code < 500 and error.http_status_code not in (408, 429)
             if is_definite and error.error_code != SchemaRegistryError.UNKNOWN:
                 raise RefusedError(message) from None
             raise BatchFailedError(message) from None
         except Exception as error:  # of whichever HTTP client confluent-kafka has found
-            said = f"{type(error).__name__}: {error}"
-            raise BatchFailedError(f"schema registry {self.name} does not answer, {what}: {said}") from None
+            reason = f"{type(error).__name__}: {error}"
+            raise BatchFailedError(f"schema registry {self.name} does not answer, {request}: {reason}") from None

@@ -89,21 +89,21 @@ class Cursor:
         byte = self._data[place]
         value = (byte & 0x7F).astype(np.uint64)
         place += 1
-        more = np.flatnonzero(byte & 0x80)
+        unfinished = np.flatnonzero(byte & 0x80)
         for position in range(1, _LONGEST_NUMBER):
-            if not len(more):
+            if not len(unfinished):
                 break
-            byte = self._data[np.minimum(place[more], len(self._data) - 1)]
-            value[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * position)
-            place[more] += 1
+            byte = self._data[np.minimum(place[unfinished], len(self._data) - 1)]
+            value[unfinished] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * position)
+            place[unfinished] += 1
             if position == _LONGEST_NUMBER - 1:
                 too_long = np.zeros(len(place), np.bool_)
-                is_whole = place[more] <= self._end[rows][more]  # else the next record's bytes are in it
-                too_long[more[(byte > 1) & is_whole]] = True
+                is_whole = place[unfinished] <= self._end[rows][unfinished]  # else the next record's bytes are in it
+                too_long[unfinished[(byte > 1) & is_whole]] = True
                 value[too_long] = 0
                 self.fail(rows, too_long, f"{what} has more than 64 bits")
                 place = np.where(too_long, self._place[rows], place)
-            more = more[byte >= 0x80]
+            unfinished = unfinished[byte >= 0x80]
         self._move(rows, place, what, value)
         numbers: Places = value.view(np.int64)
         return numbers
@@ -128,9 +128,9 @@ class Cursor:
         :param length: of each, or of all
         """
         place = self._place[rows].copy()
-        left = self._end[rows] - place
+        remaining = self._end[rows] - place
         size = np.full(len(place), length, np.int64) if isinstance(length, int) else length
-        wrong = (size < 0) | (size > left)
+        wrong = (size < 0) | (size > remaining)
         if wrong.any():
             size = np.where(wrong, 0, size)
             self._place[rows] = place + size
@@ -140,12 +140,12 @@ class Cursor:
         return Piece(self._buffer, self._data, place, size)
 
     def _move(self, rows: Rows, place: Places, what: str, value: NDArray[np.uint64] | None = None) -> None:
-        beyond = place > self._end[rows]
+        past_end = place > self._end[rows]
         self._place[rows] = place
-        if beyond.any():
+        if past_end.any():
             if value is not None:
-                value[beyond] = 0
-            self.fail(rows, beyond, f"it ends in the middle of {what}")
+                value[past_end] = 0
+            self.fail(rows, past_end, f"it ends in the middle of {what}")
 
 
 def from_zigzag(numbers: Places) -> Places:
@@ -195,8 +195,8 @@ class Piece:
         larger = (digits[:, 0] >= 0x80) != negative
         # What stands before them is judged one by one: side by side, each would take the room of the longest.
         for row in np.flatnonzero(self.size > 16).tolist():
-            before = self._data[self._start[row] : self._start[row] + self.size[row] - 16]
-            larger[row] |= (before != sign[row]).any()
+            leading_bytes = self._data[self._start[row] : self._start[row] + self.size[row] - 16]
+            larger[row] |= (leading_bytes != sign[row]).any()
         words = digits.view(">u8").astype(np.uint64)
         high, low = words[:, 0].view(np.int64), words[:, 1]
         larger |= (high > _LIMIT[0]) | ((high == _LIMIT[0]) & (low >= _LIMIT[1]))

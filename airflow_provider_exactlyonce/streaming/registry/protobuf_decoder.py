@@ -84,7 +84,7 @@ class ProtobufDecoder:
         self._file: Final = file
         self._columns: Final = columns
         self._number: Final = number
-        self._known: Final[dict[tuple[int, ...], _MessageReader | str]] = {}
+        self._readers: Final[dict[tuple[int, ...], _MessageReader | str]] = {}
 
     def decode(self, values: pa.Array, skipped: int) -> tuple[pa.StructArray, dict[int, str]]:
         """Return the records' columns, and {position: why the record does not fit}.
@@ -104,23 +104,23 @@ class ProtobufDecoder:
             if isinstance(reader, str):
                 reasons.update(dict.fromkeys(positions.tolist(), reader))
                 continue
-            mine = values if len(positions) == len(values) else values.take(pa.array(positions))
-            cursor = Cursor(mine, begins[positions])
+            messages = values if len(positions) == len(values) else values.take(pa.array(positions))
+            cursor = Cursor(messages, begins[positions])
             gathered.add(positions, reader.read(cursor))
             reasons.update({int(positions[position]): reason for position, reason in cursor.reasons.items()})
         return gathered.array(protobuf_types.struct_of(self._columns)), reasons
 
     def _reader(self, path: tuple[int, ...]) -> _MessageReader | str:
-        known = self._known.get(path)
-        if known is None:
+        reader = self._readers.get(path)
+        if reader is None:
             message = protobuf_schemas.message_at(self._file, path)
             try:
-                known = message if isinstance(message, str) else _MessageReader(message, self._columns, "")
+                reader = message if isinstance(message, str) else _MessageReader(message, self._columns, "")
             except SchemaMismatchError as error:
-                known = f"schema {self._number} of the registry does not fit: {error}"
-            if len(self._known) < _DEEPEST:  # broken records may have any
-                self._known[path] = known
-        return known
+                reader = f"schema {self._number} of the registry does not fit: {error}"
+            if len(self._readers) < _DEEPEST:  # broken records may have any
+                self._readers[path] = reader
+        return reader
 
 
 def _message_indexes(head: Cursor) -> tuple[list[tuple[int, ...]], Places]:
@@ -157,13 +157,13 @@ class _MessageReader:
         self._columns: Final = columns
         self._kind: Final = protobuf_types.struct_of(columns)
         self._wanted: Final[dict[int, _FieldReader]] = {}
-        self._of: Final[dict[str, int]] = {}
+        self._field_numbers: Final[dict[str, int]] = {}
         for column in columns:
             by_name, by_number = message.fields_by_name, message.fields_by_number
             field = by_name.get(column.name) if column.number is None else by_number.get(column.number)
             if field is not None:
                 self._wanted[field.number] = _FieldReader(field, column, f"{path}{field.name}")
-                self._of[column.name] = field.number
+                self._field_numbers[column.name] = field.number
             elif column.required and column.default is None:
                 raise SchemaMismatchError(f"the required field {path}{column.name} is missing")
         self._oneofs: Final = {
@@ -176,7 +176,7 @@ class _MessageReader:
     def read(self, cursor: Cursor) -> pa.StructArray:
         """Return the columns of all messages that a cursor stands before."""
         count = len(cursor)
-        read: dict[int, list[_Read]] = {number: [] for number in self._wanted}
+        read_values: dict[int, list[_Read]] = {number: [] for number in self._wanted}
         chosen: dict[str, Places] = {}
         pending = np.full(count, _NO_TAG, np.int64)
         rows = np.arange(count)
@@ -193,15 +193,15 @@ class _MessageReader:
             if number in self._oneofs:
                 self._check_oneof(cursor, rows, number, chosen)
             if number in self._wanted:
-                read[number] += self._wanted[number].read(cursor, rows, wire)
+                read_values[number] += self._wanted[number].read(cursor, rows, wire)
             elif self._is_entry:  # what some of Protobuf's parsers then leave out is the entry
                 reason = f"{self._path}field number {number} is in a map's entry, which has key and value"
                 cursor.fail(rows, None, reason)
             else:
                 _skip(cursor, rows, wire, f"{self._path}field number {number}")
         arrays = [
-            self._wanted[self._of[column.name]].array(cursor, read[self._of[column.name]])
-            if column.name in self._of
+            self._wanted[self._field_numbers[column.name]].array(cursor, read_values[self._field_numbers[column.name]])
+            if column.name in self._field_numbers
             else pa.repeat(pa.scalar(column.default, column.kind), count)
             for column in self._columns
         ]
@@ -217,22 +217,22 @@ class _MessageReader:
 
     def _check_oneof(self, cursor: Cursor, rows: Places, number: int, chosen: dict[str, Places]) -> None:
         oneof, name = self._oneofs[number]
-        before = chosen.setdefault(oneof, np.zeros(len(cursor), np.int64))
-        other = (before[rows] != 0) & (before[rows] != number)
-        cursor.fail(rows, other, f"field {self._path}{name} is not the only one of its oneof {oneof}")
-        before[rows] = number
+        chosen_numbers = chosen.setdefault(oneof, np.zeros(len(cursor), np.int64))
+        has_other = (chosen_numbers[rows] != 0) & (chosen_numbers[rows] != number)
+        cursor.fail(rows, has_other, f"field {self._path}{name} is not the only one of its oneof {oneof}")
+        chosen_numbers[rows] = number
 
 
-def _skip(cursor: Cursor, rows: Places, wire: int, what: str) -> None:
+def _skip(cursor: Cursor, rows: Places, wire: int, path: str) -> None:
     if wire == VARINT:
-        cursor.number(rows, what)
+        cursor.number(rows, path)
     elif wire == BYTES:
-        cursor.piece(rows, cursor.number(rows, what), what)
+        cursor.piece(rows, cursor.number(rows, path), path)
     elif wire in (FIXED32, FIXED64):
-        cursor.piece(rows, 4 if wire == FIXED32 else 8, what)
+        cursor.piece(rows, 4 if wire == FIXED32 else 8, path)
     else:
         reason = "is a group" if wire in (GROUP, GROUP_END) else f"has the wire type {wire}"
-        cursor.fail(rows, None, f"{what} {reason}, which can't be read")
+        cursor.fail(rows, None, f"{path} {reason}, which can't be read")
 
 
 class _FieldReader:
@@ -240,13 +240,13 @@ class _FieldReader:
 
     :param field: as the writer has it
     :param column: as the reader has it
-    :param what: the field is called, with the names that lead to it
+    :param path: the field's name, with the names that lead to it
     """
 
-    def __init__(self, field: FieldDescriptor, column: Column, what: str) -> None:
+    def __init__(self, field: FieldDescriptor, column: Column, path: str) -> None:
         self._field: Final = field
         self._column: Final = column
-        self._what: Final = what
+        self._field_path: Final = path
         self._type: Final = protobuf_types.type_name(field)
         is_list = field.is_repeated and pa.types.is_list(column.kind)
         self._item: Final = column.parts[0] if is_list else column
@@ -254,7 +254,7 @@ class _FieldReader:
         if protobuf_types.is_map(field):
             if not pa.types.is_map(column.kind):
                 raise self._mismatch()
-            self._message = _MessageReader(field.message_type, _entry(column), f"{what}.")
+            self._message = _MessageReader(field.message_type, _entry(column), f"{path}.")
             return
         if field.is_repeated and not is_list:
             raise self._mismatch()
@@ -271,38 +271,40 @@ class _FieldReader:
             inner = (Column("seconds", pa.int64(), True, 1), Column("nanos", pa.int32(), True, 2))
         elif not pa.types.is_struct(kind):
             raise self._mismatch()
-        self._message = _MessageReader(field.message_type, inner, f"{what}{'[]' if field.is_repeated else ''}.")
+        self._message = _MessageReader(field.message_type, inner, f"{path}{'[]' if field.is_repeated else ''}.")
 
     def _mismatch(self) -> SchemaMismatchError:
         kind = protobuf_types.described(self._field)
-        return SchemaMismatchError(f"{named(self._what)} is {kind}, which is not {column_type(self._column.kind)}")
+        return SchemaMismatchError(
+            f"{named(self._field_path)} is {kind}, which is not {column_type(self._column.kind)}"
+        )
 
     def read(self, cursor: Cursor, rows: Places, wire: int) -> list[_Read]:
         """Read the field of messages that stand behind its tag."""
-        where = ALL if len(rows) == len(cursor) else rows
+        selection = ALL if len(rows) == len(cursor) else rows
         if wire == wire_type(self._type):
-            return [(rows, self._value(cursor, where))]
+            return [(rows, self._value(cursor, selection))]
         if wire == BYTES and self._field.is_repeated:
             return self._packed(cursor, rows)
-        cursor.fail(rows, None, f"{named(self._what)} has the wire type {wire}, which {self._type} has not")
+        cursor.fail(rows, None, f"{named(self._field_path)} has the wire type {wire}, which {self._type} has not")
         return []
 
     def _value(self, cursor: Cursor, rows: Any) -> Any:
         if self._type in _VARINTS:
-            return cursor.number(rows, self._what)
+            return cursor.number(rows, self._field_path)
         if self._type in FIXED:
-            return cursor.fixed(rows, FIXED[self._type], self._what)
-        return cursor.piece(rows, cursor.number(rows, self._what), self._what).array()
+            return cursor.fixed(rows, FIXED[self._type], self._field_path)
+        return cursor.piece(rows, cursor.number(rows, self._field_path), self._field_path).array()
 
     def _packed(self, cursor: Cursor, rows: Places) -> list[_Read]:
         """Read the items of each that lie one after the other: the first one of all, then the second, and so on."""
-        items = Cursor(cursor.piece(rows, cursor.number(rows, self._what), self._what).array(), 0)
+        items = Cursor(cursor.piece(rows, cursor.number(rows, self._field_path), self._field_path).array(), 0)
         read: list[_Read] = []
         unfinished = np.flatnonzero(items.left(ALL) > 0)
         while len(unfinished):
             read.append((rows[unfinished], self._value(items, unfinished)))
             unfinished = unfinished[items.left(unfinished) > 0]
-        _hand_on(items, cursor, rows)
+        _fail_owners(items, cursor, rows)
         return read
 
     def array(self, cursor: Cursor, read: Sequence[_Read]) -> pa.Array:
@@ -311,17 +313,17 @@ class _FieldReader:
         if self._field.is_repeated:
             return self._repeated(cursor, owners, values)
         count = len(cursor)
-        times = np.bincount(owners, minlength=count)
-        if (times > 1).any():
-            cursor.fail(ALL, times > 1, f"{named(self._what)} is there twice")
+        counts = np.bincount(owners, minlength=count)
+        if (counts > 1).any():
+            cursor.fail(ALL, counts > 1, f"{named(self._field_path)} is there twice")
             owners, first = np.unique(owners, return_index=True)
             values = values.take(pa.array(first)) if isinstance(values, pa.Array) else values[first]
-        absent = np.flatnonzero(times == 0)
+        absent = np.flatnonzero(counts == 0)
         in_entry = self._field.containing_type.GetOptions().map_entry
         if len(absent) and (in_entry or not self._field.has_presence):
             owners, values = self._joined([(owners, values), (absent, self._defaults(len(absent)))])
         elif len(absent) and (self._column.required or self._field.is_required):
-            cursor.fail(absent, None, f"the required field {self._what} is missing")
+            cursor.fail(absent, None, f"the required field {self._field_path} is missing")
         gathered = Gathered(count)
         gathered.add(owners, self._converted(cursor, owners, values))
         return gathered.array(self._item.kind)
@@ -346,7 +348,7 @@ class _FieldReader:
             keys, items = items.flatten()
             if keys.null_count:  # a key that does not fit, of a record that has its reason
                 keys = keys.fill_null(pa.scalar(0, keys.type))
-        return collected(cursor, ALL, owners, keys, items, self._column.kind, self._what)
+        return collected(cursor, ALL, owners, keys, items, self._column.kind, self._field_path)
 
     def _converted(self, cursor: Cursor, owners: Places, values: Any) -> pa.Array:
         """Return values of the item's type; a message that has one which does not fit gets the reason."""
@@ -354,10 +356,10 @@ class _FieldReader:
         if self._message is not None:
             return self._messages(cursor, owners, values, self._message)
         if self._type == "string":
-            texts = as_text(cursor, owners, values, self._what)
-            return values if kind == pa.binary() else cast(cursor, owners, texts, kind, self._what)
+            texts = as_text(cursor, owners, values, self._field_path)
+            return values if kind == pa.binary() else cast(cursor, owners, texts, kind, self._field_path)
         if self._type == "bytes":
-            return as_text(cursor, owners, values, self._what) if kind == pa.string() else values
+            return as_text(cursor, owners, values, self._field_path) if kind == pa.string() else values
         if self._type in _VARINTS:
             values = self._ranged(cursor, owners, values)
         if self._type == "enum" and kind == pa.string():
@@ -365,16 +367,18 @@ class _FieldReader:
         array = pa.array(np.ascontiguousarray(values))
         if pa.types.is_decimal(kind):
             array = array.cast(_UNSIGNED)
-        return cast(cursor, owners, array, kind, self._what)
+        return cast(cursor, owners, array, kind, self._field_path)
 
     def _ranged(self, cursor: Cursor, owners: Places, values: Places) -> NDArray[Any]:
         if self._type.startswith("sint"):
             values = from_zigzag(values)
         smallest, largest, dtype = _VARINTS[self._type]
-        beyond = (values < smallest) | (values > largest)
-        if beyond.any():
-            cursor.fail(owners, beyond, f"{named(self._what)} is written as a number that {self._type} lacks")
-            values = np.where(beyond, 0, values)
+        out_of_range = (values < smallest) | (values > largest)
+        if out_of_range.any():
+            cursor.fail(
+                owners, out_of_range, f"{named(self._field_path)} is written as a number that {self._type} lacks"
+            )
+            values = np.where(out_of_range, 0, values)
         return values.astype(dtype)
 
     def _symbols(self, cursor: Cursor, owners: Places, values: NDArray[Any]) -> pa.Array:
@@ -384,20 +388,22 @@ class _FieldReader:
         unknown = np.array([symbol is None for symbol in symbols], np.bool_)[index]
         for number in np.unique(values[unknown]).tolist():
             enum = self._field.enum_type.name
-            cursor.fail(owners, values == number, f"{named(self._what)} is {number}, which {enum} has no name for")
+            cursor.fail(
+                owners, values == number, f"{named(self._field_path)} is {number}, which {enum} has no name for"
+            )
         return pa.array(symbols, pa.string()).take(pa.array(index))
 
     def _messages(self, cursor: Cursor, owners: Places, values: pa.Array, reader: _MessageReader) -> pa.Array:
         inner = Cursor(values, 0)
-        read = reader.read(inner)
+        column = reader.read(inner)
         name = self._field.message_type.full_name
         if name == protobuf_schemas.TIMESTAMP and not pa.types.is_struct(self._item.kind):
-            seconds, nanos = read.flatten()
-            read = _instants(inner, seconds, nanos, self._what)
+            seconds, nanos = column.flatten()
+            column = _instants(inner, seconds, nanos, self._field_path)
         elif name in protobuf_types.WRAPPERS:
-            [read] = read.flatten()
-        _hand_on(inner, cursor, owners)
-        return read
+            [column] = column.flatten()
+        _fail_owners(inner, cursor, owners)
+        return column
 
 
 def _entry(column: Column) -> tuple[Column, Column]:
@@ -409,20 +415,20 @@ def _entry(column: Column) -> tuple[Column, Column]:
     )
 
 
-def _hand_on(inner: Cursor, cursor: Cursor, owners: Places) -> None:
+def _fail_owners(inner: Cursor, cursor: Cursor, owners: Places) -> None:
     """Give up the messages that have a part which was given up."""
     for position, reason in inner.reasons.items():
         cursor.fail(owners[position : position + 1], None, reason)
 
 
-def _instants(cursor: Cursor, seconds: pa.Array, nanos: pa.Array, what: str) -> pa.Array:
+def _instants(cursor: Cursor, seconds: pa.Array, nanos: pa.Array, path: str) -> pa.Array:
     whole = seconds.to_numpy(zero_copy_only=False).astype(np.int64)
     part = nanos.to_numpy(zero_copy_only=False).astype(np.int64)
-    beyond = (whole < _SECONDS[0]) | (whole > _SECONDS[1]) | (part < 0) | (part >= 10**9)
-    cursor.fail(ALL, beyond, f"{named(what)} is no time of the years 1 to 9999")
-    for row in np.flatnonzero((part % 1000 != 0) & ~beyond).tolist():
-        cursor.fail(np.array([row]), None, f"{named(what)} does not fit TIMESTAMP: {whole[row]} s and {part[row]} ns")
-    return pa.array(np.where(beyond, 0, whole) * 10**6 + part // 1000).cast(pa.timestamp("us", "UTC"))
+    out_of_range = (whole < _SECONDS[0]) | (whole > _SECONDS[1]) | (part < 0) | (part >= 10**9)
+    cursor.fail(ALL, out_of_range, f"{named(path)} is no time of the years 1 to 9999")
+    for row in np.flatnonzero((part % 1000 != 0) & ~out_of_range).tolist():
+        cursor.fail(np.array([row]), None, f"{named(path)} does not fit TIMESTAMP: {whole[row]} s and {part[row]} ns")
+    return pa.array(np.where(out_of_range, 0, whole) * 10**6 + part // 1000).cast(pa.timestamp("us", "UTC"))
 
 
 def _is_readable(writer: str, kind: pa.DataType) -> bool:

@@ -51,22 +51,22 @@ class MessageWriter:
     """
 
     def __init__(self, message: Descriptor, rows: pa.StructType, path: str = "") -> None:
-        places = {column.name: place for place, column in enumerate(rows)}
-        unknown = [name for name in places if name not in message.fields_by_name]
+        indexes = {column.name: index for index, column in enumerate(rows)}
+        unknown = [name for name in indexes if name not in message.fields_by_name]
         if unknown:
             raise RefusedError(
                 f"ProtobufFormat: column {path}{unknown[0]} is no field of the message {message.full_name}"
             )
-        missing = [field.name for field in message.fields if field.is_required and field.name not in places]
+        missing = [field.name for field in message.fields if field.is_required and field.name not in indexes]
         if missing:
             raise RefusedError(f"ProtobufFormat: the required field {path}{missing[0]} has no column")
-        fields = sorted((message.fields_by_name[name] for name in places), key=lambda field: field.number)
+        fields = sorted((message.fields_by_name[name] for name in indexes), key=lambda field: field.number)
         self._fields: Final = [
-            (places[field.name], _FieldWriter(field, rows.field(field.name).type, f"{path}{field.name}"))
+            (indexes[field.name], _FieldWriter(field, rows.field(field.name).type, f"{path}{field.name}"))
             for field in fields
         ]
-        oneofs = [[field.name for field in oneof.fields if field.name in places] for oneof in message.oneofs]
-        self._oneofs: Final = [[places[name] for name in names] for names in oneofs if len(names) > 1]
+        oneofs = [[field.name for field in oneof.fields if field.name in indexes] for oneof in message.oneofs]
+        self._oneofs: Final = [[indexes[name] for name in names] for names in oneofs if len(names) > 1]
         self._names: Final = [f"{path}{column.name}" for column in rows]
 
     def write(self, rows: pa.StructArray) -> pa.Array:
@@ -77,11 +77,13 @@ class MessageWriter:
         """
         columns = rows.flatten()
         for oneof in self._oneofs:
-            given = sum(columns[place].is_valid().to_numpy(zero_copy_only=False).astype(np.int64) for place in oneof)
-            if (given > 1).any():
-                names = " and ".join(self._names[place] for place in oneof)
+            present_count = sum(
+                columns[index].is_valid().to_numpy(zero_copy_only=False).astype(np.int64) for index in oneof
+            )
+            if (present_count > 1).any():
+                names = " and ".join(self._names[index] for index in oneof)
                 raise _refused(f"columns {names} are of one oneof, and at most one of them may be other than null")
-        return _joined([piece for place, writer in self._fields for piece in writer.write(columns[place])])
+        return _joined([piece for index, writer in self._fields for piece in writer.write(columns[index])])
 
 
 class _FieldWriter:
@@ -89,28 +91,28 @@ class _FieldWriter:
 
     :param field: to write
     :param kind: the column's type
-    :param what: the column is called, with the names that lead to it
+    :param path: the column's name, with the names that lead to it
     """
 
-    def __init__(self, field: FieldDescriptor, kind: pa.DataType, what: str) -> None:
+    def __init__(self, field: FieldDescriptor, kind: pa.DataType, path: str) -> None:
         self._field: Final = field
-        self._what: Final = what
+        self._path: Final = path
         self._entry: Final[list[_ValueWriter]] = []
         is_map = protobuf_types.is_map(field)
         if is_map != pa.types.is_map(kind) or (field.is_repeated and not is_map) != pa.types.is_list(kind):
-            raise _mismatch(field, kind, what)
+            raise _mismatch(field, kind, path)
         if is_map:
             key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-            self._entry.extend([_ValueWriter(key, kind.key_type, what), _ValueWriter(value, kind.item_type, what)])
+            self._entry.extend([_ValueWriter(key, kind.key_type, path), _ValueWriter(value, kind.item_type, path)])
         else:
-            self._value: Final = _ValueWriter(field, kind.value_type if field.is_repeated else kind, what)
+            self._value: Final = _ValueWriter(field, kind.value_type if field.is_repeated else kind, path)
         self._tag: Final = varint(field.number << 3 | (BYTES if self._entry or field.is_packed else self._value.wire))
 
     def write(self, values: pa.Array) -> list[pa.Array]:
         """Return, of each row, the pieces that the field is, one after the other; they are empty where it is absent."""
         if values.null_count and (self._field.is_required or not self._field.has_presence):
-            instead = "an empty one" if self._field.is_repeated else "another value, or make the field optional"
-            raise _refused(f"column {self._what} is null, and {self._field.full_name} can't be: give it {instead}")
+            remedy = "an empty one" if self._field.is_repeated else "another value, or make the field optional"
+            raise _refused(f"column {self._path} is null, and {self._field.full_name} can't be: give it {remedy}")
         if self._field.is_repeated:
             return [self._repeated(values)]
         valid = values.is_valid().to_numpy(zero_copy_only=False)
@@ -127,19 +129,19 @@ class _FieldWriter:
         parts = [values.keys, values.items] if self._entry else [values.values]
         parts = [part[begin:end] for part in parts]
         if any(part.null_count for part in parts):
-            raise _refused(f"column {self._what} has an item that is null, and Protobuf has no such items")
-        every = np.ones(end - begin, np.bool_)
+            raise _refused(f"column {self._path} has an item that is null, and Protobuf has no such items")
+        all_present = np.ones(end - begin, np.bool_)
         if self._entry:
             pieces = [
                 piece
                 for number, (writer, part) in enumerate(zip(self._entry, parts, strict=True), 1)
-                for piece in writer.framed(writer.raw(part), varint(number << 3 | writer.wire), every)
+                for piece in writer.framed(writer.raw(part), varint(number << 3 | writer.wire), all_present)
             ]
-            return _grouped(_joined(_with_length(_joined(pieces), self._tag, every)), offsets - begin)
+            return _grouped(_joined(_with_length(_joined(pieces), self._tag, all_present)), offsets - begin)
         raw = self._value.raw(parts[0])
         if not self._field.is_packed:
-            return _grouped(_joined(self._value.framed(raw, self._tag, every)), offsets - begin)
-        items = _grouped(_joined(self._value.framed(raw, b"", every)), offsets - begin)
+            return _grouped(_joined(self._value.framed(raw, self._tag, all_present)), offsets - begin)
+        items = _grouped(_joined(self._value.framed(raw, b"", all_present)), offsets - begin)
         return _joined(_with_length(items, self._tag, np.diff(offsets) > 0))
 
 
@@ -149,16 +151,16 @@ class _ValueWriter:
     :ivar wire: the wire type
     """
 
-    def __init__(self, field: FieldDescriptor, kind: pa.DataType, what: str) -> None:
+    def __init__(self, field: FieldDescriptor, kind: pa.DataType, path: str) -> None:
         self._type: Final = protobuf_types.type_name(field)
         self._enum: Final = field.enum_type
-        self._what: Final = what
+        self._path: Final = path
         self._name: Final = field.message_type.full_name if field.message_type is not None else ""
         self.wire: Final = wire_type(self._type)
         rows = self._rows(kind)
         if rows is None and (self._type in ("message", "group") or not _is_writable(kind, self._type)):
-            raise _mismatch(field, kind, what)
-        self._message: Final = MessageWriter(field.message_type, rows, f"{what}.") if rows is not None else None
+            raise _mismatch(field, kind, path)
+        self._message: Final = MessageWriter(field.message_type, rows, f"{path}.") if rows is not None else None
 
     def _rows(self, kind: pa.DataType) -> pa.StructType | None:
         """Return the rows that a message is written of, None where the field is no message."""
@@ -195,21 +197,21 @@ class _ValueWriter:
         try:
             return values.cast(kind)
         except pa.ArrowInvalid as error:
-            raise _refused(f"column {self._what} does not fit {self._type}: {error}") from None
+            raise _refused(f"column {self._path} does not fit {self._type}: {error}") from None
 
     def _numbers(self, values: pa.Array) -> NDArray[Any]:
-        known = {value.name: value.number for value in self._enum.values}
+        numbers_by_name = {value.name: value.number for value in self._enum.values}
         if pa.types.is_string(values.type):
             codes = values.dictionary_encode()
             names = codes.dictionary.to_pylist()
-            unknown = [name for name in names if name not in known]
-            numbers = np.array([known.get(name) or 0 for name in names], np.int32)
+            unknown = [name for name in names if name not in numbers_by_name]
+            numbers = np.array([numbers_by_name.get(name) or 0 for name in names], np.int32)
             index = codes.indices.to_numpy()
         else:
             numbers, index = np.unique(self._cast(values, pa.int32()).to_numpy(), return_inverse=True)
-            unknown = [number for number in numbers.tolist() if number not in known.values()]
+            unknown = [number for number in numbers.tolist() if number not in numbers_by_name.values()]
         if unknown:
-            raise _refused(f"column {self._what} is {unknown[0]!r}, which the enum {self._enum.full_name} lacks")
+            raise _refused(f"column {self._path} is {unknown[0]!r}, which the enum {self._enum.full_name} lacks")
         symbols: NDArray[np.int32] = numbers[index]
         return symbols
 
@@ -218,10 +220,10 @@ class _ValueWriter:
             return pa.StructArray.from_arrays([values], ["value"])
         if self._name == protobuf_schemas.TIMESTAMP and _is_instant(values.type):
             moments = values.cast(pa.int64()).to_numpy()
-            beyond = (moments < _FIRST) | (moments > _LAST)
-            if beyond.any():
+            out_of_range = (moments < _FIRST) | (moments > _LAST)
+            if out_of_range.any():
                 raise _refused(
-                    f"column {self._what} is no time of the years 1 to 9999: {moments[beyond][0]} microseconds"
+                    f"column {self._path} is no time of the years 1 to 9999: {moments[out_of_range][0]} microseconds"
                 )
             seconds, part = np.divmod(moments, 10**6)
             return pa.StructArray.from_arrays([seconds, (part * 1000).astype(np.int32)], ["seconds", "nanos"])
@@ -238,9 +240,9 @@ def _is_writable(kind: pa.DataType, field: str) -> bool:
     return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0))
 
 
-def _mismatch(field: FieldDescriptor, kind: pa.DataType, what: str) -> RefusedError:
+def _mismatch(field: FieldDescriptor, kind: pa.DataType, path: str) -> RefusedError:
     return RefusedError(
-        f"ProtobufFormat: column {what} is {column_type(kind)}, and field {field.full_name} is "
+        f"ProtobufFormat: column {path} is {column_type(kind)}, and field {field.full_name} is "
         f"{protobuf_types.described(field)}"
     )
 
@@ -252,8 +254,8 @@ def _refused(message: str) -> RecordRefusedError:
 def _is_other_than_zero(raw: Any) -> NDArray[np.bool_]:
     if isinstance(raw, pa.Array):
         raw = pc.binary_length(raw).to_numpy()
-    others: NDArray[np.bool_] = np.not_equal(raw.view(f"u{raw.itemsize}"), 0)  # by its bits: -0.0 is written
-    return others
+    is_nonzero: NDArray[np.bool_] = np.not_equal(raw.view(f"u{raw.itemsize}"), 0)  # by its bits: -0.0 is written
+    return is_nonzero
 
 
 def _spread(raw: Any, valid: NDArray[np.bool_]) -> Any:
@@ -307,7 +309,7 @@ def _grouped(items: pa.Array, offsets: NDArray[np.int32]) -> pa.Array:
     """
     if not len(items):
         return pa.array([b""] * (len(offsets) - 1), pa.binary())
-    _, places, content = items.buffers()
-    bounds = np.frombuffer(places, np.int32, len(items) + 1, items.offset * 4)
+    _, item_offsets, content = items.buffers()
+    bounds = np.frombuffer(item_offsets, np.int32, len(items) + 1, items.offset * 4)
     buffers = [None, pa.py_buffer(np.ascontiguousarray(bounds[offsets])), content]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)

@@ -60,6 +60,10 @@ class ProtobufFormat(RegistryFormat):
     def schema_of(self, columns: str, name: str, latest: Callable[[], Writer | None]) -> str:
         """Return the schema of a message that has a table's columns; each keeps the number that it had before."""
         protobuf_types.of_columns(columns)  # a column without a type is refused before a registry is asked
-        before = latest()
-        known = before.descriptor if isinstance(before, ProtobufWriter) and before.name == name else None
-        return protobuf_schemas.schema_of_columns(columns, name, known)
+        latest_writer = latest()
+        latest_message = (
+            latest_writer.descriptor
+            if isinstance(latest_writer, ProtobufWriter) and latest_writer.name == name
+            else None
+        )
+        return protobuf_schemas.schema_of_columns(columns, name, latest_message)

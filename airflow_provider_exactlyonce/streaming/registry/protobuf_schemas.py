@@ -87,13 +87,13 @@ def _protoc(schema: str, imports: tuple[tuple[str, str], ...]) -> bytes:
     """Return a schema and all that it imports as a serialized ``FileDescriptorSet``, those first that others import."""
     from google.protobuf import descriptor_pb2
 
-    given = descriptor_pb2.FileDescriptorSet()
+    serialized_files = descriptor_pb2.FileDescriptorSet()
     with tempfile.TemporaryDirectory(prefix="exactlyonce-protoc-") as folder:
         for name, text in (*imports, (_FILE, schema)):
             serialized = _serialized(text)
             if serialized is not None:
                 serialized.name = name
-                given.file.append(serialized)
+                serialized_files.file.append(serialized)
                 continue
             file = Path(folder, "texts", name).resolve()
             if Path(folder).resolve() not in file.parents:
@@ -102,10 +102,10 @@ def _protoc(schema: str, imports: tuple[tuple[str, str], ...]) -> bytes:
             file.write_text(text, encoding="utf-8")
         Path(folder, "texts").mkdir(exist_ok=True)
         arguments = ["-I", str(Path(folder, "texts")), "--include_imports", f"--descriptor_set_out={folder}/compiled"]
-        if given.file:
-            Path(folder, "given").write_bytes(given.SerializeToString())
+        if serialized_files.file:
+            Path(folder, "given").write_bytes(serialized_files.SerializeToString())
             arguments.append(f"--descriptor_set_in={folder}/given")
-        done = subprocess.run(  # in this process it would write what is wrong past us
+        protoc = subprocess.run(  # in this process it would write what is wrong past us
             [sys.executable, "-m", "grpc_tools.protoc", *arguments, _FILE],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
@@ -114,13 +114,13 @@ def _protoc(schema: str, imports: tuple[tuple[str, str], ...]) -> bytes:
             errors="replace",
             timeout=_COMPILE_SECONDS,
         )
-        if done.returncode:
-            said = [line for line in done.stderr.splitlines() if ".proto:" in line and "warning:" not in line]
-            if not said:
+        if protoc.returncode:
+            errors = [line for line in protoc.stderr.splitlines() if ".proto:" in line and "warning:" not in line]
+            if not errors:
                 raise BatchFailedError(
-                    f"protoc ended with {done.returncode}, and says of no schema: {done.stderr[-500:]}"
+                    f"protoc ended with {protoc.returncode}, and says of no schema: {protoc.stderr[-500:]}"
                 )
-            reason = said[0].rpartition(f"{_FILE}:")[2].strip()
+            reason = errors[0].rpartition(f"{_FILE}:")[2].strip()
             raise RefusedError(f"{schema[:200]!r} is no Protobuf schema: {reason}")
         return Path(folder, "compiled").read_bytes()
 
@@ -145,12 +145,14 @@ def message_named(file: FileDescriptor, name: str | None) -> Descriptor:
     :raises RefusedError: when there is none
     """
     top = _messages(file)
-    known = {message.full_name: message for first in top for message in _with_nested(first)}
+    messages_by_name = {message.full_name: message for first in top for message in _with_nested(first)}
     if name is None and top:
         return top[0]
-    found = known.get(str(name)) or known.get(f"{file.package}.{name}")
+    found = messages_by_name.get(str(name)) or messages_by_name.get(f"{file.package}.{name}")
     if found is None:
-        raise RefusedError(f"the Protobuf schema has no message {name or ''}; it has {', '.join(known) or 'none'}")
+        raise RefusedError(
+            f"the Protobuf schema has no message {name or ''}; it has {', '.join(messages_by_name) or 'none'}"
+        )
     return found
 
 
@@ -164,7 +166,7 @@ def message_at(file: FileDescriptor, indexes: Sequence[int]) -> Descriptor | str
     for index in indexes:
         ways = (_messages(file),) * 2 if message is None else (_declared(message), list(message.nested_types))
         found = {way[index].full_name: way[index] for way in ways if 0 <= index < len(way)}
-        real = [one for one in found.values() if not one.GetOptions().map_entry]
+        real = [candidate for candidate in found.values() if not candidate.GetOptions().map_entry]
         if len(real) != 1:
             leads = "may mean several messages" if real else "lead to no message"
             return f"its message indexes {list(indexes)} {leads} of its schema"
@@ -180,13 +182,13 @@ def indexes_of(message: Descriptor) -> list[int]:
     indexes: list[int] = []
     inner = message
     while (outer := inner.containing_type) is not None:
-        place, other = (_names(way).index(inner.name) for way in (_declared(outer), outer.nested_types))
-        if place != other:
+        index, other_index = (_names(way).index(inner.name) for way in (_declared(outer), outer.nested_types))
+        if index != other_index:
             raise RefusedError(
                 f"message {message.full_name} is declared after a map field, and readers count such messages in two "
                 f"ways: declare it before, or outside of {outer.full_name}"
             )
-        indexes.insert(0, place)
+        indexes.insert(0, index)
         inner = outer
     return [_names(_messages(message.file)).index(inner.name), *indexes]
 
@@ -227,16 +229,18 @@ def schema_of_columns(columns: str, name: str, before: Descriptor | None) -> str
 def _message(columns: Sequence[ddl.Field], name: str, path: str, before: Descriptor | None) -> str:
     from google.protobuf import descriptor_pb2
 
-    known = descriptor_pb2.DescriptorProto()
+    previous = descriptor_pb2.DescriptorProto()
     if before is not None:
-        before.CopyToProto(known)
-    numbers = {field.name: field.number for field in known.field}
-    wanted = {column.name for column in columns}
-    gone = [(numbers[field], numbers[field]) for field in numbers.keys() - wanted]
-    gone += [(reserved.start, reserved.end - 1) for reserved in known.reserved_range]
-    highest = max([*numbers.values(), *(last for _, last in gone)], default=0)
-    lines = [f"  reserved {', '.join(_range(*numbers) for numbers in sorted(gone))};"] if gone else []
-    names = sorted({*known.reserved_name, *numbers} - wanted)  # registries ask for them as well
+        before.CopyToProto(previous)
+    numbers = {field.name: field.number for field in previous.field}
+    column_names = {column.name for column in columns}
+    reserved_ranges = [(numbers[field], numbers[field]) for field in numbers.keys() - column_names]
+    reserved_ranges += [(reserved.start, reserved.end - 1) for reserved in previous.reserved_range]
+    highest = max([*numbers.values(), *(last for _, last in reserved_ranges)], default=0)
+    lines = (
+        [f"  reserved {', '.join(_range(*numbers) for numbers in sorted(reserved_ranges))};"] if reserved_ranges else []
+    )
+    names = sorted({*previous.reserved_name, *numbers} - column_names)  # registries ask for them as well
     lines += [f"  reserved {', '.join(map(json.dumps, names))};"] if names else []
     declared = []
     for column in columns:
@@ -276,10 +280,10 @@ def _field(column: ddl.Field, path: str, number: int, before: FieldDescriptor | 
         )
     nested = ""
     if item.name == "STRUCT":
-        named = "".join(part[:1].upper() + part[1:] for part in column.name.split("_"))
-        nested = _message(item.fields, named, f"{path}.", inner) + "\n"
+        type_name = "".join(part[:1].upper() + part[1:] for part in column.name.split("_"))
+        nested = _message(item.fields, type_name, f"{path}.", inner) + "\n"
     elif item.name in _SCALARS:
-        named = _SCALARS[item.name]
+        type_name = _SCALARS[item.name]
     else:
         raise RefusedError(
             f"ProtobufFormat: column {path} is {kind}, for which Protobuf has no type: {INSTEAD[item.name]}"
@@ -287,5 +291,5 @@ def _field(column: ddl.Field, path: str, number: int, before: FieldDescriptor | 
     if kind.name == "MAP":
         if kind.inner[0].name not in _KEYS:
             raise RefusedError(f"ProtobufFormat: column {path} is {kind}: a map's keys are texts, integers or booleans")
-        named = f"map<{_SCALARS[kind.inner[0].name]}, {named}>"
-    return f"{nested}{label}{named} {column.name} = {number};"
+        type_name = f"map<{_SCALARS[kind.inner[0].name]}, {type_name}>"
+    return f"{nested}{label}{type_name} {column.name} = {number};"

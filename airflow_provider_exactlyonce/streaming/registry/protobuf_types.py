@@ -104,7 +104,9 @@ def of_columns(columns: str) -> tuple[Column, ...]:
 
 def _declared(name: str, kind: ddl.DataType, required: bool, path: str) -> Column:
     if kind.name == "STRUCT":
-        parts = tuple(_declared(of.name, of.type, of.required, f"{path}.{of.name}") for of in kind.fields)
+        parts = tuple(
+            _declared(field.name, field.type, field.required, f"{path}.{field.name}") for field in kind.fields
+        )
         return Column(name, struct_of(parts), required, parts=parts)
     if kind.inner:
         parts = tuple(_declared("", inner, False, path) for inner in kind.inner)

@@ -31,36 +31,40 @@ def encoded(given: RegistryFormat, topic: str | None, values: DataFrame, value: 
     return writer.encode(value, number)
 
 
-def _settled(given: RegistryFormat, topic: str | None, values: DataFrame) -> tuple[Writer, int]:
-    if given.schema_id is not None:
-        return _checked(given.writer(str(given.schema), {}), values), given.schema_id
+def _settled(value_format: RegistryFormat, topic: str | None, values: DataFrame) -> tuple[Writer, int]:
+    if value_format.schema_id is not None:
+        return _checked(value_format.writer(str(value_format.schema), {}), values), value_format.schema_id
     registry = connection.connect(connection.from_environment())
-    if given.schema == LATEST:
-        latest = _latest(given, registry, f"{topic}-value")
+    if value_format.schema == LATEST:
+        latest = _latest(value_format, registry, f"{topic}-value")
         if latest is None:
-            raise RefusedError(f"{type(given).__name__}('latest'): the schema registry has no subject {topic}-value")
+            raise RefusedError(
+                f"{type(value_format).__name__}('latest'): the schema registry has no subject {topic}-value"
+            )
         return _checked(latest[0], values), latest[1]
     name = _record_name(topic)
-    if given.schema is None:
-        subject = _subject(given, topic, name)
-        schema = given.schema_of(_columns(values), name, lambda: (_latest(given, registry, subject) or (None,))[0])
-        writer = given.writer(schema, {})
+    if value_format.schema is None:
+        subject = _subject(value_format, topic, name)
+        schema = value_format.schema_of(
+            _columns(values), name, lambda: (_latest(value_format, registry, subject) or (None,))[0]
+        )
+        writer = value_format.writer(schema, {})
     else:
-        schema, writer = given.schema, given.writer(given.schema, {})
-        subject = _subject(given, topic, writer.name)
+        schema, writer = value_format.schema, value_format.writer(value_format.schema, {})
+        subject = _subject(value_format, topic, writer.name)
     _checked(writer, values)
-    settle = registry.register if given.register else registry.lookup
-    return writer, settle(subject, given.kind, schema)
+    settle = registry.register if value_format.register else registry.lookup
+    return writer, settle(subject, value_format.kind, schema)
 
 
-def _latest(given: RegistryFormat, registry: Registry, subject: str) -> tuple[Writer, int] | None:
+def _latest(value_format: RegistryFormat, registry: Registry, subject: str) -> tuple[Writer, int] | None:
     latest = registry.latest(subject)
     if latest is None:
         return None
     number, schema = latest
-    if schema.schema_type != given.kind:
-        raise RefusedError(f"{type(given).__name__}: schema {number} of {subject} is {schema.schema_type}")
-    return given.writer(str(schema.schema_str), registry.referred(schema)), number
+    if schema.schema_type != value_format.kind:
+        raise RefusedError(f"{type(value_format).__name__}: schema {number} of {subject} is {schema.schema_type}")
+    return value_format.writer(str(schema.schema_str), registry.referred(schema)), number
 
 
 def _checked(writer: Writer, values: DataFrame) -> Writer:
@@ -80,5 +84,5 @@ def _record_name(topic: str | None) -> str:
     return name if _NAME.fullmatch(name) else f"_{name}"
 
 
-def _subject(given: RegistryFormat, topic: str | None, name: str) -> str:
-    return {"topic": f"{topic}-value", "record": name, "topic_record": f"{topic}-{name}"}[given.subject]
+def _subject(value_format: RegistryFormat, topic: str | None, name: str) -> str:
+    return {"topic": f"{topic}-value", "record": name, "topic_record": f"{topic}-{name}"}[value_format.subject]

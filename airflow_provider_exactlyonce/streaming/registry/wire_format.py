@@ -84,26 +84,26 @@ class WireDecoder:
             if isinstance(decoder, str):
                 reasons.update(dict.fromkeys(positions.tolist(), decoder))
                 continue
-            mine = values if len(positions) == len(values) else values.take(pa.array(positions))
-            records, misfits = decoder.decode(mine, HEAD_BYTES)
+            selected = values if len(positions) == len(values) else values.take(pa.array(positions))
+            records, misfits = decoder.decode(selected, HEAD_BYTES)
             reasons.update({int(positions[position]): reason for position, reason in misfits.items()})
             gathered.add(chosen, records)
         return gathered.array(self._kind), reasons
 
     def _decoders(self, starts: Iterable[bytes | None]) -> list[Decoder | str]:
         """Return what decodes the values with each of these heads, or why they do not fit."""
-        found = {start: self._decoder(start) for start in starts}
+        decoders = {start: self._decoder(start) for start in starts}
         now = time.monotonic()
-        self._absent_until = {start: until for start, until in self._absent_until.items() if until > now}
-        absent = [start for start, decoder in found.items() if decoder is None]
+        self._absent_until = {start: expiry for start, expiry in self._absent_until.items() if expiry > now}
+        absent = [start for start, decoder in decoders.items() if decoder is None]
         if asked_again := [start for start in absent if start not in self._absent_until]:
             time.sleep(_LAG_SECONDS)
-            found |= {start: self._decoder(start) for start in asked_again}
-            until = time.monotonic() + _ABSENT_SECONDS
-            self._absent_until |= {start: until for start in asked_again if start and found[start] is None}
+            decoders |= {start: self._decoder(start) for start in asked_again}
+            expiry = time.monotonic() + _ABSENT_SECONDS
+            self._absent_until |= {start: expiry for start in asked_again if start and decoders[start] is None}
         return [
             f"the schema registry has no schema {_id_in(start or b'')}" if decoder is None else decoder
-            for start, decoder in found.items()
+            for start, decoder in decoders.items()
         ]
 
     def _decoder(self, start: bytes | None) -> Decoder | str | None:

@@ -48,8 +48,8 @@ class AvroWriter:
         except Exception as error:
             # The innermost names the field.
             causes = [line for line in str(error).splitlines() if "Exception: " in line]
-            said = causes[-1].partition("Exception: ")[2] if causes else str(error)
-            raise RefusedError(f"AvroFormat: the result can't be written with the schema: {said}") from None
+            reason = causes[-1].partition("Exception: ")[2] if causes else str(error)
+            raise RefusedError(f"AvroFormat: the result can't be written with the schema: {reason}") from None
 
     def encode(self, value: Column, schema_id: int) -> Column:
         """Return the value's bytes in the wire format."""

@@ -57,12 +57,12 @@ class AtLeastOnceWriter(BatchWriter):
 
     @override
     def write(self, frame: DataFrame) -> None:
-        kept = frame.persist()  # the counted rows are the written ones, and the plan runs once
+        persisted = frame.persist()  # the counted rows are the written ones, and the plan runs once
         bad: DataFrame | None = None
         try:
-            self._check_named(kept)
-            self._written = self._summed_up(kept)
-            self._attempt.count(kept)
+            self._check_named(persisted)
+            self._written = self._summed_up(persisted)
+            self._attempt.count(persisted)
             self._attempt.judge_late_rows()  # before anything can be seen
             bad = self._attempt.bad_records()
             if bad is not None:
@@ -70,11 +70,11 @@ class AtLeastOnceWriter(BatchWriter):
                 self._attempt.check_left_out(left_out)
                 self._written = replace(self._written, bad=self._written.bad + left_out)
             self._before_rows()
-            self._save(kept)
+            self._save(persisted)
             if bad is not None:
                 self._save(bad)
         finally:
-            kept.unpersist()
+            persisted.unpersist()
             if bad is not None:
                 bad.unpersist()
 
@@ -107,11 +107,11 @@ class AtLeastOnceWriter(BatchWriter):
             sums = frame.agg(F.count_if(~is_bad), digest, F.count_if(is_bad)).collect()[0]
         return Sums(rows=sums[0], digest=int(sums[1] or 0) % 2**64, bad=sums[2])
 
-    def _check_named(self, kept: DataFrame) -> None:
+    def _check_named(self, persisted: DataFrame) -> None:
         """Check the topics that rows name, before any is written: nothing takes it back."""
         if self._definition.topic_column is not None:
             with _errors_known():
-                named = [row["topic"] for row in kept.select("topic").distinct().collect()]
+                named = [row["topic"] for row in persisted.select("topic").distinct().collect()]
             read = self._attempt.run.sources.here(self._attempt.batch.source)
             feedback.check_topics(self._attempt.run.pipeline, named, read, allowed=self._attempt.options.allow_feedback)
 
@@ -143,5 +143,5 @@ def _errors_known() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        known = errors.meaning_of_batch(str(error))
-        raise known or BatchFailedError(f"the batch's Spark job failed: {error}") from error
+        meaning = errors.meaning_of_batch(str(error))
+        raise meaning or BatchFailedError(f"the batch's Spark job failed: {error}") from error

@@ -50,8 +50,8 @@ class AtMostOnceSink(BatchTransaction):
         newest = self._run.tail.commit
         if newest is None or newest.commit != record.commit:
             return
-        done = Checkpoint(self._run.home.checkpoint(record.lineage)).newest_commit()
-        if done is None or done < record.batch:  # Spark was never told that it is written
+        newest_batch = Checkpoint(self._run.home.checkpoint(record.lineage)).newest_commit()
+        if newest_batch is None or newest_batch < record.batch:  # Spark was never told that it is written
             self._run.record_lost(record)
 
     @override

@@ -41,17 +41,17 @@ def planned_batch(checkpoint: Checkpoint, clusters: SourceClusters, lineage: str
     """
     try:
         offsets = checkpoint.offsets(number)
-        before = checkpoint.offsets(number - 1) if number else None
+        previous_offsets = checkpoint.offsets(number - 1) if number else None
     except TornFileError as error:
         raise ExactlyOnceError(f"{checkpoint.path}: {error}") from error
-    if offsets is None or (number and before is None):
+    if offsets is None or (number and previous_offsets is None):
         raise ExactlyOnceError(f"{checkpoint.path}/offsets lacks batch {number} or the one before it")
     if twice := offsets.of_several_sources:
         raise RefusedError(
             f"two sources of this query read {twice[0]}, each up to an end of its own, and the ledger has one: let one "
             "of them read it"
         )
-    starts = before.kafka_ends() if before else {}
+    starts = previous_offsets.kafka_ends() if previous_offsets else {}
     if any(ends.keys() - starts.get(topic, {}).keys() for topic, ends in offsets.kafka_ends().items()):
         starts = checkpoint.kafka_starts(number)  # of partitions that it reads first; else no look is needed
     try:
@@ -75,13 +75,13 @@ def _source_ranges(
                 "know it yet"
             )
         topic_ids[topic] = topic_id
-        known = starts.get(topic, {})
-        if ends.keys() - known.keys():  # partitions that were added since are read from their beginning
-            known = {**cluster.earliest(topic), **known}
-        if unknown := sorted(ends.keys() - known.keys()):
+        partition_starts = starts.get(topic, {})
+        if ends.keys() - partition_starts.keys():  # partitions that were added since are read from their beginning
+            partition_starts = {**cluster.earliest(topic), **partition_starts}
+        if unknown := sorted(ends.keys() - partition_starts.keys()):
             raise BatchFailedError(
                 f"partition {topic}-{unknown[0]}, which Spark has found on {cluster}, is not known to the broker that "
                 "was asked yet"
             )
-        source[topic] = {partition: (known[partition], end) for partition, end in sorted(ends.items())}
+        source[topic] = {partition: (partition_starts[partition], end) for partition, end in sorted(ends.items())}
     return source, topic_ids

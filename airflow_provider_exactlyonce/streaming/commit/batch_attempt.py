@@ -114,10 +114,10 @@ class BatchAttempt:
         finally:
             if tag is not None:
                 context.removeJobTag(tag)
-        most = self.run.sources.records_at_most(self.batch.source)
-        if most is not None and (self.counts.records or 0) > most:
+        maximum = self.run.sources.records_at_most(self.batch.source)
+        if maximum is not None and (self.counts.records or 0) > maximum:
             raise BatchFailedError(
-                f"{self.counts.records:,} records were read of {most:,} offsets: Spark has run tasks of the batch "
+                f"{self.counts.records:,} records were read of {maximum:,} offsets: Spark has run tasks of the batch "
                 "twice, so that what it counts is not to be trusted"
             )
 

@@ -115,17 +115,17 @@ class BatchTransaction(TransactionalSink):
             rows, digest = self.recompute(frame)
         self._attempt.count(frame)
         recomputed = {KAFKA: OtherSink(rows=rows, digest=digest), **self._others.sums}
-        known = {KAFKA: OtherSink(rows=record.rows, digest=record.digest), **record.others}
-        for name, recorded in known.items():
+        recorded_sums = {KAFKA: OtherSink(rows=record.rows, digest=record.digest), **record.others}
+        for name, recorded in recorded_sums.items():
             if name in recomputed and recomputed[name] != recorded:
                 text = different(f"the ledger has {name}'s share of", record.commit, recorded, recomputed[name])
                 diverged(DivergedError(f"{text}: its state would not fit its output"))
         if record.late is not None and self._attempt.counts is not None and record.late != self._attempt.counts.late:
-            was, now = (late_rows.shown(late) or "none" for late in (record.late, self._attempt.counts.late))
+            old_late, new_late = (late_rows.shown(late) or "none" for late in (record.late, self._attempt.counts.late))
             diverged(
                 DivergedError(
-                    f"commit {record.commit} left out rows behind the watermark: {was}; run again it leaves out: "
-                    f"{now}. Its state would not fit its output"
+                    f"commit {record.commit} left out rows behind the watermark: {old_late}; run again it leaves out: "
+                    f"{new_late}. Its state would not fit its output"
                 )
             )
         self._others.pre_commit()
@@ -187,7 +187,7 @@ class BatchTransaction(TransactionalSink):
         )
         group = self._definition.offsets_group if self._definition else None
         if group is not None and batch.source:
-            ends = {place: end for place, (_, end) in by_partition(batch.source).items()}
+            ends = {partition: end for partition, (_, end) in by_partition(batch.source).items()}
             run.session.write_offsets(group, ends, f"commit {record.commit}")
         ledger = records.ledger_topic(run.pipeline)
         offset = run.session.write(ledger, 0, record.key, records.encode(record), tombstones=expired.keys)
@@ -222,8 +222,8 @@ class BatchTransaction(TransactionalSink):
     @override
     def recover(self) -> None:
         self._run.reclaim(self._stop_requested)
-        at_hand = self._run.lineage.commit_of(self._attempt.batch.number)  # a replay may be far behind the ledger
-        self._others.claim(self._run.number, self._run.tail.commit, at_hand)
+        commit = self._run.lineage.commit_of(self._attempt.batch.number)  # a replay may be far behind the ledger
+        self._others.claim(self._run.number, self._run.tail.commit, commit)
 
     def _check_topics(self) -> None:
         """Check that all topics are those that the attempt began with; later attempts see added partitions.
@@ -234,19 +234,19 @@ class BatchTransaction(TransactionalSink):
         sources = self._run.sources
         read = sources.here(attempt.batch.source)
         feedback.check_topics(self._run.pipeline, ranges, read, allowed=attempt.options.allow_feedback)
-        named = {*(self._definition.topics if self._definition else ()), self._late_topic, *ranges}
-        targets = {topic: target for topic, target in attempt.targets.items() if topic in named}
-        known = {topic: target.topic_id for topic, target in targets.items()}
+        named_topics = {*(self._definition.topics if self._definition else ()), self._late_topic, *ranges}
+        targets = {topic: target for topic, target in attempt.targets.items() if topic in named_topics}
+        sink_ids = {topic: target.topic_id for topic, target in targets.items()}
         by_cluster = sources.by_cluster(attempt.batch.source_topic_ids)
-        own = by_cluster.pop(sources.own)
+        own_ids = by_cluster.pop(sources.own)
         for cluster, topic_ids in by_cluster.items():
             cluster.check_topic_ids(topic_ids)
-        partitions = preflight.check_topic_ids(self._run.client, {**own, **known})
+        partitions = preflight.check_topic_ids(self._run.client, {**own_ids, **sink_ids})
         targets = {topic: replace(target, partitions=partitions[topic]) for topic, target in targets.items()}
         attempt.targets = targets
-        if new := ranges.keys() - known.keys():
+        if new_topics := ranges.keys() - sink_ids.keys():
             allowed = self._run.options.allow_single_replica
-            attempt.targets |= preflight.check_topics(self._run.client, sinks=new, allow_single_replica=allowed)
+            attempt.targets |= preflight.check_topics(self._run.client, sinks=new_topics, allow_single_replica=allowed)
         ids = {topic: target.topic_id for topic, target in attempt.targets.items()}
         check_sinks(ids, self._written_topics.known)
 

@@ -96,7 +96,7 @@ class CommitCoordinator:
             try:
                 batch = self._planned(number)
                 attempt_began = time.monotonic()
-                record, before = self._attempt(frame, batch)
+                record, was_committed = self._attempt(frame, batch)
             except (BatchFailedError, CommitUnknownError, ProducerLostError) as error:
                 log.warning("batch %d, attempt %d of %d failed: %s", number, attempt, self._max_batch_attempts, error)
                 timed_out += time.monotonic() - attempt_began >= self._sink.time_limit_seconds
@@ -110,17 +110,17 @@ class CommitCoordinator:
                 self._pause(attempt)
             else:
                 failpoints.reach("after-commit")
-                self._callbacks.committed(record, time.monotonic() - began, before)
+                self._callbacks.committed(record, time.monotonic() - began, was_committed)
                 return
 
     def _planned(self, number: int) -> Batch:
         """Read Spark's plan. Retries while a source's cluster does not answer: nothing is open meanwhile."""
-        for tried in range(1, _PLAN_TRIES):
+        for attempt in range(1, _PLAN_TRIES):
             try:
                 return self._callbacks.plan(number)
             except BatchFailedError as error:
                 log.warning("batch %d waits: %s", number, error)
-                self._pause(tried)
+                self._pause(attempt)
         return self._callbacks.plan(number)
 
     def _attempt(self, frame: DataFrame, batch: Batch) -> tuple[CommitRecord, bool]:

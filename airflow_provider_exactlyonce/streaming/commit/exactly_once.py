@@ -157,26 +157,26 @@ class TransactionalWriter(BatchWriter):
         frame.sparkSession.sparkContext.cancelJobsWithTag(tag)
 
     def _run_tasks(self, frame: DataFrame, server: SequencerServer, tag: str) -> list[_Answer]:
-        def described(task: write_stage.WriteTask) -> str:
+        def description(task: write_stage.WriteTask) -> str:
             return write_stage.describe(task, server.attempt)
 
         task = self._write_task(server.address)
-        answers = self._run_job(frame, tag, described(task), lambda: server.failure)
+        answers = self._run_job(frame, tag, description(task), lambda: server.failure)
         self._attempt.count(frame, tag)
         self._attempt.judge_late_rows()
 
-        def write_aside(aside: DataFrame) -> list[_Answer]:
-            stage = write_stage.write_stage(aside, task.settings)
-            more = described(replace(task, first_task=len(answers)))
-            return self._run_job(stage, tag, more, lambda: server.failure)
+        def write_records(records: DataFrame) -> list[_Answer]:
+            stage = write_stage.write_stage(records, task.settings)
+            attempt = description(replace(task, first_task=len(answers)))
+            return self._run_job(stage, tag, attempt, lambda: server.failure)
 
         bad = self._attempt.bad_records()
         if bad is not None:
-            bad_answers = write_aside(bad)
+            bad_answers = write_records(bad)
             self._attempt.check_left_out(sum(rows for answer in bad_answers for rows, _ in answer.values()))
             answers += bad_answers
         for late in self._attempt.late_records():
-            answers += write_aside(late)
+            answers += write_records(late)
         return answers
 
     def _run_job(
@@ -195,13 +195,13 @@ class TransactionalWriter(BatchWriter):
             reports = [json.loads(row["written"]) for row in stage.collect()]
         except Exception as error:
             self._arrow_rows.reset()
-            known = errors.meaning_of_batch(f"{reason()}\n{error}")
-            if known is not None:
-                raise known from error
-            why, raised = reason(), errors.raised_in_worker(str(error))
-            if why is not None and raised is not None and raised not in why:
-                why = f"{raised}. The task that writes says: {why}"
-            raise BatchFailedError(why or f"the batch's Spark job failed: {error}") from error
+            meaning = errors.meaning_of_batch(f"{reason()}\n{error}")
+            if meaning is not None:
+                raise meaning from error
+            cancel_reason, raised = reason(), errors.raised_in_worker(str(error))
+            if cancel_reason is not None and raised is not None and raised not in cancel_reason:
+                cancel_reason = f"{raised}. The task that writes says: {cancel_reason}"
+            raise BatchFailedError(cancel_reason or f"the batch's Spark job failed: {error}") from error
         finally:
             context.setLocalProperty(write_stage.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]
             context.removeJobTag(tag)

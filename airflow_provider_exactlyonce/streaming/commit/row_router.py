@@ -47,8 +47,8 @@ def describe(attempts: Mapping[str, SinkAttempt]) -> str:
 
 def add_up(sums: dict[K, tuple[int, int]], key: K, rows: int, digest: int) -> None:
     """Add rows and their digest to the sums (rows, digest) of a key."""
-    before, so_far = sums.get(key, (0, 0))
-    sums[key] = before + rows, (so_far + digest) % 2**64
+    rows_so_far, digest_so_far = sums.get(key, (0, 0))
+    sums[key] = rows_so_far + rows, (digest_so_far + digest) % 2**64
 
 
 class Tee:

@@ -198,18 +198,18 @@ class Run:
             tail = _tail_of(reader)
         if tail is not None and tail.claim is not None and tail.claim.run > self.number:
             raise self._superseded_by(tail.claim)
-        held = leases.read(self.home.lease)
+        lease = leases.read(self.home.lease)
         if self._has_left_lineage():  # after the lease: a process that switches holds it, and releases it last
             raise FencedError(
                 f"run {self.number} of {self.pipeline} is superseded: the home was restored, rescaled or moved while "
                 f"this driver gave no sign of life, and lineage {self.lineage.id} is not used any more. Start the "
                 "pipeline again"
             )
-        if held is None or held.token == self.options.token or 0 < held.run < self.number:
+        if lease is None or lease.token == self.options.token or 0 < lease.run < self.number:
             return  # the ledger outranks the lease: a lower run that was frozen while it renewed is no successor
-        if not leases.is_dead(held):  # it is about to claim
+        if not leases.is_dead(lease):  # it is about to claim
             raise FencedError(
-                f"run {self.number} of {self.pipeline} is superseded: the driver with pid {held.pid} on {held.host} "
+                f"run {self.number} of {self.pipeline} is superseded: the driver with pid {lease.pid} on {lease.host} "
                 "has taken the lease"
             )
 
@@ -239,8 +239,8 @@ class Run:
         :raises OSError: when the home does not tell
         """
         if self._lease is not None:
-            mine = replace(self._lease, run=self.number)
-            renewed = leases.renew(self.home.lease, mine, again=lambda: not self._has_left_lineage())
+            lease = replace(self._lease, run=self.number)
+            renewed = leases.renew(self.home.lease, lease, again=lambda: not self._has_left_lineage())
             if renewed is None:
                 return False
             self._lease = renewed
@@ -273,10 +273,10 @@ class Run:
         """
         rebased = replace(self.lineage, base_batch=batch, base_commit=commit, reemits=None)
         document = self.home.lineages / rebased.id / "lineage.json"
-        before = store_of(document).read(document)
+        stored = store_of(document).read(document)
         self.check_superseded()  # after the look: nothing that a successor has noted is replaced
         try:
-            json_store.swap(document, before, rebased.document())
+            json_store.swap(document, stored, rebased.document())
         except ChangedError:
             self.check_superseded()
             raise
@@ -290,8 +290,8 @@ class Run:
         self.sources.close()
 
     def _check_lease(self) -> None:
-        found = leases.read(self.home.lease)
-        if found is not None and (found.token == self.options.token or leases.is_left(found, self._left)):
+        lease = leases.read(self.home.lease)
+        if lease is not None and (lease.token == self.options.token or leases.is_left(lease, self._left)):
             return
         self._left, life = leases.observe(self.home.lease)
         held = self._left
@@ -346,19 +346,19 @@ class Run:
     def _claim(self, give_up: Callable[[], bool]) -> bool:
         """Take steps (b) and (c) once; false when another driver wrote to the ledger in between."""
         self.session.initialise(give_up)
-        before = _tail_of(self._reader)  # whatever older runs had open is decided now
-        self._check_ledger(before)
-        if before is None:
+        tail_before = _tail_of(self._reader)  # whatever older runs had open is decided now
+        self._check_ledger(tail_before)
+        if tail_before is None:
             raise UnansweredError(f"topic {self._reader.topic} was made and is not there yet")
-        if before.claim is not None and self.number and before.claim.run > self.number:
-            raise self._superseded_by(before.claim)
-        claim = self._claim_record(before)
+        if tail_before.claim is not None and self.number and tail_before.claim.run > self.number:
+            raise self._superseded_by(tail_before.claim)
+        claim = self._claim_record(tail_before)
         self.session.begin()
         offset = self.session.write(self._reader.topic, 0, claim.key, records.encode(claim))
         self.session.commit()
         self._wait_until_stable(offset)
         with _answering(self._reader):
-            written = [at for at, _ in self._reader.records(before.end_offset)]
+            written = [record_offset for record_offset, _ in self._reader.records(tail_before.end_offset)]
         if written != [offset]:
             return False
         tail = _tail_of(self._reader)
@@ -371,8 +371,8 @@ class Run:
         self.home.remember(self._lineage)
         return True
 
-    def _claim_record(self, before: LedgerTail) -> ClaimRecord:
-        highest = before.claim.run if before.claim else 0
+    def _claim_record(self, tail: LedgerTail) -> ClaimRecord:
+        highest = tail.claim.run if tail.claim else 0
         return ClaimRecord(
             pipeline=self.pipeline,
             run=self.number or highest + 1,
@@ -383,9 +383,9 @@ class Run:
             version=self.options.version,
             home=str(self.home.identity()),
             home_path=str(self.home),
-            base_commit=before.place.commit,
+            base_commit=tail.place.commit,
             claimed=int(time.time() * 1000),
-            before=before.place,
+            before=tail.place,
             parent_savepoint=self.lineage.savepoint,
             guarantee=self.guarantee,
             lost=self.lost,

@@ -73,7 +73,7 @@ class SinkGroup:
     def sums(self) -> dict[str, OtherSink]:
         """The current batch's totals for each sink, whether it is written now or was before."""
         sums = self._attempted.sums if self._attempted else {}
-        return {name: replace(given, dataset=self._committers[name].dataset) for name, given in sums.items()}
+        return {name: replace(totals, dataset=self._committers[name].dataset) for name, totals in sums.items()}
 
     def tasks(self) -> list[TaskShare]:
         """Return the sinks' shares for the tasks of all batches."""
@@ -151,8 +151,8 @@ class SinkGroup:
         """
         invariant(self._claimed or not self._committers, "no batch is attempted before the sinks' claim has succeeded")
         # A job without a task answers nothing: then these are its answers.
-        nothing = dict.fromkeys(self._committers, OtherSink(rows=0, digest=0))
-        self._attempted = attempted = _Attempted(batch=batch, commit=commit, sums=nothing)
+        no_rows = dict.fromkeys(self._committers, OtherSink(rows=0, digest=0))
+        self._attempted = attempted = _Attempted(batch=batch, commit=commit, sums=no_rows)
         for name, committer in self._committers.items():
             if self._has(name, commit):
                 self._check_same_input(name)
@@ -269,7 +269,7 @@ class SinkGroup:
     @property
     def undelivered(self) -> dict[str, int]:
         """How many commits the targets of the sinks that are behind do not have yet; from any thread."""
-        return {name: behind for name, committer in self._committers.items() if (behind := committer.undelivered)}
+        return {name: count for name, committer in self._committers.items() if (count := committer.undelivered)}
 
     def close(self) -> None:
         """Release all connections."""
@@ -295,15 +295,15 @@ class SinkGroup:
 
     def _entry(self, name: str) -> SinkEntry:
         attempted = self._open()
-        given = attempted.sums[name]
+        totals = attempted.sums[name]
         return SinkEntry(
             commit=attempted.commit,
             run=self._run,
             lineage=attempted.batch.lineage,
             batch=attempted.batch.number,
             source=attempted.batch.source,
-            rows=given.rows,
-            digest=given.digest,
+            rows=totals.rows,
+            digest=totals.digest,
             watermark=attempted.batch.offsets.watermark,
             batch_timestamp=attempted.batch.offsets.timestamp,
         )

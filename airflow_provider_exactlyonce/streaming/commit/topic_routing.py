@@ -48,16 +48,18 @@ class Router:
 
     def _partitions(self, topic: str, rows: pa.RecordBatch) -> NDArray[np.int32]:
         count = self.targets[topic].partitions
-        chosen = partitions_for_keys(rows["key"], count)
+        partitions = partitions_for_keys(rows["key"], count)
         if "partition" in rows.schema.names:
-            given, valid = flat_numbers(rows["partition"], np.int32)
-            wrong = (given < 0) | (given >= count) if valid is None else valid & ((given < 0) | (given >= count))
+            numbers, valid = flat_numbers(rows["partition"], np.int32)
+            wrong = (
+                (numbers < 0) | (numbers >= count) if valid is None else valid & ((numbers < 0) | (numbers >= count))
+            )
             if wrong.any():
-                number = int(given[wrong][0])
+                number = int(numbers[wrong][0])
                 raise _refused(f"a record's partition is {number}; topic {topic} has {count}, 0 to {count - 1}")
-            chosen = given if valid is None else np.where(valid, given, chosen)
-        keyless = chosen < 0
-        return np.where(keyless, np.int32(count), chosen) if keyless.any() else chosen
+            partitions = numbers if valid is None else np.where(valid, numbers, partitions)
+        keyless = partitions < 0
+        return np.where(keyless, np.int32(count), partitions) if keyless.any() else partitions
 
 
 def by_topic(rows: pa.RecordBatch, default: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -71,11 +73,11 @@ def by_topic(rows: pa.RecordBatch, default: str | None) -> Iterator[tuple[str, p
         return
     import pyarrow.compute as pc  # only jobs that name topics by row pay for its import
 
-    named = rows["topic"]
-    for topic in pc.unique(named).to_pylist():
+    topics = rows["topic"]
+    for topic in pc.unique(topics).to_pylist():
         if topic is None:
             raise _refused("a record has no topic: its topic column is null, and KafkaSink declares no topic")
-        yield topic, rows.filter(pc.equal(named, topic))
+        yield topic, rows.filter(pc.equal(topics, topic))
 
 
 def _refused(message: str) -> RecordRefusedError:

@@ -159,8 +159,8 @@ def _client(config: Mapping[str, str]) -> WireClient:
 
 def _shrinkage(target: TopicFacts, compression: Compression) -> Shrinkage:
     """Return the compression that this worker process has measured for a topic; it serves many tasks."""
-    kept = compression if target.keeps(compression.codec) else UNCOMPRESSED
-    return _shrinkages.setdefault((target.topic_id, kept), Shrinkage(kept))
+    stored_compression = compression if target.keeps(compression.codec) else UNCOMPRESSED
+    return _shrinkages.setdefault((target.topic_id, stored_compression), Shrinkage(stored_compression))
 
 
 def write(
@@ -245,13 +245,13 @@ def _answer(task: int, written: bytes) -> pa.RecordBatch:
 
 def _flush_bytes(task: WriteTask) -> int:
     """Return how many bytes to encode at a time: enough for a body of every partition, within the cache."""
-    known = task.targets.get(task.settings.topic or "")
-    if known is None:
+    target = task.targets.get(task.settings.topic or "")
+    if target is None:
         return FLUSH_BYTES_MAXIMUM
-    full_bytes = _shrinkage(known, task.settings.compression).plain_bytes(known.full_batch_bytes)
+    full_bytes = _shrinkage(target, task.settings.compression).plain_bytes(target.full_batch_bytes)
     # Of bodies that are compressed to a tenth many more bytes are worth a request.
-    most = FLUSH_BYTES_MAXIMUM * max(1, min(full_bytes // known.batch_bytes_maximum, _FLUSH_GROWTH_MAXIMUM))
-    return int(min(max(0.9 * known.partitions * full_bytes, FLUSH_BYTES_MINIMUM), most))
+    maximum = FLUSH_BYTES_MAXIMUM * max(1, min(full_bytes // target.batch_bytes_maximum, _FLUSH_GROWTH_MAXIMUM))
+    return int(min(max(0.9 * target.partitions * full_bytes, FLUSH_BYTES_MINIMUM), maximum))
 
 
 def _flushes(batches: Iterator[pa.RecordBatch], flush_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -374,13 +374,15 @@ class _Sender:
         keyless = unsent.pop(count, deque())
         while unsent:
             offered = list(islice(unsent, CANDIDATES))
-            turns = self._sequencer.ask(topic, offered, most=_together(unsent[partition][0] for partition in offered))
+            turns = self._sequencer.ask(
+                topic, offered, most=_bodies_per_request(unsent[partition][0] for partition in offered)
+            )
             self._add(topic, turns, unsent)
-            in_turn = [unsent[turn.partition].popleft() for turn in turns]
+            granted_bodies = [unsent[turn.partition].popleft() for turn in turns]
             for turn in turns:
                 if not unsent[turn.partition]:
                     del unsent[turn.partition]
-            self._append(topic, turns, in_turn, asks_next=bool(unsent or keyless))
+            self._append(topic, turns, granted_bodies, asks_next=bool(unsent or keyless))
         while keyless:
             turns = self._sequencer.ask(topic, [(first + step) % count for step in range(min(count, CANDIDATES))])
             self._add(topic, turns, [turn.partition for turn in turns])
@@ -391,11 +393,11 @@ class _Sender:
         if all(not turn.add or (topic, turn.partition) in self._added for turn in turns):
             return
         task = self._task
-        new = {(topic, partition) for partition in partitions} - self._added
-        client, numbers = _client(task.settings.config), [partition for _, partition in new]
+        new_partitions = {(topic, partition) for partition in partitions} - self._added
+        client, numbers = _client(task.settings.config), [partition for _, partition in new_partitions]
         with marking(RecordRefusedError, RefusedError):
             add_partitions(client, task.settings.transactional_id, task.producer, topic, numbers)
-        self._added |= new
+        self._added |= new_partitions
 
     def _refuse_single(
         self, topic: str, turns: Sequence[GrantedPartition], bodies: Sequence[Body], error: BatchTooLargeError
@@ -432,14 +434,14 @@ class _Sender:
                 self._refuse_single(topic, turns, bodies, error)
                 raise
         for number, (turn, body) in enumerate(zip(turns, bodies, strict=True), 1):
-            written = (topic, turn.partition)
+            partition = (topic, turn.partition)
             self._sequencer.release(
-                written, body.records, offsets[turn.partition], more=asks_next or number < len(turns)
+                partition, body.records, offsets[turn.partition], more=asks_next or number < len(turns)
             )
-            add_up(self._sums, written, body.records, body.digest)
+            add_up(self._sums, partition, body.records, body.digest)
 
 
-def _together(bodies: Iterable[Body]) -> int:
+def _bodies_per_request(bodies: Iterable[Body]) -> int:
     """Return how many of the bodies, whichever they are, go in one request; others wait for them meanwhile."""
     largest_first = sorted((len(body.payload) for body in bodies), reverse=True)
     return max(1, sum(total <= REQUEST_BYTES for total in accumulate(largest_first)))

@@ -30,7 +30,7 @@ class WrittenTopics:
         self._run: Final = run
         self._definition: Final = definition
         self._declared: Final = {*(definition.topics if definition else ()), *([late_topic] if late_topic else ())}
-        self._gone: dict[str, KnownTopic] | None = None  # looked for once a run: there may be many
+        self._deleted_topics: dict[str, KnownTopic] | None = None  # looked for once a run: there may be many
 
     @property
     def known(self) -> dict[str, KnownTopic]:
@@ -47,9 +47,11 @@ class WrittenTopics:
         known = known_sinks(self._run.newest_own)
         if definition.topic_column is None:
             return {name: topic for name, topic in known.items() if name in self._declared}
-        if self._gone is None:
-            self._gone = self._look_for({name: topic for name, topic in known.items() if name not in self._declared})
-        return {name: topic for name, topic in known.items() if self._gone.get(name) != topic}
+        if self._deleted_topics is None:
+            self._deleted_topics = self._look_for(
+                {name: topic for name, topic in known.items() if name not in self._declared}
+            )
+        return {name: topic for name, topic in known.items() if self._deleted_topics.get(name) != topic}
 
     def _look_for(self, known: dict[str, KnownTopic]) -> dict[str, KnownTopic]:
         """Return which of the topics are gone."""
@@ -85,7 +87,7 @@ class WrittenTopics:
         if newest is None:
             return {}
         topics = {**newest.former_sink_topics, **{name: topic.topic_id for name, topic in known_sinks(newest).items()}}
-        named = {*written, *self.known, *(self._gone or ())}
+        named = {*written, *self.known, *(self._deleted_topics or ())}
         return {name: topic_id for name, topic_id in topics.items() if name not in named}
 
     def told_since(self, commit: int) -> int:

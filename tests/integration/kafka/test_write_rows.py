@@ -119,7 +119,7 @@ def test_as_many_bodies_go_together_as_fit_a_request_whichever_are_granted(
     monkeypatch.setattr(write_stage, "REQUEST_BYTES", 100)
     body = record_batch.encode_few([(b"k", b"v")], 0)
     bodies = [replace(body, payload=memoryview(bytes(size))) for size in sizes]
-    assert write_stage._together(bodies) == together
+    assert write_stage._bodies_per_request(bodies) == together
 
 
 def of_values(values: list[bytes]) -> pa.RecordBatch:

@@ -88,7 +88,7 @@ class BackfillDriver:
         self._lifecycle: Final = DriverLifecycle(pipeline, options_until_done, backfill_pipeline(pipeline.name))
         self._asked: Final = workspace.asked_of(options.home)
         self._sink: Final = _sink(pipeline, self._asked.request)
-        self._late: Final = _late(pipeline, self._sink)
+        self._late_policy: Final = _late_rows_policy(pipeline, self._sink)
         self._source_ids: dict[str, str] = {}
 
     def run(self) -> int:
@@ -101,15 +101,15 @@ class BackfillDriver:
                 f"the job declares pipeline {self._pipeline.name}, and the backfill is of {self._asked.pipeline}"
             )
         home = self._options.home
-        with workspace.turn(home, self._give_up) as sure:
+        with workspace.turn(home, self._check_stop) as sure:
             self._lifecycle.report.own(alone=True)  # who has the turn
             self._lifecycle.report.tell()
             config = self._options.config
             clusters = SourceClusters(config, self._pipeline.source_connections)
             self._pipeline.topics_read(clusters)
             start = begin(home, config, self._pipeline.version, clusters, self._source_topics, sure)
-            done = self._run_again(*start) if isinstance(start, tuple) else start
-            workspace.write_result(home, done)
+            result = self._run_again(*start) if isinstance(start, tuple) else start
+            workspace.write_result(home, result)
             workspace.forget(home, sure)
 
     def _run_again(self, begun: Begun, done: Done | None) -> Mapping[str, Any]:
@@ -142,12 +142,14 @@ class BackfillDriver:
         with LedgerReader(self._options.config, self._asked.pipeline) as reader:
             tail = reader.tail()
         run.sources.check(tail, self._source_topics)
-        elsewhere = self._lifecycle.check_topics_elsewhere(run)
-        self._source_ids = {name: topic.topic_id for name, topic in {**topics, **elsewhere}.items()}
+        other_cluster_topics = self._lifecycle.check_topics_elsewhere(run)
+        self._source_ids = {name: topic.topic_id for name, topic in {**topics, **other_cluster_topics}.items()}
         on_cluster = {name: topic.topic_id for name, topic in topics.items()}
-        check_topic_ids(on_cluster, tail, {name: self._source_ids[name] for name in elsewhere})
-        here = run.sources.here(elsewhere)
-        feedback.check_topics(self._pipeline.name, self._sink.topics, here, allowed=self._pipeline.allow_feedback)
+        check_topic_ids(on_cluster, tail, {name: self._source_ids[name] for name in other_cluster_topics})
+        own_cluster_topics = run.sources.here(other_cluster_topics)
+        feedback.check_topics(
+            self._pipeline.name, self._sink.topics, own_cluster_topics, allowed=self._pipeline.allow_feedback
+        )
 
     def _plan_steps(self, begun: Begun) -> list[BackfillStep]:
         request = self._asked.request
@@ -191,7 +193,7 @@ class BackfillDriver:
             allow_feedback=self._pipeline.allow_feedback,
             mark=begun.name if self._asked.request.kind is Output.REEMIT else None,
             executed=lambda batch: ExecutedBatch(spark, batch.lineage),
-            late=self._late,
+            late=self._late_policy,
         )
         targets = {topic: topics[topic] for topic in self._sink_topics()}
         attempt = BatchAttempt(run, options, targets, listener)
@@ -245,8 +247,8 @@ class BackfillDriver:
             pairs = [(topic, id, self._source_ids.get(topic)) for topic, id in record.source_topic_ids.items()]
             sinks = record.sink_topic_ids.items()
             pairs += [(topic, id, topics[topic].topic_id) for topic, id in sinks if topic in topics]
-            for topic, before, now in pairs:
-                if now not in (None, before):
+            for topic, recorded_id, current_id in pairs:
+                if current_id not in (None, recorded_id):
                     raise RefusedError(
                         f"topic {topic} was recreated since backfill {begun.name} has written {len(written.batches)} "
                         "batches: what it held is gone. Ask for another topic, or for what is missing by its offsets"
@@ -265,7 +267,7 @@ class BackfillDriver:
                 accept_nondeterminism=self._options.accept_nondeterminism,
                 max_batch_attempts=self._pipeline.max_batch_attempts,
                 stop_reason=self._lifecycle.stop.reason,
-                committed=self._tell_batch,
+                committed=self._report_batch,
                 progressed=lambda: self._lifecycle.report.tell(progressed=time.time()),
             ),
         )
@@ -294,7 +296,7 @@ class BackfillDriver:
             batch=done.batch + 1,
             run=run.number,
             version=begun.version,
-            source=by_topic({place: (end, end) for place, end in sorted(begun.resolved.ends.items())}),
+            source=by_topic({partition: (end, end) for partition, end in sorted(begun.resolved.ends.items())}),
             source_topic_ids={},
             sink={},
             offsets="",
@@ -327,7 +329,7 @@ class BackfillDriver:
         lineage = home.current() if done is not None else None
         if lineage is None or done is None:
             lineages.remove_unfinished(home.lineages, None)  # it is this backfill's turn
-            lineage = self._made(begun, order)
+            lineage = self._new_lineage(begun, order)
             done = Done(base=lineage.base_batch)
             progress.write(Checkpoint(home.checkpoint(lineage.id)), done)
             home.use(lineage.id)
@@ -344,7 +346,7 @@ class BackfillDriver:
         home.remember(lineage)
         return lineage, done
 
-    def _made(self, begun: Begun, order: list[SourceTopics]) -> Lineage:
+    def _new_lineage(self, begun: Begun, order: list[SourceTopics]) -> Lineage:
         home, resolved = self._options.home, begun.resolved
         if resolved.savepoint is None:
             lineage = Lineage(id=str(uuid.uuid4()))
@@ -363,25 +365,25 @@ class BackfillDriver:
         return lineage
 
     def _sink_topics(self) -> list[str]:
-        return [*self._sink.topics, *([self._late.topic] if self._late.topic is not None else [])]
+        return [*self._sink.topics, *([self._late_policy.topic] if self._late_policy.topic is not None else [])]
 
-    def _tell_batch(self, record: CommitRecord) -> None:
-        so_far = self._lifecycle.report.status
-        rows = so_far.rows + record.rows
+    def _report_batch(self, record: CommitRecord) -> None:
+        status = self._lifecycle.report.status
+        rows = status.rows + record.rows
         self._lifecycle.report.tell(
             commit=record.commit,
             committed=record.committed / 1000,
             batch=record.batch,
-            commits_of_run=so_far.commits_of_run + 1,
+            commits_of_run=status.commits_of_run + 1,
             rows=rows,
             rows_by_sink={KAFKA: rows},
-            records=so_far.records + (record.records or 0),
-            late_rows=so_far.late_rows + (record.late_rows or 0),
+            records=status.records + (record.records or 0),
+            late_rows=status.late_rows + (record.late_rows or 0),
             late_total=record.late_total,
             watermark=record.watermark,
         )
 
-    def _give_up(self) -> None:
+    def _check_stop(self) -> None:
         reason = self._lifecycle.stop.reason()
         if reason is not None:
             raise StopRequestedError(reason)
@@ -414,14 +416,14 @@ def _sink(pipeline: PipelineDefinition, request: BackfillRequest) -> KafkaSink:
             f"{request.topic} is a topic of the pipeline's own sink, and nobody could tell the backfill's rows apart "
             "there: ask for output 'reemit', which marks them"
         )
-    other = replace(sink, offsets_group=None, topic=request.topic, topic_column=None, bad_records_topic=None)
-    here = [source.topics for source in pipeline.sources.values() if source.conn_id is None]
-    read = {topic for topic in other.topics if any(topic in source for source in here)}
-    feedback.check_topics(pipeline.name, other.topics, read, allowed=pipeline.allow_feedback)
-    return other
+    backfill_sink = replace(sink, offsets_group=None, topic=request.topic, topic_column=None, bad_records_topic=None)
+    same_cluster_topics = [source.topics for source in pipeline.sources.values() if source.conn_id is None]
+    read_topics = {topic for topic in backfill_sink.topics if any(topic in topics for topics in same_cluster_topics)}
+    feedback.check_topics(pipeline.name, backfill_sink.topics, read_topics, allowed=pipeline.allow_feedback)
+    return backfill_sink
 
 
-def _late(pipeline: PipelineDefinition, sink: KafkaSink) -> LateRowsPolicy:
+def _late_rows_policy(pipeline: PipelineDefinition, sink: KafkaSink) -> LateRowsPolicy:
     """Return the policy for late rows; their topic, if any, is that beside the backfill's own topic."""
     declared = pipeline.late_rows
     if declared.topic is None or sink.topic == pipeline.kafka_sink("a backfill").topic:

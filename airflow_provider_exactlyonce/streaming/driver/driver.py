@@ -126,11 +126,11 @@ class Driver:
         topics = self._lifecycle.check_topics(run, self._pipeline.sink_topics)  # before the seconds that Spark takes
         tail = run.check()
         run.sources.check(tail, [source.topics for source in self._pipeline.sources.values()])
-        elsewhere = self._lifecycle.check_topics_elsewhere(run)
+        other_cluster_topics = self._lifecycle.check_topics_elsewhere(run)
         feedback.check_topics(
             run.pipeline,
             self._pipeline.sink_topics,
-            run.sources.here(elsewhere),
+            run.sources.here(other_cluster_topics),
             allowed=self._pipeline.allow_feedback,
         )
         patterns = [
@@ -139,7 +139,7 @@ class Driver:
         check_sources_are_there(
             self._lifecycle.topics_read(run), known_sources(tail.commit if tail else None), patterns
         )
-        check_topic_ids(_ids(topics), tail, _ids(elsewhere))
+        check_topic_ids(_ids(topics), tail, _ids(other_cluster_topics))
         if tail is None or tail.commit is None:
             for source in self._pipeline.sources.values():
                 if source.first_offsets:
@@ -173,13 +173,13 @@ class Driver:
         if not standbys.keeps_waiting(turn):
             return turn.left
         releases.check_start(home, self._pipeline.version, token)
-        gone = standbys.check_only(home, self._pipeline.name)
+        left_lease = standbys.check_only(home, self._pipeline.name)
         spark = self._lifecycle.open_session()
         if spark.conf.get("spark.submit.deployMode", "client") == "cluster":
             raise RefusedError("--standby warm needs deploy mode client: in a cluster its manager starts each driver")
         self._plan_result(spark)
         rehearsal.rehearse(spark)
-        self._standing_by.enter_context(leases.holding(home.standby, self._pipeline.name, token, gone))
+        self._standing_by.enter_context(leases.holding(home.standby, self._pipeline.name, token, left_lease))
         log.info("standby: ready, waits for the end of the driver")
 
         def check_wanted() -> None:
@@ -392,7 +392,7 @@ class Driver:
         batch = run.lineage.batch_of(record.commit)
         return None if self._is_replaying() or run.lineage.state_of(batch) != record.commit else batch
 
-    def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
+    def _on_commit(self, record: CommitRecord, seconds: float, was_committed: bool) -> None:
         lifecycle, replay = self._lifecycle, self._replay if self._is_replaying() else None
         lifecycle.report.batch_began = None
         if replay is not None:
@@ -403,7 +403,7 @@ class Driver:
         if replay is not None:
             return
         lifecycle.stop.committed(record)
-        lifecycle.report.committed(record, seconds, before=before)
+        lifecycle.report.committed(record, seconds, before=was_committed)
 
     def _delete_checkpoint(self, run: Run) -> None:
         """Delete the checkpoint of a pipeline that was cancelled, if it says so and nobody may go on from it."""

@@ -12,8 +12,8 @@ import sys
 
 def main() -> None:
     """Run the job that the command line names."""
-    here, job = os.path.dirname(os.path.abspath(__file__)), os.path.abspath(sys.argv[1])
-    if sys.path and os.path.abspath(sys.path[0]) == here:  # imported modules are beside the job, not beside this file
+    folder, job = os.path.dirname(os.path.abspath(__file__)), os.path.abspath(sys.argv[1])
+    if sys.path and os.path.abspath(sys.path[0]) == folder:  # imported modules are beside the job, not beside this file
         sys.path[0] = os.path.dirname(job)
     del sys.argv[0]
     try:

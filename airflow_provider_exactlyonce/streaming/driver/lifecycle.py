@@ -137,9 +137,9 @@ class DriverLifecycle:
         :raises RefusedError: naming the topic or the right
         """
         topics: dict[str, TopicFacts] = {}
-        for cluster, read in run.sources.by_cluster(dict.fromkeys(self.topics_read(run))).items():
+        for cluster, cluster_topics in run.sources.by_cluster(dict.fromkeys(self.topics_read(run))).items():
             if cluster is not run.sources.own:
-                topics |= cluster.checked(read, allow_single_replica=self._options.allow_single_replica)
+                topics |= cluster.checked(cluster_topics, allow_single_replica=self._options.allow_single_replica)
         return topics
 
     def topics_read(self, run: Run) -> list[str]:
@@ -252,28 +252,28 @@ class DriverLifecycle:
             self._heartbeat.check_lease()
 
     def _apply_settings(self, spark: SparkSession) -> None:
-        given = submitted(spark)
+        submitted_conf = submitted(spark)
         backend, config = self._pipeline.state_backend, self._pipeline.checkpoint
         lineage = self._options.home.current()
         if backend is not None and lineage is not None:
             checkpoint = Checkpoint(self._options.home.checkpoint(lineage.id))
             backend.check_lineage(lineage.id, checkpoint.conf())
-        asked = {
-            **config.settings(lambda name: given.get(name, None)),
-            **(backend.settings(lambda name: given.get(name, None)) if backend is not None else {}),
+        declared_settings = {
+            **config.settings(lambda name: submitted_conf.get(name, None)),
+            **(backend.settings(lambda name: submitted_conf.get(name, None)) if backend is not None else {}),
         }
-        for name, value in asked.items():
+        for name, value in declared_settings.items():
             spark.conf.set(name, value)
 
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.stop()
 
-    def _end(self, state: DriverState, last: Callable[[Run], None] = lambda run: None) -> int:
+    def _end(self, state: DriverState, before_exit: Callable[[Run], None] = lambda run: None) -> int:
         if self.savepoints is not None:
             self.savepoints.close(serve=True)
         if self._run is not None:
-            last(self._run)
+            before_exit(self._run)
         self._stop_heartbeat()
         self.report.ended(state)
         return 0
@@ -297,8 +297,8 @@ class DriverLifecycle:
 
     def _source_away(self, error: Exception) -> ExactlyOnceError | None:
         """Return which source's cluster is away, when one is; Spark tells of none by its name."""
-        away = self._run.sources.trouble() if self._run is not None else None
-        return None if away is None else ExactlyOnceError(f"{away}. Spark says: {errors.cause_of(error)}")
+        trouble = self._run.sources.trouble() if self._run is not None else None
+        return None if trouble is None else ExactlyOnceError(f"{trouble}. Spark says: {errors.cause_of(error)}")
 
 
 def listen(spark: SparkSession) -> SequencerListener:

@@ -30,7 +30,7 @@ def rehearse(spark: SparkSession) -> None:
     """
     if not str(spark.sparkContext.master).startswith("local"):
         return
-    before = {name: spark.conf.get(name, None) for name in _SETTINGS}
+    previous_settings = {name: spark.conf.get(name, None) for name in _SETTINGS}
     try:
         for name, value in _SETTINGS.items():
             spark.conf.set(name, value)
@@ -39,7 +39,7 @@ def rehearse(spark: SparkSession) -> None:
     except Exception as error:  # whatever it is, it says nothing of the pipeline
         log.warning("the standby's rehearsal failed, so that its first batch will take longer: %s", error)
     finally:
-        for name, setting in before.items():
+        for name, setting in previous_settings.items():
             if setting is None:
                 spark.conf.unset(name)
             else:

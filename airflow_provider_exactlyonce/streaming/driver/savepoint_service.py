@@ -55,7 +55,7 @@ class SavepointService:
         self._savepoints: Final = Savepoints(home.savepoints)
         self.owes_none = False
         self._records: dict[int, CommitRecord] = {}
-        self._stopping: SavepointRequest | None = None
+        self._stop_request: SavepointRequest | None = None
         self._ended: Final = threading.Event()
         self._thread: Final = threading.Thread(target=self._serve, name="savepoints", daemon=True)
 
@@ -79,10 +79,10 @@ class SavepointService:
 
         The stop is noted as one that was asked for, so that a supervisor does not take it for a failure.
         """
-        stopping = self._stopping
-        if stopping is None:
+        stop_request = self._stop_request
+        if stop_request is None:
             return None
-        reason = f"savepoint {stopping.label or stopping.request} was asked for, with a stop"
+        reason = f"savepoint {stop_request.label or stop_request.request} was asked for, with a stop"
         requests.request_stop(self._home, self._token, reason=reason)
         return reason
 
@@ -110,19 +110,19 @@ class SavepointService:
 
         Returns whether all requested savepoints are certainly taken.
         """
-        taken = True
+        all_taken = True
         try:
             for request in requests.savepoint_requests(self._home, self._token):
                 answer = None
                 if request.stop and not last:
-                    self._stopping = request  # it is answered when the query has ended
+                    self._stop_request = request  # it is answered when the query has ended
                 elif (answer := self._outcome(request, last=last)) is not None:
                     requests.answer_savepoint(self._home, request.request, answer)
-                taken = taken and answer is not None and answer.savepoint is not None
+                all_taken = all_taken and answer is not None and answer.savepoint is not None
         except (OSError, ExactlyOnceError) as error:
             log.warning("the home does not say which savepoints are asked for, or what became of one: %s", error)
             return False
-        return taken
+        return all_taken
 
     def _outcome(self, request: SavepointRequest, *, last: bool) -> SavepointAnswer | None:
         try:

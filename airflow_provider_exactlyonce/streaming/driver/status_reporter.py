@@ -42,7 +42,7 @@ class DriverReport:
         self._lock: Final = threading.Lock()
         self._owned = False
         self._alone = False
-        self._read: SourceRanges | None = None  # of the last commit, None while that is not known
+        self._read_ranges: SourceRanges | None = None  # of the last commit, None while that is not known
         self._available: Mapping[TopicPartition, int] | None = None
 
     def own(self, *, alone: bool = False) -> None:
@@ -59,13 +59,13 @@ class DriverReport:
             self.status = replace(self.status, updated=now, batch_began=self.batch_began, tables=tables, **changes)
             if not self._owned:
                 return
-            shown = None if self._alone else status.read(self._home.status)
-            if shown is None or shown.token == self.status.token or shown.run < self.status.run:
+            stored = None if self._alone else status.read(self._home.status)
+            if stored is None or stored.token == self.status.token or stored.run < self.status.run:
                 status.write(self._home.status, self.status)
 
     def read(self, source: SourceRanges) -> None:
         """Note the offsets that the last commit has read, for the lag."""
-        self._read = source
+        self._read_ranges = source
 
     def available(self, offsets: Mapping[TopicPartition, int] | None) -> None:
         """Report the lag behind the offsets that can be read by now.
@@ -82,21 +82,22 @@ class DriverReport:
         :param seconds: how long its batch took
         :param before: an earlier run has made it; nothing was written now
         """
-        self._read = record.source
+        self._read_ranges = record.source
         rows_per_second = record.primary_rows / seconds if seconds > 0 else 0.0
         lag = self._lag()
-        own = 0 if before else 1
-        so_far = self.status
+        own_commits = 0 if before else 1
+        previous = self.status
         self.tell(
             commit=record.commit,
             batch=record.batch,
-            commits_of_run=so_far.commits_of_run + own,
-            rows=so_far.rows + own * record.primary_rows,
+            commits_of_run=previous.commits_of_run + own_commits,
+            rows=previous.rows + own_commits * record.primary_rows,
             rows_by_sink={
-                name: so_far.rows_by_sink.get(name, 0) + own * rows for name, rows in record.rows_by_sink.items()
+                name: previous.rows_by_sink.get(name, 0) + own_commits * rows
+                for name, rows in record.rows_by_sink.items()
             },
-            records=so_far.records + own * (record.records or 0),
-            late_rows=so_far.late_rows + own * (record.late_rows or 0),
+            records=previous.records + own_commits * (record.records or 0),
+            late_rows=previous.late_rows + own_commits * (record.late_rows or 0),
             late_total=record.late_total,
             rows_per_second=rows_per_second,
             lag=lag,
@@ -108,19 +109,19 @@ class DriverReport:
             "commit %d, batch %d: %s in %.2f s (%s rows/s)%s%s",
             record.commit,
             record.batch,
-            _given(record),
+            _counts_text(record),
             seconds,
             f"{rows_per_second:,.0f}",
             "" if lag is None else f", lag {lag:,}",
             ", was committed before: state rebuilt, nothing written" if before else "",
         )
-        if own and record.late:
+        if own_commits and record.late:
             log.warning("commit %d: rows that were late are left out: %s", record.commit, shown(record.late))
 
     def ended(self, state: DriverState) -> None:
         """Tell an end in order."""
         self.tell(state=state)
-        self._leave_words()
+        self._write_final_status()
 
     def failed(self, error: Exception, meaning: ExactlyOnceError | None) -> int:
         """Tell a failure; returns the exit code.
@@ -136,29 +137,29 @@ class DriverReport:
         )
         try:
             self.tell(state=DriverState.FAILED, error=described)
-            self._leave_words()
-        except (OSError, ExactlyOnceError) as unsaid:  # the exit code has to say it
-            log.warning("the failure could not be written to %s: %s", self._home, unsaid)
+            self._write_final_status()
+        except (OSError, ExactlyOnceError) as write_error:  # the exit code has to say it
+            log.warning("the failure could not be written to %s: %s", self._home, write_error)
         return described.exit_code
 
-    def _leave_words(self) -> None:
+    def _write_final_status(self) -> None:
         """Leave last words under our own token: the status may be, or become, another driver's."""
         if is_there(self._home.control):  # a home that was mistyped stays untouched
             status.write(self._home.final_status_path(self.status.token), self.status)
 
     def _lag(self) -> int | None:
         """Return how many source records, and versions of tables, are left, None while nothing is known."""
-        if self._read is None or self._available is None:
+        if self._read_ranges is None or self._available is None:
             return None
-        ends = {place: end for place, (_, end) in by_partition(self._read).items()}
+        ends = {partition: end for partition, (_, end) in by_partition(self._read_ranges).items()}
         if not (ends or self._available):
             return 0  # a pattern that matches no topic yet
         if not (ends and self._available):
             return None
-        return sum(distance(place[0], end, self._available.get(place, end)) for place, end in ends.items())
+        return sum(distance(partition[0], end, self._available.get(partition, end)) for partition, end in ends.items())
 
 
-def _given(record: CommitRecord) -> str:
+def _counts_text(record: CommitRecord) -> str:
     """Return a text of the records that a commit has read and the rows of each sink, for a log."""
     counts = f"{record.primary_rows:,} rows"
     if len(record.rows_by_sink) > 1:

@@ -33,13 +33,13 @@ class StopReasons:
         self.done: str | None = None
         self.interrupted = False
         self._requested: str | None = None
-        self._before: CommitRecord | None = None
+        self._previous_commit: CommitRecord | None = None
         self._until: Final = options.until
         self._report: Final = report
         self._goal: Final = Goal(options.home, target_of(options.until), options.goal)
         self._home: Final = options.home
         self._next_question = 0.0
-        self._asked_for: str | None = None
+        self._source_reason: str | None = None
         self._sources: Final[list[Callable[[], str | None]]] = [
             lambda: requests.stop_requested(options.home, options.token)
         ]
@@ -65,17 +65,17 @@ class StopReasons:
         """Return why no further batch should begin, None while one should."""
         status = self._report.status
         if status.state is DriverState.RUNNING:
-            self._look(status.commit, status.watermark)
+            self._check_goal(status.commit, status.watermark)
         if self.done or self._requested:
             return self.done or self._requested
         if time.monotonic() >= self._next_question:
             self._next_question = time.monotonic() + self._home.look_every(0.0)
             self._ask()
-        return self._asked_for
+        return self._source_reason
 
     def _ask(self) -> None:
         try:
-            self._asked_for = next((reason for source in self._sources if (reason := source())), None)
+            self._source_reason = next((reason for source in self._sources if (reason := source())), None)
         except (OSError, OutcomeUnknownError) as error:  # a home that does not answer for a while ends no driver
             if not is_no_answer(error):
                 raise
@@ -87,7 +87,7 @@ class StopReasons:
 
     def reached(self, record: CommitRecord) -> bool:
         """Tell whether the run's goal is reached with a commit."""
-        return self._look(record.commit, record.watermark)
+        return self._check_goal(record.commit, record.watermark)
 
     def committed(self, record: CommitRecord) -> None:
         """See whether the work is done with a commit.
@@ -98,19 +98,19 @@ class StopReasons:
         empty = bool(record.source) and all(
             start == end for ranges in record.source.values() for start, end in ranges.values()
         )
-        before, self._before = self._before, record
+        previous, self._previous_commit = self._previous_commit, record
         if (
             self._until == AVAILABLE
             and empty
-            and before is not None
-            and record.watermark == before.watermark
+            and previous is not None
+            and record.watermark == previous.watermark
             # A source that the function reads by itself is in Spark's offsets only.
-            and parse_offsets(record.offsets).same_sources(parse_offsets(before.offsets))
+            and parse_offsets(record.offsets).same_sources(parse_offsets(previous.offsets))
         ):
             self.done = "all that was available is committed"
         self.reached(record)
 
-    def _look(self, commit: int, watermark: int) -> bool:
+    def _check_goal(self, commit: int, watermark: int) -> bool:
         self.done = self.done or self._goal.reached(commit, watermark)
         return self.done is not None
 

@@ -74,9 +74,9 @@ def find(frame: DataFrame) -> list[str]:
 
     :param frame: the stream that goes to the sink
     """
-    whole = analyzed(frame)
-    reasons: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(whole, _ids(whole.output()), {}))
-    for plan in steps(whole):
+    root = analyzed(frame)
+    reasons: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(root, _ids(root.output()), {}))
+    for plan in steps(root):
         name = simple_name(plan)
         if name in _LOOK_UPS and not plan.isStreaming():
             reasons[f"{name} reads outside of the stream: {text(plan)}"] = None
@@ -88,36 +88,36 @@ def find(frame: DataFrame) -> list[str]:
             for part in tree(expression):
                 reason = _reason(part)
                 if reason is not None:
-                    reasons[f"{reason}: {text(part)}{_place(plan, expression)}"] = None
+                    reasons[f"{reason}: {text(part)}{_location(plan, expression)}"] = None
     return list(reasons)
 
 
 def _is_of_an_order(limit: Any) -> bool:
     """Whether a limit keeps the first rows of an order in which no two are equal: it has each key of an aggregation."""
     [local] = elements(limit.children())
-    [ordered] = elements(local.children())
-    if simple_name(ordered) != "Sort":
+    [sort] = elements(local.children())
+    if simple_name(sort) != "Sort":
         return False
-    order = _ids(ordered.references().toSeq())
-    [below] = elements(ordered.children())
-    while simple_name(below) in ("Filter", "SubqueryAlias"):
-        [below] = elements(below.children())
-    if simple_name(below) != "Aggregate":
+    order = _ids(sort.references().toSeq())
+    [child] = elements(sort.children())
+    while simple_name(child) in ("Filter", "SubqueryAlias"):
+        [child] = elements(child.children())
+    if simple_name(child) != "Aggregate":
         return False
-    keys = list(elements(below.groupingExpressions()))
+    keys = list(elements(child.groupingExpressions()))
     return all(simple_name(key) == "AttributeReference" and key.exprId().id() in order for key in keys)
 
 
-def _place(plan: Any, expression: Any) -> str:
+def _location(plan: Any, expression: Any) -> str:
     """Return the column that an expression is part of, or else the condition, and its line in the job, if known."""
     if simple_name(expression) == "Alias":
-        place = f", in column {expression.name()}"
+        location = f", in column {expression.name()}"
     elif expression.dataType().typeName() == "boolean":
-        place = f", in a condition of {simple_name(plan)}"
+        location = f", in a condition of {simple_name(plan)}"
     else:
-        place = ""
+        location = ""
     sites = [site for part in tree(expression) if (site := part.origin().pysparkErrorContext()).isDefined()]
-    return f"{place} ({str(sites[0].get()._2()).splitlines()[0]})" if sites else place
+    return f"{location} ({str(sites[0].get()._2()).splitlines()[0]})" if sites else location
 
 
 def _rows_kept_by_chance(plan: Any, needed: Set[int], shared: Mapping[int, Any]) -> Iterator[str]:
@@ -134,31 +134,33 @@ def _rows_kept_by_chance(plan: Any, needed: Set[int], shared: Mapping[int, Any])
         yield from _rows_kept_by_chance(plan.plan(), needed, shared)
         return
     if name == "CTERelationRef":
-        named = shared[plan.cteId()]
-        yield from _rows_kept_by_chance(named, _in_the_places(plan, needed, named), shared)
+        shared_plan = shared[plan.cteId()]
+        yield from _rows_kept_by_chance(shared_plan, _ids_by_position(plan, needed, shared_plan), shared)
         return
     if name in _DEDUPLICATIONS:
         keys = _ids(plan.keys())
-        others = [str(column.name()) for column in elements(plan.output()) if column.exprId().id() in needed - keys]
-        if others:
-            yield f"{name} keeps any row of a key, and these of its columns are used: {', '.join(others)}"
+        other_columns = [
+            str(column.name()) for column in elements(plan.output()) if column.exprId().id() in needed - keys
+        ]
+        if other_columns:
+            yield f"{name} keeps any row of a key, and these of its columns are used: {', '.join(other_columns)}"
     if name in ("Project", "Aggregate"):
         columns = plan.projectList() if name == "Project" else plan.aggregateExpressions()
         used = [column for column in elements(columns) if column.exprId().id() in needed]
         used += elements(plan.groupingExpressions()) if name == "Aggregate" else ()
-        below = {number for column in used for number in _ids(column.references().toSeq())}
+        child_ids = {number for column in used for number in _ids(column.references().toSeq())}
     else:
-        below = {*needed, *_ids(plan.references().toSeq())}
+        child_ids = {*needed, *_ids(plan.references().toSeq())}
     for child in elements(plan.children()):
         if name == "Union":
-            below = _in_the_places(plan, needed, child)
-        yield from _rows_kept_by_chance(child, below, shared)
+            child_ids = _ids_by_position(plan, needed, child)
+        yield from _rows_kept_by_chance(child, child_ids, shared)
 
 
-def _in_the_places(plan: Any, needed: Set[int], below: Any) -> set[int]:
+def _ids_by_position(plan: Any, needed: Set[int], child: Any) -> set[int]:
     """Return the ids of those columns that a plan has under ids of its own, in the same order, if they are needed."""
-    pairs = zip(elements(below.output()), elements(plan.output()), strict=True)
-    return {theirs.exprId().id() for theirs, ours in pairs if ours.exprId().id() in needed}
+    pairs = zip(elements(child.output()), elements(plan.output()), strict=True)
+    return {child_column.exprId().id() for child_column, column in pairs if column.exprId().id() in needed}
 
 
 def _ids(attributes: Any) -> set[int]:

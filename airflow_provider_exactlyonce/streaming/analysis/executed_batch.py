@@ -107,9 +107,9 @@ class ExecutedBatch:
         self._decoded: Final[list[_Decoded]] = []
         self._fitting: Final[list[_Fitting]] = []
         self._reads_all = True
-        self._look(plan, is_read=False)
+        self._find_metrics(plan, is_read=False)
 
-    def _look(self, node: Any, *, is_read: bool) -> None:
+    def _find_metrics(self, node: Any, *, is_read: bool) -> None:
         """Find the metrics that count in a part of the plan.
 
         :param is_read: Spark has read all of it already, to broadcast it
@@ -139,7 +139,7 @@ class ExecutedBatch:
         elif "Limit" in name:  # tasks may end before they have read everything
             self._reads_all = False
         for child in elements(node.children()):
-            self._look(child, is_read=is_read or name == _BROADCAST)
+            self._find_metrics(child, is_read=is_read or name == _BROADCAST)
 
     def counts(self) -> BatchCounts:
         """Return the attempt's counts so far; an aggregation's late rows are counted in a job."""
@@ -151,18 +151,18 @@ class ExecutedBatch:
         return BatchCounts(records=records, late=late, undecoded=undecoded, fitting=fitting)
 
     def _records(self) -> int | None:
-        read = _by_topics((scan.topics, scan.read()) for scan in self._scans)
-        shared = len({topic for topics in read for topic in topics}) < sum(map(len, read))
-        return None if shared else sum(map(max, read.values()))
+        read_counts = _by_topics((scan.topics, scan.read()) for scan in self._scans)
+        shared = len({topic for topics in read_counts for topic in topics}) < sum(map(len, read_counts))
+        return None if shared else sum(map(max, read_counts.values()))
 
     def _undecoded(self) -> int | None:
         left_out = _by_topics((decoded.topics, decoded.left_out()) for decoded in self._decoded)
         return sum(max(0, *numbers) for numbers in left_out.values()) if left_out else None
 
     def _seen_to_fit(self) -> int:
-        seen = _by_topics((fitting.topics, fitting.seen()) for fitting in self._fitting)
+        fitting_counts = _by_topics((fitting.topics, fitting.seen()) for fitting in self._fitting)
         scans = Counter(scan.topics for scan in self._scans)
-        complete = [min(numbers) for topics, numbers in seen.items() if len(numbers) == scans[topics]]
+        complete = [min(numbers) for topics, numbers in fitting_counts.items() if len(numbers) == scans[topics]]
         return sum(complete) if self._reads_all else 0
 
     def late_rows(self, late: LateRows) -> DataFrame:
@@ -199,18 +199,18 @@ class _Scan:
         self.is_read: Final = is_read
         self.topics: Final = frozenset(json.loads(node.end().json()))
         self._metric: Final = node.metrics().apply(_READ)
-        self._before: Final = 0 if is_read else int(self._metric.value())
-        self._after = int(self._metric.value())
+        self._start_count: Final = 0 if is_read else int(self._metric.value())
+        self._last_count = int(self._metric.value())
 
     def read(self) -> int:
         """Return how many records it has read since."""
-        self._after = int(self._metric.value())
-        return self._after - self._before
+        self._last_count = int(self._metric.value())
+        return self._last_count - self._start_count
 
     def forget_further_reads(self) -> None:
         """Reset Spark's metric to the batch's own reads, without the reads of counting late rows."""
-        if int(self._metric.value()) != self._after:
-            self._metric.set(self._after)
+        if int(self._metric.value()) != self._last_count:
+            self._metric.set(self._last_count)
 
 
 class _Decoded:
@@ -220,11 +220,11 @@ class _Decoded:
         self._scan: Final = scan
         self.topics: Final = scan.topics
         self._metric: Final = node.metrics().apply(_RETURNED)
-        self._before: Final = 0 if scan.is_read else int(self._metric.value())
+        self._start_count: Final = 0 if scan.is_read else int(self._metric.value())
 
     def left_out(self) -> int:
         """Return how many records it has read since, and not given out."""
-        return self._scan.read() - (int(self._metric.value()) - self._before)
+        return self._scan.read() - (int(self._metric.value()) - self._start_count)
 
 
 class _Fitting:
@@ -233,11 +233,11 @@ class _Fitting:
     def __init__(self, node: Any, scan: _Scan) -> None:
         self.topics: Final = scan.topics
         self._node: Final = node
-        self._before: Final = 0 if scan.is_read else self._count()
+        self._start_count: Final = 0 if scan.is_read else self._count()
 
     def seen(self) -> int:
         """Return how many have come since."""
-        return self._count() - self._before
+        return self._count() - self._start_count
 
     def _count(self) -> int:
         return int(self._node.collectedMetrics().getLong(0))
@@ -245,15 +245,15 @@ class _Fitting:
 
 def _scans_below(node: Any, *, is_read: bool) -> list[_Scan]:
     """Return the one scan of the source that a node belongs to, none where the batch has nothing of that source."""
-    return [_Scan(below, is_read=is_read) for below in tree(node) if simple_name(below) == _SCAN]
+    return [_Scan(scan_node, is_read=is_read) for scan_node in tree(node) if simple_name(scan_node) == _SCAN]
 
 
 def _by_topics(numbers: Iterable[tuple[frozenset[str], int]]) -> dict[frozenset[str], list[int]]:
     """Return the numbers of records by their topics; a stream that the job reads in two places has two."""
-    found: dict[frozenset[str], list[int]] = {}
+    by_topics: dict[frozenset[str], list[int]] = {}
     for topics, number in numbers:
-        found.setdefault(topics, []).append(number)
-    return found
+        by_topics.setdefault(topics, []).append(number)
+    return by_topics
 
 
 class _Operator:
@@ -274,13 +274,13 @@ class _Operator:
 
     def dropped(self) -> int:
         """Return how many rows, or groups of them, it has left out since."""
-        return sum(int(metric.value()) - before for metric, before in self._metrics)
+        return sum(int(metric.value()) - start for metric, start in self._metrics)
 
     def late(self, dropped: int) -> LateRows:
         """Return the left-out rows, by Spark's count."""
         watermark = self._node.eventTimeWatermarkForLateEvents()
-        given = self._input()
-        counts_groups = given is not None and given.is_aggregated and not given.has_state
+        job_input = self._input()
+        counts_groups = job_input is not None and job_input.is_aggregated and not job_input.has_state
         return LateRows(
             operator=self.number,
             name=str(self._node.shortName()),
@@ -301,13 +301,13 @@ class _Operator:
 
     def _late_plan(self) -> Any:
         """Return the plan of its input's rows that are late, by Spark's own condition."""
-        given = self._input()
-        if given is None or given.has_state:
+        job_input = self._input()
+        if job_input is None or job_input.has_state:
             raise ExactlyOnceError(
                 f"the late rows of operator {self.number} ({self._node.shortName()}) can only be counted"
             )
         condition = self._node.watermarkExpressionForLateEvents().get()
-        return class_of(self._spark, "org.apache.spark.sql.execution.FilterExec")(condition, given.plan)
+        return class_of(self._spark, "org.apache.spark.sql.execution.FilterExec")(condition, job_input.plan)
 
 
 @dataclass(frozen=True)

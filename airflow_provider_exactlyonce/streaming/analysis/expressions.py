@@ -69,7 +69,7 @@ class Expressions:
         :param columns: {id of an attribute: its text}
         :param state: state depends on it
         """
-        text = _Text(columns).of(expression)
+        text = _Text(columns).write(expression)
         if state:
             self.note_functions(text)
         return text
@@ -119,7 +119,7 @@ class _Text:
         self._columns: Final = columns
         self._variables: dict[int, str] = {}
 
-    def of(self, expression: Any) -> str:
+    def write(self, expression: Any) -> str:
         name = simple_name(expression)
         if name == "AttributeReference":
             return self._columns.get(expression.exprId().id()) or str(expression.name())
@@ -128,49 +128,49 @@ class _Text:
         if name == "NamedLambdaVariable":
             return self._variables.setdefault(expression.exprId().id(), f"v{len(self._variables)}")
         if name in _TRANSPARENT:
-            return self.of(expression.child())
+            return self.write(expression.child())
         special: Callable[[Any], str] | None = {
             "Cast": self._cast,
-            "GetStructField": lambda node: f"{self.of(node.child())}.{node.extractFieldName()}",
-            "GetArrayStructFields": lambda node: f"{self.of(node.child())}.{node.field().name()}",
+            "GetStructField": lambda node: f"{self.write(node.child())}.{node.extractFieldName()}",
+            "GetArrayStructFields": lambda node: f"{self.write(node.child())}.{node.field().name()}",
             "AggregateExpression": self._aggregate,
             "CreateNamedStruct": self._struct,
             "Between": lambda node: (
-                f"{self.of(node.input())} between {self.of(node.lower())} and {self.of(node.upper())}"
+                f"{self.write(node.input())} between {self.write(node.lower())} and {self.write(node.upper())}"
             ),
-            "DatetimeSub": lambda node: f"({self.of(node.start())} - {self.of(node.interval())})",
+            "DatetimeSub": lambda node: f"({self.write(node.start())} - {self.write(node.interval())})",
         }.get(name)
         if special is not None:
             return special(expression)
-        children = [] if name in _SEEDED else [self.of(child) for child in elements(expression.children())]
+        children = [] if name in _SEEDED else [self.write(child) for child in elements(expression.children())]
         if name in _INFIX:
             joined = f" {_INFIX[name]} ".join(sorted(children) if name in _COMMUTATIVE else children)
             return f"({joined})"
         if name in _USER_FUNCTIONS:
             return f"{_MARK}{_function_name(expression)}{_MARK}({', '.join(children)})"
-        called = _NAMES.get(name, name.lower())
-        return f"{called}({', '.join([*children, *_own_arguments(expression)])})"
+        function_name = _NAMES.get(name, name.lower())
+        return f"{function_name}({', '.join([*children, *_own_arguments(expression)])})"
 
     def _cast(self, expression: Any) -> str:
         child = expression.child()
-        text = self.of(child)  # a literal's type depends on the other side of the comparison
+        text = self.write(child)  # a literal's type depends on the other side of the comparison
         return text if simple_name(child) == "Literal" else f"cast({text} as {expression.dataType().simpleString()})"
 
     def _aggregate(self, expression: Any) -> str:
         function = expression.aggregateFunction()
-        children = ", ".join([*map(self.of, elements(function.children())), *_own_arguments(function, flags=True)])
+        children = ", ".join([*map(self.write, elements(function.children())), *_own_arguments(function, flags=True)])
         name = simple_name(function)
         distinct = "distinct " if expression.isDistinct() else ""
         condition = expression.filter()
-        only = f" where {self.of(condition.get())}" if condition.isDefined() else ""
-        return f"{_NAMES.get(name, name.lower())}({distinct}{children}){only}"
+        filter_text = f" where {self.write(condition.get())}" if condition.isDefined() else ""
+        return f"{_NAMES.get(name, name.lower())}({distinct}{children}){filter_text}"
 
     def _struct(self, expression: Any) -> str:
         names = [str(literal.value()) for literal in elements(expression.nameExprs())]
         values = list(elements(expression.valExprs()))
         if names == ["start", "end"] and (window := self._window(*values)):
             return window
-        return f"struct({', '.join(f'{name}: {self.of(value)}' for name, value in zip(names, values, strict=True))})"
+        return f"struct({', '.join(f'{name}: {self.write(value)}' for name, value in zip(names, values, strict=True))})"
 
     def _window(self, start: Any, end: Any) -> str | None:
         """Return the ``window`` or ``session_window`` that a structure stands for, None for any other structure."""
@@ -183,7 +183,7 @@ class _Text:
             if gap is None:
                 return None
             left, right = elements(gap.children())
-            return f"session_window({self.of(left)}, {self.of(_bare(right)).strip(_QUOTE)})"
+            return f"session_window({self.write(left)}, {self.write(_bare(right)).strip(_QUOTE)})"
         shifted = remainder.left()  # conversion(time) - offset
         length = _bare(end.child())
         if simple_name(shifted) != "Subtract" or simple_name(length) != "Add":
@@ -191,7 +191,7 @@ class _Text:
         slide, offset, size = (
             int(_bare(literal).value()) for literal in (remainder.right(), shifted.right(), length.right())
         )
-        parts = [self.of(shifted.left().child()), _duration(size)]
+        parts = [self.write(shifted.left().child()), _duration(size)]
         parts += [f"every {_duration(slide)}"] if slide != size else []
         parts += [f"from {_duration(offset)}"] if offset else []
         return f"window({', '.join(parts)})"
@@ -224,8 +224,8 @@ def _literal(expression: Any) -> str:
 def _function_name(expression: Any) -> str:
     name = simple_name(expression)
     if name == "ScalaUDF":
-        given = expression.udfName()
-        return str(given.get()) if given.isDefined() else "udf"
+        udf_name = expression.udfName()
+        return str(udf_name.get()) if udf_name.isDefined() else "udf"
     return str(expression.name())
 
 
@@ -254,8 +254,8 @@ def _own_arguments(expression: Any, *, flags: bool = False) -> list[str]:
 def _options(options: Any) -> list[str]:
     """Return the options of a parser; Spark ignores the case of their names."""
     pairs: list[str] = []
-    left = options.iterator()
-    while left.hasNext():
-        option = left.next()
+    iterator = options.iterator()
+    while iterator.hasNext():
+        option = iterator.next()
         pairs.append(f"{str(option._1()).lower()}={quote(str(option._2()), safe=_AS_IT_IS)}")
     return [f"options({', '.join(sorted(pairs))})"] if pairs else []

@@ -23,9 +23,9 @@ def check_topics(pipeline: str, written: Iterable[str], read: Collection[str], *
     :raises RefusedError: naming the topic
     """
     for topic in written:
-        if (whose := ledgered(topic)) is not None:
+        if (owner := ledgered(topic)) is not None:
             raise RefusedError(
-                f"pipeline {pipeline} would write to {topic}, the ledger of pipeline {whose}, which is written by its "
+                f"pipeline {pipeline} would write to {topic}, the ledger of pipeline {owner}, which is written by its "
                 "driver alone: name another topic"
             )
         if topic in read and not allowed:
@@ -52,9 +52,9 @@ def check_streams(pipeline: str, written: Collection[str], streams: Iterable[Str
                 raise _refused(pipeline, topic, f"its function reads {_described(stream)}")
 
 
-def _refused(pipeline: str, topic: str, why: str) -> RefusedError:
+def _refused(pipeline: str, topic: str, reason: str) -> RefusedError:
     return RefusedError(
-        f"pipeline {pipeline} would write to topic {topic}, and {why}: what it writes would be its next input, for "
+        f"pipeline {pipeline} would write to topic {topic}, and {reason}: what it writes would be its next input, for "
         "ever. Name another topic; if it is meant, say so: @pipeline(allow_feedback=True)"
     )
 

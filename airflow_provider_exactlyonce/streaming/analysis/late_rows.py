@@ -97,16 +97,20 @@ def check_can_be_told(result: DataFrame) -> None:
 
 def _check(node: Any) -> str | None:
     """Check an operator and all below it; returns one with state, None when there is none."""
-    below = [operator for child in elements(node.children()) if (operator := _check(child)) is not None]
+    stateful_below = [operator for child in elements(node.children()) if (operator := _check(child)) is not None]
     name = simple_name(node)
     streams = [child for child in elements(node.children()) if child.isStreaming()]
     is_join = name == _JOIN and len(streams) > 1
     if not (is_join or (name in _STATEFUL and streams)):
-        return below[0] if below else None
-    if is_join or below:
-        why = "it joins two streams" if is_join else f"its input comes from another operator with state, {below[0]}"
+        return stateful_below[0] if stateful_below else None
+    if is_join or stateful_below:
+        reason = (
+            "it joins two streams"
+            if is_join
+            else f"its input comes from another operator with state, {stateful_below[0]}"
+        )
         raise RefusedError(
-            f"late_rows='topic': the late rows of {name} can only be counted, because {why}. Declare "
+            f"late_rows='topic': the late rows of {name} can only be counted, because {reason}. Declare "
             f"late_rows='count'; the operator is {text(node)}"
         )
     return name

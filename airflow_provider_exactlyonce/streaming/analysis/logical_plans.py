@@ -58,8 +58,8 @@ def _options(plan: Any, name: str) -> dict[str, str]:
     if name == "StreamingRelation":
         pairs = elements(plan.dataSource().options().toSeq())
         return {str(pair._1()).lower(): str(pair._2()) for pair in pairs}
-    given = plan.extraOptions().asCaseSensitiveMap()
-    return {str(option).lower(): str(given[option]) for option in given}
+    options = plan.extraOptions().asCaseSensitiveMap()
+    return {str(option).lower(): str(options[option]) for option in options}
 
 
 def check_sources(frame: DataFrame) -> None:
@@ -82,13 +82,13 @@ def check_read_once(result: DataFrame) -> None:
     :param result: the user's function's result for the sources' streams
     :raises RefusedError: naming the topics of one that it reads twice
     """
-    read: dict[str, Any] = {}
+    streams_by_topics: dict[str, Any] = {}
     for node in tree(analyzed(result)):
         topics = topics_of_mark(node, simple_name(node))
         if topics is None:
             continue
         for stream in tree(node):
-            if simple_name(stream) in _STREAMS and read.setdefault(topics, stream) != stream:
+            if simple_name(stream) in _STREAMS and streams_by_topics.setdefault(topics, stream) != stream:
                 raise RefusedError(
                     f"the function joins the stream of {topics} with itself, and Spark would read it twice, each time "
                     "up to an end of its own; rename the columns of one side before the join, as in "

@@ -63,7 +63,7 @@ class _Walk:
         self._needed: set[int] = set()
         self._shared: dict[int, Any] = {}
         #: {ids of a join's columns: ids that are used above it}
-        self._kept: dict[tuple[int, ...], frozenset[int]] = {}
+        self._used_above_join: dict[tuple[int, ...], frozenset[int]] = {}
         self._stateful: Final[Mapping[str, Callable[[Any, Columns], OperatorPlan]]] = {
             "Aggregate": self._aggregate,
             "Distinct": self._distinct,
@@ -97,8 +97,8 @@ class _Walk:
             self.need(wanted, shared)
             return
         if name in ("Project", "Aggregate"):
-            listed = plan.projectList() if name == "Project" else plan.aggregateExpressions()
-            for expression in elements(listed):
+            expressions = plan.projectList() if name == "Project" else plan.aggregateExpressions()
+            for expression in elements(expressions):
                 if expression.exprId().id() in self._needed:
                     self._needed.update(_ids(expression.references()))
             for key in elements(plan.groupingExpressions()) if name == "Aggregate" else ():
@@ -111,7 +111,7 @@ class _Walk:
                 ids = _ids(child.output())
                 self._needed.update(ids[number] for number in wanted)
         if name == "Join":
-            self._kept[tuple(_ids(plan.output()))] = frozenset(self._needed)
+            self._used_above_join[tuple(_ids(plan.output()))] = frozenset(self._needed)
         for child in elements(plan.children()):
             self.need((), child)
 
@@ -128,7 +128,7 @@ class _Walk:
             inner = self.columns(shared)
             pairs = zip(_ids(plan.output()), _ids(shared.output()), strict=True)
             return {outer: inner[id] for outer, id in pairs if id in inner}
-        place = len(self.operators)
+        position = len(self.operators)
         children = [self.columns(child) for child in elements(plan.children())]
         columns: Columns = {id: text for child in children for id, text in child.items()}
         if name == "Filter":
@@ -136,15 +136,15 @@ class _Walk:
         elif name == "EventTimeWatermark":
             self._watermark(plan, columns)
         elif name in self._stateful and self._keeps_state(plan, name):
-            self.operators.insert(place, self._stateful[name](plan, columns))
+            self.operators.insert(position, self._stateful[name](plan, columns))
         return self._output(plan, name, children, columns)
 
     def _output(self, plan: Any, name: str, children: list[Columns], columns: Columns) -> Columns:
         if name in ("Project", "Aggregate"):
-            listed = plan.projectList() if name == "Project" else plan.aggregateExpressions()
+            expressions = plan.projectList() if name == "Project" else plan.aggregateExpressions()
             return {
                 expression.exprId().id(): self.expressions.text(expression, columns)
-                for expression in elements(listed)
+                for expression in elements(expressions)
                 if expression.exprId().id() in self._needed
             }
         output: Columns = {}
@@ -161,11 +161,11 @@ class _Walk:
                 ]
                 output[id] = parts[0] if len(set(parts)) == 1 else f"union({', '.join(parts)})"
             elif name == "Expand" and id not in columns:
-                made = [
+                texts = [
                     self.expressions.text(projection.apply(number), columns)
                     for projection in elements(plan.projections())
                 ]
-                output[id] = " or ".join(dict.fromkeys(made))
+                output[id] = " or ".join(dict.fromkeys(texts))
             else:
                 output[id] = columns.get(id) or f"{self.expressions.maker(plan, name, columns)}.{attribute.name()}"
         return output
@@ -214,28 +214,35 @@ class _Walk:
 
     def _join(self, plan: Any, columns: Columns) -> OperatorPlan:
         condition = plan.condition()
-        left = set(_ids(plan.left().output()))
-        kept = self._kept[tuple(_ids(plan.output()))]
+        left_ids = set(_ids(plan.left().output()))
+        used_above = self._used_above_join[tuple(_ids(plan.output()))]
         keys: list[str] = []
-        others: list[str] = []
+        other_conditions: list[str] = []
         for part in self.expressions.split(condition.get()) if condition.isDefined() else ():
             text = self.expressions.text(part, columns, state=True)
-            (keys if simple_name(part).startswith("Equal") and self._is_key(part, left) else others).append(text)
+            (
+                keys if simple_name(part).startswith("Equal") and self._is_key(part, left_ids) else other_conditions
+            ).append(text)
         stored = {
             f"{side} columns": tuple(
                 columns.get(attribute.exprId().id(), str(attribute.name()))
                 for attribute in elements(child.output())
-                if attribute.exprId().id() in kept
+                if attribute.exprId().id() in used_above
             )
             for side, child in (("left", plan.left()), ("right", plan.right()))
         }
-        facts = {"type": (str(plan.joinType().sql()),), "on": tuple(keys), "where": tuple(sorted(others)), **stored}
+        facts = {
+            "type": (str(plan.joinType().sql()),),
+            "on": tuple(keys),
+            "where": tuple(sorted(other_conditions)),
+            **stored,
+        }
         return OperatorPlan(kind="stream-stream join", facts=facts)
 
     @staticmethod
-    def _is_key(equality: Any, left: set[int]) -> bool:
+    def _is_key(equality: Any, left_ids: set[int]) -> bool:
         """Tell whether an equality compares something of the left side with something of the right."""
-        sides = [[id in left for id in _ids(side.references())] for side in (equality.left(), equality.right())]
+        sides = [[id in left_ids for id in _ids(side.references())] for side in (equality.left(), equality.right())]
         return (all(sides[0]) and not any(sides[1])) or (all(sides[1]) and not any(sides[0]))
 
     def _limit(self, plan: Any, columns: Columns) -> OperatorPlan:

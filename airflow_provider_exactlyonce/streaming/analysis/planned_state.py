@@ -56,11 +56,11 @@ def stateful_operators(frame: DataFrame, output_mode: str, conf: Mapping[str, st
     """
     for _ in range(_TRIES - 1):
         with contextlib.suppress(_NoWorkerError):
-            return _asked(frame, output_mode, conf)
-    return _asked(frame, output_mode, conf)
+            return _planned_operators(frame, output_mode, conf)
+    return _planned_operators(frame, output_mode, conf)
 
 
-def _asked(frame: DataFrame, output_mode: str, conf: Mapping[str, str]) -> tuple[StatefulOperator, ...]:
+def _planned_operators(frame: DataFrame, output_mode: str, conf: Mapping[str, str]) -> tuple[StatefulOperator, ...]:
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -97,14 +97,14 @@ def _cause(message: str) -> str:
 
 @contextlib.contextmanager
 def _settings(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name, None) for name in conf}
+    previous_settings = {name: spark.conf.get(name, None) for name in conf}
     for name, value in conf.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name, former in before.items():
-            spark.conf.unset(name) if former is None else spark.conf.set(name, former)
+        for name, previous in previous_settings.items():
+            spark.conf.unset(name) if previous is None else spark.conf.set(name, previous)
 
 
 def _plan(frame: DataFrame, output_mode: str, conf: Mapping[str, str], folder: str) -> None:

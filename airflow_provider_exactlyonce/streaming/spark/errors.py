@@ -88,6 +88,6 @@ def raised_in_worker(text: str) -> str | None:
     A task may have several workers, each of which reads the output of the one before; when a worker fails, so do those
     after it, and Spark reports the first.
     """
-    _, mark, rest = text.rpartition(_TRACEBACK)
-    raised = _RAISED.search(rest) if mark else None
+    _, mark, traceback = text.rpartition(_TRACEBACK)
+    raised = _RAISED.search(traceback) if mark else None
     return raised[0] if raised else None

@@ -121,18 +121,18 @@ class QueryRunner:
         :raises ExactlyOnceError: the error that ended a query
         """
         spark = self._stream.sparkSession
-        impossible = missing_part(spark)
-        while recorded.prepare(one_start_per_batch=impossible):
-            query = self._start({"once": True} if impossible is not None else self._options.trigger)
+        one_start_reason = missing_part(spark)
+        while recorded.prepare(one_start_per_batch=one_start_reason):
+            query = self._start({"once": True} if one_start_reason is not None else self._options.trigger)
             recorded.steering.attach(query)
             try:
                 self._wait(query)
             except OneStartPerBatchError as error:
-                impossible = str(error)
+                one_start_reason = str(error)
                 log.warning("%s; each recorded batch gets a start of its own", error)
                 continue
             recorded.check_progress()
-            if not recorded.pending and impossible is None and recorded.goes_live:
+            if not recorded.pending and one_start_reason is None and recorded.goes_live:
                 return False
             wait_until_gone(spark, query)
         return True

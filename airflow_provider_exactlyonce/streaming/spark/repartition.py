@@ -100,23 +100,23 @@ class Repartition:
                 raise kind(message) from error
 
     @contextmanager
-    def _reporting_progress(self, what: str) -> Iterator[None]:
+    def _reporting_progress(self, step: str) -> Iterator[None]:
         """Report the step that begins, and then the progress of Spark's tasks."""
-        self._tell(what)
+        self._tell(step)
         ended, began = threading.Event(), time.monotonic()
 
         def tell() -> None:
             tracker = self._session.sparkContext.statusTracker()
             while not ended.wait(_TELL_SECONDS):
                 stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-                done = sum(stage.numCompletedTasks for stage in stages if stage)
+                completed = sum(stage.numCompletedTasks for stage in stages if stage)
                 tasks = sum(stage.numTasks for stage in stages if stage)
-                self._tell(f"{what}: {done} of {tasks} tasks, {time.monotonic() - began:.0f} s")
+                self._tell(f"{step}: {completed} of {tasks} tasks, {time.monotonic() - began:.0f} s")
 
-        telling = threading.Thread(target=tell, name="progress", daemon=True)
-        telling.start()
+        reporter = threading.Thread(target=tell, name="progress", daemon=True)
+        reporter.start()
         try:
             yield
         finally:
             ended.set()
-            telling.join()
+            reporter.join()

@@ -106,8 +106,8 @@ def check_session(spark: SparkSession) -> None:
         raise SettingRefusedError(
             "master", spark.sparkContext.master, "local[N]", "its second number allows a task to be run again"
         )
-    given = submitted(spark)
-    settings.check(lambda name: spark.conf.get(name, None) or given.get(name, None))
+    submitted_conf = submitted(spark)
+    settings.check(lambda name: spark.conf.get(name, None) or submitted_conf.get(name, None))
 
 
 def check_packages() -> None:

@@ -145,10 +145,10 @@ class SteeredQuery:
 
     def forget_operator_watermarks(self) -> None:
         """Forget the maximum of each ``withWatermark``, as a restart does: checkpoints don't have it."""
-        seen = self._get(self._execution.watermarkTracker(), "operatorToWatermarkMap")
+        watermarks = self._get(self._execution.watermarkTracker(), "operatorToWatermarkMap")
         none = getattr(class_of(self._spark, "scala.None$"), "MODULE$")
-        for operator in list(elements(seen.keys().toSeq())):
-            seen.update(operator, none)
+        for operator in list(elements(watermarks.keys().toSeq())):
+            watermarks.update(operator, none)
 
 
 class QuerySteering:

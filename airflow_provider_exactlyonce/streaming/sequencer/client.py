@@ -71,13 +71,15 @@ class SequencerClient:
     """
 
     def __init__(self, address: Address, task: int, attempt: int) -> None:
-        self._kept = b""
+        self._unsent = b""
         hello = {"secret": address.secret, "task": task, "attempt": attempt}
-        if not poll_until(lambda: self._joined(address, hello), seconds=_CONNECT_SECONDS, poll_seconds=_PAUSE_SECONDS):
+        if not poll_until(
+            lambda: self._register(address, hello), seconds=_CONNECT_SECONDS, poll_seconds=_PAUSE_SECONDS
+        ):
             raise _unreachable(address, "it closes every connection without an answer")
         self._socket.settimeout(None)
 
-    def _joined(self, address: Address, hello: Mapping[str, Any]) -> bool:
+    def _register(self, address: Address, hello: Mapping[str, Any]) -> bool:
         """Connect and register; False when the connection was dropped before it was served, as in a flood of others."""
         try:
             self._socket = socket.create_connection((address.host, address.port), timeout=_CONNECT_SECONDS)
@@ -129,7 +131,7 @@ class SequencerClient:
         """
         message = {"release": released, "rows": rows, "first": first_offset}
         if more:
-            self._kept += _line(message)
+            self._unsent += _line(message)
         else:
             self._send(message)
 
@@ -140,8 +142,8 @@ class SequencerClient:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         try:
-            self._socket.sendall(self._kept + _line(message))
-            self._kept = b""
+            self._socket.sendall(self._unsent + _line(message))
+            self._unsent = b""
         except OSError as error:
             raise _ClosedError(f"the connection to the sequencer ended: {error}") from error
 

@@ -69,9 +69,9 @@ class Peer:
             return None
         if not data:
             return None
-        *lines, rest = (bytes(self._received) + data).split(b"\n")
-        self._received = bytearray(rest)
-        if max(map(len, [rest, *lines])) > self._line_bytes_maximum:
+        *lines, incomplete_line = (bytes(self._received) + data).split(b"\n")
+        self._received = bytearray(incomplete_line)
+        if max(map(len, [incomplete_line, *lines])) > self._line_bytes_maximum:
             raise ProtocolError(f"a line of more than {self._line_bytes_maximum:,} bytes")
         return [_message(line) for line in lines]
 

@@ -57,7 +57,11 @@ class Sequencer:
         self._waiting: dict[int, tuple[str, frozenset[int]]] = {}  # what each wants, in the order in which they asked
 
     def __repr__(self) -> str:
-        held = {f"{topic}-{at}": task for topic, holders in self._holders.items() for at, task in holders.items()}
+        held = {
+            f"{topic}-{partition}": task
+            for topic, holders in self._holders.items()
+            for partition, task in holders.items()
+        }
         return (
             f"Sequencer(registered={len(self._registered)}, done={len(self._done)}, holders={held}, {self.failure!r})"
         )
@@ -115,17 +119,17 @@ class Sequencer:
         if rows < 1:
             raise self._fail(f"task {task} released {topic}-{partition} with {rows} rows")
         last = first_offset + rows - 1
-        before = self._written.get(released)
-        if before is None:
+        written = self._written.get(released)
+        if written is None:
             self._written[released] = GrantedRange(first_offset, last, rows)
-        elif first_offset <= before.last:
+        elif first_offset <= written.last:
             raise self._fail(f"offset {first_offset} of {topic}-{partition} was given twice")
         else:
-            self._written[released] = GrantedRange(before.first, last, before.rows + rows)
-        for waiting, (topic_wanted, partitions) in self._waiting.items():
+            self._written[released] = GrantedRange(written.first, last, written.rows + rows)
+        for waiting_task, (topic_wanted, partitions) in self._waiting.items():
             if partition in partitions and topic == topic_wanted:
-                del self._waiting[waiting]
-                return self._grant(waiting, topic, partition)
+                del self._waiting[waiting_task]
+                return self._grant(waiting_task, topic, partition)
         return None
 
     def done(self, task: int) -> None:
@@ -155,8 +159,8 @@ class Sequencer:
         """Say which tasks are not done, for a message."""
         tasks = sorted(self._registered - self._done)
         more = f" and {len(tasks) - _TASKS_NAMED} more" if len(tasks) > _TASKS_NAMED else ""
-        named = ", ".join(map(str, tasks[:_TASKS_NAMED]))
-        return f"of the {len(self._registered)} tasks that have begun, not done are: {named or 'none'}{more}"
+        task_list = ", ".join(map(str, tasks[:_TASKS_NAMED]))
+        return f"of the {len(self._registered)} tasks that have begun, not done are: {task_list or 'none'}{more}"
 
     def result(self, tasks: int) -> dict[TopicPartition, GrantedRange]:
         """Return the written ranges.

@@ -84,10 +84,10 @@ class SequencerServer:
         self._sequencer: Final = Sequencer()
         self._lock: Final = threading.Lock()  # of the sequencer; all else belongs to the thread
         self._strangers: dict[Peer, None] = {}  # in the order in which they came
-        self._known: set[Peer] = set()  # peers that have shown the secret
+        self._admitted: set[Peer] = set()  # peers that have shown the secret
         self._tasks: dict[int, Peer] = {}  # which of them is a task's first and only invocation
         self._refusals: Final = Refusals()
-        self._tell_at: float | None = None
+        self._failure_due: float | None = None
         self._failure_sent = False
         self._selector: Final = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
@@ -120,12 +120,12 @@ class SequencerServer:
         try:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
             self._selector.register(self._woken, selectors.EVENT_READ, lambda _: None)
-            checked = time.monotonic()
+            last_check = time.monotonic()
             while not self._closing:
                 for key, events in self._selector.select(_TICK_SECONDS):
                     key.data(events)
-                if (now := time.monotonic()) - checked >= _TICK_SECONDS:
-                    checked = now
+                if (now := time.monotonic()) - last_check >= _TICK_SECONDS:
+                    last_check = now
                     self._check(now)
         except Exception as error:
             log.exception("the sequencer failed")
@@ -134,7 +134,7 @@ class SequencerServer:
                 self._on_failure()
         finally:
             self._refusals.end()
-            for peer in (*self._strangers, *self._known):
+            for peer in (*self._strangers, *self._admitted):
                 peer.socket.close()
             self._selector.close()
 
@@ -158,18 +158,18 @@ class SequencerServer:
             if len(self._strangers) > _STRANGERS_MAXIMUM:
                 self._drop_oldest_stranger("too many connections that say nothing")
 
-    def _drop_oldest_stranger(self, why: str) -> None:
+    def _drop_oldest_stranger(self, reason: str) -> None:
         oldest = next(iter(self._strangers), None)
         if oldest is not None:
-            self._refuse(oldest, why)
+            self._refuse(oldest, reason)
 
-    def _refuse(self, stranger: Peer, why: str) -> None:
-        self._refusals.note(stranger.host, why)
+    def _refuse(self, stranger: Peer, reason: str) -> None:
+        self._refusals.note(stranger.host, reason)
         self._close(stranger)
 
     def _close(self, peer: Peer) -> None:
         self._strangers.pop(peer, None)
-        self._known.discard(peer)
+        self._admitted.discard(peer)
         self._selector.unregister(peer.socket)
         peer.socket.close()
 
@@ -187,11 +187,11 @@ class SequencerServer:
                 self._ended(peer)
                 return
             for message in messages:
-                if peer not in self._known and not self._admit(peer, message):
+                if peer not in self._admitted and not self._admit(peer, message):
                     return
                 self._handle(peer, message)
         except ProtocolError as error:
-            if peer in self._known:
+            if peer in self._admitted:
                 self._fail(f"{peer} broke the sequencer's protocol with {error}")
                 self._close(peer)
             else:
@@ -202,13 +202,13 @@ class SequencerServer:
             self._refuse(peer, "it does not know the secret of the running batch attempt")
             return False
         del self._strangers[peer]
-        self._known.add(peer)
+        self._admitted.add(peer)
         peer.admit()
         peer.task = number(hello, "task")
         return True
 
     def _ended(self, peer: Peer) -> None:
-        if peer in self._known:
+        if peer in self._admitted:
             with self._lock:
                 self._sequencer.closed(peer.task)
             self._close(peer)
@@ -245,11 +245,11 @@ class SequencerServer:
 
     def _release(self, task: int, message: Mapping[str, Any]) -> None:
         released = topic_partition(message, "release")
-        following = self._sequencer.release(task, released, number(message, "rows"), number(message, "first"))
+        next_grant = self._sequencer.release(task, released, number(message, "rows"), number(message, "first"))
         self._deadlines.released(released)
         failpoints.reach("during-send")
-        if following is not None:
-            self._grant([following])
+        if next_grant is not None:
+            self._grant([next_grant])
 
     def _grant(self, grants: Sequence[Grant]) -> None:
         for grant in grants:
@@ -280,14 +280,14 @@ class SequencerServer:
                 self._sequencer.fail(f"{reason}; {self._sequencer.unfinished()}")
             if self._sequencer.failure is None or self._failure_sent:
                 return
-            if self._tell_at is None:
-                self._tell_at = now + _GRACE_SECONDS
-            elif now >= self._tell_at:
-                self._tell()
+            if self._failure_due is None:
+                self._failure_due = now + _GRACE_SECONDS
+            elif now >= self._failure_due:
+                self._send_failure()
 
-    def _tell(self) -> None:
+    def _send_failure(self) -> None:
         self._failure_sent = True
-        for peer in self._known:
+        for peer in self._admitted:
             self._send(peer, {"error": self._sequencer.failure})
         # It asks the JVM, which may take its time.
         threading.Thread(target=self._on_failure, name="sequencer-failure", daemon=True).start()
@@ -300,28 +300,28 @@ class _Deadlines:
         self._grant_timeout_seconds: Final = grant_timeout_seconds
         self._attempt_timeout_seconds: Final = attempt_timeout_seconds
         self._held: dict[TopicPartition, tuple[int, float]] = {}
-        self._since: float | None = None
+        self._clock_start: float | None = None
         self._writing = False
 
     def registered(self) -> None:
-        if self._since is None:
-            self._since = time.monotonic()
+        if self._clock_start is None:
+            self._clock_start = time.monotonic()
 
     def granted(self, grant: Grant) -> None:
         now = time.monotonic()
         self._held[grant.topic, grant.partition] = grant.task, now
         if not self._writing:  # with the first grant the broker's clock starts
-            self._writing, self._since = True, now
+            self._writing, self._clock_start = True, now
 
     def released(self, released: TopicPartition) -> None:
         self._held.pop(released, None)
 
     def missed(self, now: float) -> str | None:
-        for (topic, partition), (task, since) in self._held.items():
-            if now - since > self._grant_timeout_seconds:
+        for (topic, partition), (task, granted_at) in self._held.items():
+            if now - granted_at > self._grant_timeout_seconds:
                 limit = f"{self._grant_timeout_seconds:.0f} s"
                 return f"task {task} held the grant of {topic}-{partition} for more than {limit}"
-        if self._since is not None and now - self._since > self._attempt_timeout_seconds:
+        if self._clock_start is not None and now - self._clock_start > self._attempt_timeout_seconds:
             start = "the first record" if self._writing else "the first of them began, and have written nothing"
             return (
                 f"the tasks have not ended {self._attempt_timeout_seconds:.0f} s after {start}; if they need longer, "

@@ -31,13 +31,13 @@ class ConnectedStream:
         datum_names, rule_names = columns_of(data, control)
         datum = _renamed(self._data, datum_names)
         rule = _renamed(self._control, rule_names)
-        place = copy_of(self._data, self._copies)
-        everywhere = F.explode(F.array(*(F.lit(copy) for copy in range(self._copies))))
+        copy_number = copy_of(self._data, self._copies)
+        all_copies = F.explode(F.array(*(F.lit(copy) for copy in range(self._copies))))
         rows = self._data.select(
-            place.alias(COPY), F.lit(True).alias(IS_DATA), *datum, *_nulls(self._control, rule_names)
+            copy_number.alias(COPY), F.lit(True).alias(IS_DATA), *datum, *_nulls(self._control, rule_names)
         )
         rules = self._control.select(
-            everywhere.alias(COPY), F.lit(False).alias(IS_DATA), *_nulls(self._data, datum_names), *rule
+            all_copies.alias(COPY), F.lit(False).alias(IS_DATA), *_nulls(self._data, datum_names), *rule
         )
         return key_by(rules.union(rows), COPY).process(keyed)
 

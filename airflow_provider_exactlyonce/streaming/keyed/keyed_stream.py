@@ -185,7 +185,7 @@ class _Processor(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
         self._set_clocks(timerValues)
-        return self._given(self._operator.rows(key, map(self._record, rows)))
+        return self._output_rows(self._operator.rows(key, map(self._record, rows)))
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -200,17 +200,22 @@ class _Processor(StatefulProcessor):
             part.astimezone(dt.UTC) if part is not None and is_timestamp else part
             for part, is_timestamp in zip(key, self._key.values(), strict=True)
         )
-        return self._given(self._operator.timers(tuple(zoned)))
+        return self._output_rows(self._operator.timers(tuple(zoned)))
 
     def close(self) -> None:
         self._operator.close()
         state_sockets.leave_open(self._handle)
 
-    def _given(self, rows: Iterator[Any]) -> Iterator[Row]:
+    def _output_rows(self, rows: Iterator[Any]) -> Iterator[Row]:
         marked = _marked(rows)
         if any(self._to_arrow):
             marked = (
-                tuple([value if to is None else to(value) for to, value in zip(self._to_arrow, row, strict=True)])
+                tuple(
+                    [
+                        value if convert is None else convert(value)
+                        for convert, value in zip(self._to_arrow, row, strict=True)
+                    ]
+                )
                 for row in marked
             )
         return starmap(self._row, marked)

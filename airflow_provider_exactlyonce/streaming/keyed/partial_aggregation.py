@@ -39,14 +39,14 @@ def combined(frame: DataFrame, key: Sequence[str], aggregation: Aggregation) -> 
 
 def accumulator_of(aggregation: Aggregation, key: Sequence[str]) -> Callable[[Any], Any]:
     """Return a getter of the accumulator in such a row."""
-    state_type, place = StateType(aggregation.accumulator), len(key)
-    return lambda row: state_type.unpack(row[place:])
+    state_type, key_length = StateType(aggregation.accumulator), len(key)
+    return lambda row: state_type.unpack(row[key_length:])
 
 
 def _fields(state_type: StateType) -> list[StructField]:
     """Return the columns that hold an accumulator; their names are no column's of the key."""
     parsed = cast("StructType", StructType.fromDDL(state_type.ddl))
-    return [StructField(f"{_PREFIX}{place}", field.dataType) for place, field in enumerate(parsed.fields)]
+    return [StructField(f"{_PREFIX}{number}", field.dataType) for number, field in enumerate(parsed.fields)]
 
 
 class _Combining:
@@ -61,32 +61,32 @@ class _Combining:
         self._types = types
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        record, places = record_maker(tuple(self._columns)), [self._columns.index(name) for name in self._key]
+        record, key_indexes = record_maker(tuple(self._columns)), [self._columns.index(name) for name in self._key]
         create, add = self._aggregation.create, self._aggregation.add
-        held: dict[tuple[Any, ...], Any] = {}
+        accumulators: dict[tuple[Any, ...], Any] = {}
         schema = None
         for batch in batches:
             schema = batch.schema
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                key = tuple([row[place] for place in places])
-                held[key] = add(held[key] if key in held else create(), record(row))
-            if len(held) > _KEYS_HELD:
-                yield self._batch(schema, held)
-                held = {}
-        if schema is not None and held:
-            yield self._batch(schema, held)
+                key = tuple([row[index] for index in key_indexes])
+                accumulators[key] = add(accumulators[key] if key in accumulators else create(), record(row))
+            if len(accumulators) > _KEYS_HELD:
+                yield self._batch(schema, accumulators)
+                accumulators = {}
+        if schema is not None and accumulators:
+            yield self._batch(schema, accumulators)
 
-    def _batch(self, schema: pa.Schema, held: Mapping[tuple[Any, ...], Any]) -> pa.RecordBatch:
+    def _batch(self, schema: pa.Schema, accumulators: Mapping[tuple[Any, ...], Any]) -> pa.RecordBatch:
         state_type = StateType(self._aggregation.accumulator)
         try:
-            rows = [state_type.pack(state_type.coerce(accumulator)) for accumulator in held.values()]
+            rows = [state_type.pack(state_type.coerce(accumulator)) for accumulator in accumulators.values()]
         except values.TypeMismatchError as error:
             raise StateValueError(mark(StateValueError, f"accumulator: {error}")) from None
         kinds = [field.type for field in state_type.type.fields] if state_type.is_row else [state_type.type]
         fields = [*(schema.field(name) for name in self._key), *self._types]
-        columns = [*zip(*held, strict=True)]
+        columns = [*zip(*accumulators, strict=True)]
         for kind, column in zip(kinds, zip(*rows, strict=True), strict=True):
-            to = values.to_arrow(kind)
-            columns.append(column if to is None else [to(value) for value in column])  # type: ignore[arg-type]
+            convert = values.to_arrow(kind)
+            columns.append(column if convert is None else [convert(value) for value in column])  # type: ignore[arg-type]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields])

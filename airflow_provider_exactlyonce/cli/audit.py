@@ -55,20 +55,20 @@ def _audit(given: argparse.Namespace) -> None:
         last=given.to_commit,
         allow_foreign=given.allow_foreign,
         patience_seconds=given.patience,
-        progress=_every(_PROGRESS_SECONDS, tell),
+        progress=_throttled(_PROGRESS_SECONDS, tell),
     )
     report = audit(config, given.pipeline, options)
-    print_answer(given, report.to_json(), _told(report))
+    print_answer(given, report.to_json(), _text(report))
     if not report.is_clean:
         raise AuditFailedError(str(report.found[0]))
 
 
-def _told(report: Report) -> str:
+def _text(report: Report) -> str:
     lines = [
         f"{report.pipeline}: commits {report.first:,} to {report.last:,}, {report.rows:,} rows in {report.ranges:,} "
         f"ranges, {report.seconds:.1f} s"
     ]
-    for count, what in (
+    for count, note in (
         (report.expired_ranges, "ranges were removed by the topic's retention"),
         (report.compacted_ranges, "ranges have lost rows to compaction and are not compared"),
         (report.foreign_rows, "rows of other producers were passed over"),
@@ -77,7 +77,7 @@ def _told(report: Report) -> str:
         (report.untold, "commits gave less than exactly once; where their rows are is unknown, and not checked"),
     ):
         if count:
-            lines.append(f"{count:,} {what}")
+            lines.append(f"{count:,} {note}")
     lines += [f"commit {commit}: rows of {shown(source)} may be lost" for commit, source in report.lost.items()]
     for invariant, meaning in INVARIANTS.items():
         count = report.violations.get(invariant, 0)
@@ -86,7 +86,7 @@ def _told(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _every(seconds: float, tell: Callable[[str], None]) -> Callable[[str], None]:
+def _throttled(seconds: float, tell: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that passes on at most one text in so many seconds."""
     told_at = time.monotonic()
 

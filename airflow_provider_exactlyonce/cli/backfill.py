@@ -91,28 +91,28 @@ def _backfill(given: argparse.Namespace) -> None:
     )
     config = reach.reached(given.bootstrap_servers)
     home = Home(given.home) if given.home else find_home(config, given.pipeline)
-    made = workspace.make(home, given.pipeline, request)
-    application = given.application or application_of(made, config)
+    backfill_home = workspace.make(home, given.pipeline, request)
+    application = given.application or application_of(backfill_home, config)
     arguments = [
         "--home",
-        str(made),
+        str(backfill_home),
         *workspace.driver_arguments(accept_nondeterminism=given.accept_nondeterminism),
     ]
     conf = settings.pairs(given.conf)
     command = submit_command(application, arguments, master=given.master, conf=conf, packages=given.packages)
     launch = Launch(command=command, printable=" ".join(command), environment=environment(config, conf))
-    result = _run(made, launch, given.application)
-    print_answer(given, result, _told(result))
+    result = _run(backfill_home, launch, given.application)
+    print_answer(given, result, _text(result))
     if not result["clean"]:
         raise AuditFailedError(result["found"][0]["message"])
 
 
-def _run(home: Home, launch: Launch, named: str | None) -> dict[str, Any]:
+def _run(home: Home, launch: Launch, application: str | None) -> dict[str, Any]:
     supervisor = Supervisor(
         home,
         launch,
         Supervision(
-            owner=owner_of(f"exactlyonce backfill {home.path.name}", named),
+            owner=owner_of(f"exactlyonce backfill {home.path.name}", application),
             until=AVAILABLE,
             strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=1)),
         ),
@@ -134,14 +134,14 @@ def _run(home: Home, launch: Launch, named: str | None) -> dict[str, Any]:
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
     """Make a Ctrl-C of SIGTERM: the driver has a session of its own, and would go on without us."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _told(result: Mapping[str, Any]) -> str:
+def _text(result: Mapping[str, Any]) -> str:
     hidden = ("source", "violations", "found", "clean")
     lines = [pairs({name: value for name, value in result.items() if name not in hidden})]
     for topic, partitions in result["source"].items():

@@ -102,12 +102,12 @@ def _create_topic(given: argparse.Namespace) -> None:
     if state is None:
         data = given.data
         raise DevkitError(f"no broker runs on {data}: start it with exactlyonce broker start --data {data}")
-    made = create_topic(state.bootstrap_servers, given.name, given.partitions)
+    topic = create_topic(state.bootstrap_servers, given.name, given.partitions)
     if given.json:
-        print(json.dumps({"topic": given.name, "partitions": made.partitions, "created": made.created}))
+        print(json.dumps({"topic": given.name, "partitions": topic.partitions, "created": topic.created}))
     else:
-        word = "created" if made.created else "there already"
-        print(f"{given.name}: {word}, partitions: {made.partitions}, broker {state.bootstrap_servers}")
+        word = "created" if topic.created else "there already"
+        print(f"{given.name}: {word}, partitions: {topic.partitions}, broker {state.bootstrap_servers}")
 
 
 def _guarded(function: Callable[[argparse.Namespace], int | None], given: argparse.Namespace) -> int | None:

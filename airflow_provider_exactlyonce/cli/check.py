@@ -38,12 +38,12 @@ def _check(given: argparse.Namespace) -> int:
     from airflow_provider_exactlyonce.streaming.job.compatibility_check import check_compatibility
     from airflow_provider_exactlyonce.streaming.spark.session import planning_session
 
-    asked = settings.pairs(given.conf)
+    conf = settings.pairs(given.conf)
     job = loader.load(given.job, given.pipeline, if_several=given.if_several)
     store, name = _find(given, job.name)
     savepoint = store.get(name)
-    with planning_session(asked) as spark:
-        report = check_compatibility(job, savepoint, store.checkpoint(name).path, spark, asked)
+    with planning_session(conf) as spark:
+        report = check_compatibility(job, savepoint, store.checkpoint(name).path, spark, conf)
     body = {
         "pipeline": job.name,
         "job": given.job,
@@ -53,7 +53,7 @@ def _check(given: argparse.Namespace) -> int:
         "sources": {str(source.topics): source.connection for source in job.sources.values()},
         **report.document(),
     }
-    print_answer(given, body, f"{given.job} against {savepoint.id}: {_told(report)}")
+    print_answer(given, body, f"{given.job} against {savepoint.id}: {_text(report)}")
     return RefusedError.exit_code if report.verdict is Verdict.INCOMPATIBLE else 0
 
 
@@ -66,7 +66,7 @@ def _find(given: argparse.Namespace, pipeline: str) -> tuple[Savepoints, str]:
     return Savepoints(home_of(given).savepoints), given.against
 
 
-def _told(report: CompatibilityReport) -> str:
+def _text(report: CompatibilityReport) -> str:
     words = {
         Verdict.COMPATIBLE: "compatible",
         Verdict.NOTE: "compatible, with notes",

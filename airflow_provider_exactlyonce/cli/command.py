@@ -70,14 +70,14 @@ class Command(argparse.ArgumentParser):
         return super().parse_known_args(self._name_first(list(args or ())), namespace)
 
     def _name_first(self, words: list[str]) -> list[str]:
-        at = 0
-        while at < len(words) and words[at].startswith("-"):
-            at += 1 + self._takes_a_value(words[at])
-        if not self.commands or at >= len(words):
+        position = 0
+        while position < len(words) and words[position].startswith("-"):
+            position += 1 + self._takes_a_value(words[position])
+        if not self.commands or position >= len(words):
             return words
-        if self._default is not None and words[at] not in self.commands:
+        if self._default is not None and words[position] not in self.commands:
             return [self._default, *words]
-        return [words[at], *words[:at], *words[at + 1 :]]
+        return [words[position], *words[:position], *words[position + 1 :]]
 
     def _takes_a_value(self, word: str) -> bool:
         """Whether the next word is the value of this subcommand's option; the option's name may be cut short."""

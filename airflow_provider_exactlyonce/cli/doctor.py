@@ -43,13 +43,13 @@ def _doctor(given: argparse.Namespace) -> int:
     config = kafka_config.from_environment(given.bootstrap_servers)
     with waiting(f"Kafka at {config['bootstrap.servers']}, or of the home"):
         examination = examine(check_pipeline_name(given.pipeline), config, given.home, fix=given.fix)
-    print_answer(given, examination.to_json(), _told(examination))
+    print_answer(given, examination.to_json(), _text(examination))
     return 0 if examination.is_healthy else 1
 
 
-def _told(examination: Examination) -> str:
-    lines = [f"repaired {name}: {done}" for name, done in examination.done]
-    lines += [f"not repaired {name}: {why}" for name, why in examination.refused]
+def _text(examination: Examination) -> str:
+    lines = [f"repaired {name}: {repair}" for name, repair in examination.done]
+    lines += [f"not repaired {name}: {reason}" for name, reason in examination.refused]
     for finding in examination.findings:
         fix = "  [--fix]" if finding.fixable else ""
         lines += [f"{finding.severity.value.upper()} {finding.name}{fix}", f"  {finding.what}", f"  -> {finding.do}"]

@@ -30,12 +30,12 @@ def _explain(given: argparse.Namespace) -> int:
     from airflow_provider_exactlyonce.streaming.job import guarantees, loader
     from airflow_provider_exactlyonce.streaming.spark.session import planning_session
 
-    asked = settings.pairs(given.conf)
+    conf = settings.pairs(given.conf)
     job = loader.load(given.job, given.pipeline)
-    with planning_session(asked) as spark:
+    with planning_session(conf) as spark:
         with loader.blamed(given.job, "planning it"):
             result = job.planned(spark)
             job.check(result)
-        plan = guarantees.examine(job, result, determinism.find(result), asked)
+        plan = guarantees.examine(job, result, determinism.find(result), conf)
     print_answer(given, plan.document, plan.text)
     return RefusedError.exit_code if plan.is_weaker and not plan.allow_weaker else 0

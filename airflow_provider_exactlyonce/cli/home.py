@@ -36,16 +36,16 @@ def add_to(program: Command) -> None:
 
 def _copy(given: argparse.Namespace) -> None:
     source, target = Home(given.source), Home(given.target)
-    done = copy_home(source, target, reach.reached(given.bootstrap_servers))
+    result = copy_home(source, target, reach.reached(given.bootstrap_servers))
     facts = {
-        "pipeline": done.pipeline,
+        "pipeline": result.pipeline,
         "from": str(source),
         "to": str(target),
-        "changed": done.changed,
-        "last_run": done.run,
-        "files": done.files,
-        "bytes": done.size,
-        "copied_files": done.copied,
+        "changed": result.changed,
+        "last_run": result.run,
+        "files": result.files,
+        "bytes": result.size,
+        "copied_files": result.copied,
     }
     text = f"{source} was moved to {target} already: nothing to do"
-    print_answer(given, facts, pairs(facts) if done.changed else text)
+    print_answer(given, facts, pairs(facts) if result.changed else text)

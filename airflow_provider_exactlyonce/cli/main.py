@@ -49,7 +49,7 @@ _COMMANDS: Final = (
 
 def program() -> Command:
     """Return the whole command line."""
-    made = Command(
+    root = Command(
         prog="exactlyonce",
         summary="run and look after exactly-once PySpark streams",
         details="`exactlyonce help exit-codes` has all exit codes.",
@@ -62,8 +62,8 @@ def program() -> Command:
         },
     )
     for command in _COMMANDS:
-        command.add_to(made)
-    return made
+        command.add_to(root)
+    return root
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,10 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(_kafka_trouble(given, error.args[0].str()))
 
 
-def _kafka_trouble(given: argparse.Namespace, said: str) -> ExactlyOnceError:
+def _kafka_trouble(given: argparse.Namespace, message: str) -> ExactlyOnceError:
     config = kafka_config.from_environment(given.bootstrap_servers)
     return reach.trouble(config) or ExactlyOnceError(
-        f"Kafka at {config['bootstrap.servers']} says: {said}. The command may be tried again"
+        f"Kafka at {config['bootstrap.servers']} says: {message}. The command may be tried again"
     )
 
 

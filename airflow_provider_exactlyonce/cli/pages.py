@@ -39,8 +39,8 @@ def find(topic: str) -> str:
         return _plain(_part(rf"### {parts[name]}$", r"##"))
     if topic.isdigit() and (section := _part(rf"## [^\n]*: exit codes? [^\n]*\b{topic}\b", "## ")):
         return _plain(section)
-    known = {**pages, **parts}
-    close = [known[folded] for folded in get_close_matches(name, known, n=3)]
+    topics = {**pages, **parts}
+    close = [topics[folded] for folded in get_close_matches(name, topics, n=3)]
     more = f"is it {' or '.join(close)}?" if close else "`exactlyonce help` lists all topics"
     raise RefusedError(f"there is no help on {topic!r}: {more}")
 
@@ -64,10 +64,10 @@ def _part(heading: str, following: str) -> str:
 
 def _plain(text: str) -> str:
     """Return a page with links that can be followed at a command line."""
-    return _LINK.sub(_followed, text).strip()
+    return _LINK.sub(_plain_link, text).strip()
 
 
-def _followed(link: re.Match[str]) -> str:
+def _plain_link(link: re.Match[str]) -> str:
     words, target = link.groups()
     page = _PAGE_LINK.fullmatch(target)
     if page is not None:

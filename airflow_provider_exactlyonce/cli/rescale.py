@@ -32,24 +32,24 @@ def add_to(program: Command) -> None:
 
 def _rescale(given: argparse.Namespace) -> None:
     config = reach.reached(given.bootstrap_servers)
-    done = rescale(home_of(given), given.pipeline, config, given.state_partitions, tell=tell)
-    facts = _facts(done, given.pipeline)
-    text = f"{given.pipeline} has {done.partitions} state partitions already: nothing to do"
+    rescaled = rescale(home_of(given), given.pipeline, config, given.state_partitions, tell=tell)
+    facts = _facts(rescaled, given.pipeline)
+    text = f"{given.pipeline} has {rescaled.partitions} state partitions already: nothing to do"
     print_answer(given, facts, pairs(facts) if facts["changed"] else text)
 
 
-def _facts(done: Rescaled, pipeline: str) -> dict[str, Any]:
-    span = done.span
+def _facts(rescaled: Rescaled, pipeline: str) -> dict[str, Any]:
+    span = rescaled.span
     return {
         "pipeline": pipeline,
-        "changed": done.lineage is not None,
-        "state_partitions": done.partitions,
-        "state_partitions_before": done.before,
-        "lineage": done.lineage.id if done.lineage else None,
-        "directory": str(done.directory) if done.directory else None,
-        "abandoned": done.lineage.parent if done.lineage else None,
-        "commit": done.commit if done.lineage else None,
+        "changed": rescaled.lineage is not None,
+        "state_partitions": rescaled.partitions,
+        "state_partitions_before": rescaled.before,
+        "lineage": rescaled.lineage.id if rescaled.lineage else None,
+        "directory": str(rescaled.directory) if rescaled.directory else None,
+        "abandoned": rescaled.lineage.parent if rescaled.lineage else None,
+        "commit": rescaled.commit if rescaled.lineage else None,
         "replayed_commits": [span.first, span.last] if span else None,
-        "state": [dict(store) for store in done.state],
-        "seconds": round(done.seconds, 3),
+        "state": [dict(store) for store in rescaled.state],
+        "seconds": round(rescaled.seconds, 3),
     }

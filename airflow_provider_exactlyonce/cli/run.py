@@ -30,8 +30,8 @@ def add_to(program: Command) -> None:
         allow_abbrev=False,
     )
     declare(command, *SUBMISSION)
-    of_job = command.add_argument_group("options of the job")
-    options.add_arguments(partial(_add_forwarded, of_job))
+    job_options = command.add_argument_group("options of the job")
+    options.add_arguments(partial(_add_forwarded, job_options))
     declare(command, "job")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="further options")
     command.set_defaults(forwarded=[])
@@ -51,12 +51,12 @@ def _add_forwarded(group: Any, name: str, **about: Any) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    ours = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    declare(ours, *SUBMISSION)
-    given, of_job = ours.parse_known_args(given.arguments, given)
+    submission_parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    declare(submission_parser, *SUBMISSION)
+    given, job_arguments = submission_parser.parse_known_args(given.arguments, given)
     conf = settings.pairs(given.conf)
     command = submit_command(
-        given.job, [*given.forwarded, *of_job], master=given.master, conf=conf, packages=given.packages
+        given.job, [*given.forwarded, *job_arguments], master=given.master, conf=conf, packages=given.packages
     )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

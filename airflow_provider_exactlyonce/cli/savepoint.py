@@ -121,7 +121,10 @@ def _verify(given: argparse.Namespace) -> int:
         with store.copying(savepoint) as checkpoint:  # some metadata tells where it is
             state, errors = read_state(checkpoint, savepoint)
         defects += errors
-    rows = [f"{counted['name']}, store {counted['store']}: {counted['rows']:,} rows" for counted in state or []]
+    rows = [
+        f"{state_store['name']}, store {state_store['store']}: {state_store['rows']:,} rows"
+        for state_store in state or []
+    ]
     lines = [f"{savepoint.id}: {len(savepoint.files)} files, {savepoint.size:,} bytes", *rows, *defects]
     body = {"savepoint": savepoint.id, "whole": not defects, "defects": defects, "state": state}
     print_answer(given, body, "\n".join(lines))
@@ -141,9 +144,11 @@ def _pin(given: argparse.Namespace) -> None:
 
 
 def _clean_up(given: argparse.Namespace) -> None:
-    gone = _savepoints(given).clean_up(SavepointRetention(count=given.count, days=given.days))
+    deleted = _savepoints(given).clean_up(SavepointRetention(count=given.count, days=given.days))
     print_answer(
-        given, {"deleted": gone}, "\n".join(f"deleted {savepoint_id}" for savepoint_id in gone) or "nothing to delete"
+        given,
+        {"deleted": deleted},
+        "\n".join(f"deleted {savepoint_id}" for savepoint_id in deleted) or "nothing to delete",
     )
 
 

@@ -41,9 +41,11 @@ def add_to(program: Command) -> None:
         example="shop-totals --operator 0 --key uuid=4711",
     )
     declare(command, *PIPELINE)
-    place = command.add_mutually_exclusive_group()
-    place.add_argument("--savepoint", metavar="ID", help="of this savepoint (default: the current checkpoint)")
-    place.add_argument("--batch", type=int, metavar="N", help="of this batch of the checkpoint (default: the newest)")
+    snapshot = command.add_mutually_exclusive_group()
+    snapshot.add_argument("--savepoint", metavar="ID", help="of this savepoint (default: the current checkpoint)")
+    snapshot.add_argument(
+        "--batch", type=int, metavar="N", help="of this batch of the checkpoint (default: the newest)"
+    )
     command.add_argument(
         "--operator", metavar="N", help="of this operator: its number, or a part of its name (default: all)"
     )
@@ -59,7 +61,7 @@ def add_to(program: Command) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _StateSnapshot:
     """State that can be opened."""
 
     checkpoint: Path
@@ -76,32 +78,39 @@ def _show(given: argparse.Namespace) -> None:
     if given.limit < 1:
         raise RefusedError(f"--limit is {given.limit}; it must be at least 1")
     request = StateRequest(operator=given.operator, store=given.store, key=_key(given.key), limit=given.limit)
-    with _opened(home_of(given), given.savepoint, given.batch) as place:
-        with local_session("exactlyonce state show", place.checkpoint) as session:
+    with _opened(home_of(given), given.savepoint, given.batch) as snapshot:
+        with local_session("exactlyonce state show", snapshot.checkpoint) as session:
             stores = list(
                 read_rows(
-                    session, place.checkpoint, place.batch, place.operators, request, state_format=place.state_format
+                    session,
+                    snapshot.checkpoint,
+                    snapshot.batch,
+                    snapshot.operators,
+                    request,
+                    state_format=snapshot.state_format,
                 )
             )
         body = {
             "pipeline": given.pipeline,
             "savepoint": given.savepoint,
-            "commit": place.commit,
-            "batch": place.batch,
+            "commit": snapshot.commit,
+            "batch": snapshot.batch,
             "stores": [_body(store) for store in stores],
         }
-        print_answer(given, body, "\n\n".join([f"commit {place.commit}, batch {place.batch}", *map(_text, stores)]))
+        print_answer(
+            given, body, "\n\n".join([f"commit {snapshot.commit}, batch {snapshot.batch}", *map(_text, stores)])
+        )
 
 
-def _key(given: Sequence[str]) -> dict[str, str]:
-    for condition in given:
+def _key(conditions: Sequence[str]) -> dict[str, str]:
+    for condition in conditions:
         if "=" not in condition:
             raise RefusedError(f"--key {condition!r} is not COLUMN=VALUE")
-    return dict(condition.split("=", 1) for condition in given)
+    return dict(condition.split("=", 1) for condition in conditions)
 
 
 @contextlib.contextmanager
-def _opened(home: Home, savepoint_id: str | None, batch: int | None) -> Iterator[_Place]:
+def _opened(home: Home, savepoint_id: str | None, batch: int | None) -> Iterator[_StateSnapshot]:
     """Give the state of a savepoint, from a copy as a restore would make it, or of the current checkpoint."""
     if savepoint_id is None:
         yield _current(home, batch)
@@ -109,7 +118,7 @@ def _opened(home: Home, savepoint_id: str | None, batch: int | None) -> Iterator
     store = Savepoints(home.savepoints)
     savepoint = store.get(savepoint_id)
     with store.copying(savepoint) as checkpoint:
-        yield _Place(
+        yield _StateSnapshot(
             checkpoint=checkpoint,
             batch=savepoint.batch,
             commit=savepoint.commit,
@@ -118,7 +127,7 @@ def _opened(home: Home, savepoint_id: str | None, batch: int | None) -> Iterator
         )
 
 
-def _current(home: Home, batch: int | None) -> _Place:
+def _current(home: Home, batch: int | None) -> _StateSnapshot:
     lineage = home.current()
     checkpoint = Checkpoint(home.checkpoint(lineage.id)) if lineage is not None else None
     newest = checkpoint.newest_commit() if checkpoint is not None else None
@@ -128,14 +137,14 @@ def _current(home: Home, batch: int | None) -> _Place:
     try:
         commit = checkpoint.commit(number)
         if commit is None:
-            known = checkpoint.batches("commits")
+            batches = checkpoint.batches("commits")
             raise RefusedError(
-                f"batch {number} is not, or no longer, in {checkpoint.path}, which has {known[0]} to {known[-1]}"
+                f"batch {number} is not, or no longer, in {checkpoint.path}, which has {batches[0]} to {batches[-1]}"
             )
         operators = StateDirectory(checkpoint.path).operators(number)
     except (TornFileError, ValueError) as error:
         raise RefusedError(f"batch {number} in {checkpoint.path} can't be read: {error}") from error
-    return _Place(
+    return _StateSnapshot(
         checkpoint=checkpoint.path,
         batch=number,
         commit=lineage.state_of(number),

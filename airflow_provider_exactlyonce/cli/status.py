@@ -94,7 +94,9 @@ def _facts(claim: ClaimRecord, commit: CommitRecord | None, home: Home) -> dict[
         "weaker_because": newest.weaker if newest else None,
         "replay": asdict(newest.replay) if newest and newest.replay else None,
         "error": newest.error.message if newest and newest.error else None,
-        "source": {topic: {p: end for p, (_, end) in of.items()} for topic, of in commit.source.items()}
+        "source": {
+            topic: {partition: end for partition, (_, end) in ranges.items()} for topic, ranges in commit.source.items()
+        }
         if commit
         else {},
     }

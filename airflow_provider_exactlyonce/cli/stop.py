@@ -37,13 +37,13 @@ def _stop(given: argparse.Namespace) -> None:
     home = home_of(given)
     config = reach.reached(given.bootstrap_servers)
     stopped = stop(home, given.pipeline, config, savepoint=given.savepoint, timeout_seconds=given.timeout)
-    state, last = state_of(home)
+    state, status = state_of(home)
     facts = {
         "pipeline": given.pipeline,
         "stopped": stopped.token is not None,
         "state": state.value,
-        "run": last.run if last else None,
-        "commit": last.commit if last else None,
+        "run": status.run if status else None,
+        "commit": status.commit if status else None,
         "savepoint": stopped.savepoint.id if stopped.savepoint else None,
     }
     print_answer(given, facts, pairs(facts))

@@ -24,8 +24,8 @@ def submit_command(
     if not Path(job).is_file():
         raise RefusedError(f"there is no job file {job!r}")
     command = [spark_submit(), "--master", master]
-    named = {"spark.app.name": Path(job).name, **conf}  # not that of the program which runs it
-    for name, value in settings.submit_settings(named).items():
+    named_conf = {"spark.app.name": Path(job).name, **conf}  # not that of the program which runs it
+    for name, value in settings.submit_settings(named_conf).items():
         command += ["--conf", f"{name}={value}"]
     jars = file_systems.driver_jars(arguments, complete=packages is None)
     if packages:

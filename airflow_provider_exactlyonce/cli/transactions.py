@@ -101,14 +101,16 @@ def _list(given: argparse.Namespace) -> None:
         open_transactions = [
             transaction for transaction in transactions.open() if (transaction.age_seconds() or 0.0) >= given.older_than
         ]
-        held = _held(transactions, [place for transaction in open_transactions for place in transaction.partitions])
-    rows = [_facts(transaction, held) for transaction in open_transactions]
+        held_back = _held_back(
+            transactions, [partition for transaction in open_transactions for partition in transaction.partitions]
+        )
+    rows = [_facts(transaction, held_back) for transaction in open_transactions]
     print_answer(given, {"transactions": rows}, table(rows) or "no transaction is open")
 
 
 def _describe(given: argparse.Namespace) -> None:
     with _transactions(given) as (transactions, _):
-        transaction = _known(transactions, given.transactional_id)
+        transaction = _find_transaction(transactions, given.transactional_id)
         held = transactions.held(transaction.partitions)
     partitions = [{**asdict(partition), "held_back": partition.offsets} for partition in held]
     facts = _facts(transaction, {(partition.topic, partition.partition): partition.offsets for partition in held})
@@ -119,19 +121,19 @@ def _describe(given: argparse.Namespace) -> None:
 def _hanging(given: argparse.Namespace) -> None:
     with _transactions(given) as (transactions, _):
         hanging = transactions.hanging(given.topic, silent_seconds=given.silent_for)
-        held = _held(transactions, [transaction.topic_partition for transaction in hanging])
-    rows = [_hanging_facts(transaction, held) for transaction in hanging]
+        held_back = _held_back(transactions, [transaction.topic_partition for transaction in hanging])
+    rows = [_hanging_facts(transaction, held_back) for transaction in hanging]
     none = f"no transaction hangs that has been silent for {given.silent_for:.0f} s"
     print_answer(given, {"hanging": rows}, table(rows) or none)
 
 
 def _abort(given: argparse.Namespace) -> None:
-    place = (given.topic, given.partition, given.first_offset)
-    if given.transactional_id is None and None in place:
+    position = (given.topic, given.partition, given.first_offset)
+    if given.transactional_id is None and None in position:
         raise RefusedError(
             "pass a transactional id, or --topic, --partition and --first-offset of a transaction that hangs"
         )
-    if given.transactional_id is not None and place != (None, None, None):
+    if given.transactional_id is not None and position != (None, None, None):
         raise RefusedError("pass a transactional id or --topic, --partition and --first-offset, not both")
     with _transactions(given) as (transactions, config):
         if given.transactional_id is None:
@@ -141,7 +143,7 @@ def _abort(given: argparse.Namespace) -> None:
 
 
 def _abort_open(given: argparse.Namespace, transactions: Transactions, config: Mapping[str, str]) -> None:
-    transaction = _known(transactions, given.transactional_id)
+    transaction = _find_transaction(transactions, given.transactional_id)
     if not transaction.is_open:
         raise RefusedError(f"{transaction.transactional_id} has no open transaction: its state is {transaction.state}")
     pipeline = pipeline_of(transaction.transactional_id)
@@ -151,7 +153,7 @@ def _abort_open(given: argparse.Namespace, transactions: Transactions, config: M
             raise AlreadyRunningError(
                 f"{transaction.transactional_id} is not aborted: {alive}. Stop the pipeline instead"
             )
-    facts = _facts(transaction, _held(transactions, transaction.partitions))
+    facts = _facts(transaction, _held_back(transactions, transaction.partitions))
     _abort_if_wanted(given, facts, "Abort it, and fence its producer?", lambda: transactions.abort(transaction))
 
 
@@ -166,11 +168,11 @@ def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> Non
             f"no transaction hangs in {given.topic}-{given.partition} from offset {given.first_offset}, silent for "
             f"{given.silent_for:.0f} s; `exactlyonce transactions hanging` lists those that hang"
         )
-    facts = _hanging_facts(hanging[0], _held(transactions, [hanging[0].topic_partition]))
+    facts = _hanging_facts(hanging[0], _held_back(transactions, [hanging[0].topic_partition]))
     _abort_if_wanted(given, facts, "Write the missing abort marker?", lambda: transactions.abort_hanging(hanging[0]))
 
 
-def _known(transactions: Transactions, transactional_id: str) -> Transaction:
+def _find_transaction(transactions: Transactions, transactional_id: str) -> Transaction:
     transaction = transactions.describe(transactional_id)
     if transaction is None:
         raise RefusedError(
@@ -180,11 +182,13 @@ def _known(transactions: Transactions, transactional_id: str) -> Transaction:
     return transaction if transaction.is_open else replace(transaction, partitions=())
 
 
-def _held(transactions: Transactions, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-    return {(partition.topic, partition.partition): partition.offsets for partition in transactions.held(places)}
+def _held_back(transactions: Transactions, topic_partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    return {
+        (partition.topic, partition.partition): partition.offsets for partition in transactions.held(topic_partitions)
+    }
 
 
-def _facts(transaction: Transaction, held: Mapping[TopicPartition, int]) -> dict[str, Any]:
+def _facts(transaction: Transaction, held_back: Mapping[TopicPartition, int]) -> dict[str, Any]:
     age_seconds = transaction.age_seconds() if transaction.is_open else None
     return {
         "transactional_id": transaction.transactional_id,
@@ -195,11 +199,11 @@ def _facts(transaction: Transaction, held: Mapping[TopicPartition, int]) -> dict
         "epoch": transaction.epoch,
         "coordinator": transaction.coordinator,
         "partitions": [f"{topic}-{partition}" for topic, partition in transaction.partitions],
-        "held_back": sum(held[place] for place in transaction.partitions),
+        "held_back": sum(held_back[topic_partition] for topic_partition in transaction.partitions),
     }
 
 
-def _hanging_facts(hanging: Hanging, held: Mapping[TopicPartition, int]) -> dict[str, Any]:
+def _hanging_facts(hanging: Hanging, held_back: Mapping[TopicPartition, int]) -> dict[str, Any]:
     return {
         "topic": hanging.topic,
         "partition": hanging.partition,
@@ -207,7 +211,7 @@ def _hanging_facts(hanging: Hanging, held: Mapping[TopicPartition, int]) -> dict
         "producer_id": hanging.producer_id,
         "epoch": hanging.epoch,
         "last_written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(hanging.written_milliseconds / 1000)),
-        "held_back": held[hanging.topic_partition],
+        "held_back": held_back[hanging.topic_partition],
     }
 
 

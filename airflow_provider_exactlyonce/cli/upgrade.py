@@ -86,7 +86,7 @@ def add_to(program: Command) -> None:
         help="start the old version again (default), or leave the new one as it is",
     )
     _add_common(command)
-    back = program.add_command(
+    rollback = program.add_command(
         "rollback",
         _rollback,
         summary="bring a pipeline back to an earlier version",
@@ -96,10 +96,12 @@ def add_to(program: Command) -> None:
         example="shop-totals",
         exit_codes=_EXIT_CODES,
     )
-    declare(back, *PIPELINE)
-    back.add_argument("--to-savepoint", metavar="ID", help="the savepoint to go back to")
-    back.add_argument("--to-version", metavar="VERSION", help="the version to go back to, from its newest savepoint")
-    _add_common(back)
+    declare(rollback, *PIPELINE)
+    rollback.add_argument("--to-savepoint", metavar="ID", help="the savepoint to go back to")
+    rollback.add_argument(
+        "--to-version", metavar="VERSION", help="the version to go back to, from its newest savepoint"
+    )
+    _add_common(rollback)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -161,12 +163,12 @@ def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, *, dry_run: bo
     tools = UpgradeEnvironment(
         config=lambda: config, launch=launch, driver_arguments=given.job_argument, conf=conf, tell=tell
     )
-    done = Upgrade(home, plan, tools, dry_run=dry_run).run()
-    facts = facts_of(done)
+    finished = Upgrade(home, plan, tools, dry_run=dry_run).run()
+    facts = facts_of(finished)
     shown = {name: value for name, value in facts.items() if name not in ("check", "shadow")}
-    text = pairs(shown) + (f"\n\n{shadow_run.text(done.shadow)}" if done.shadow else "")
+    text = pairs(shown) + (f"\n\n{shadow_run.text(finished.shadow)}" if finished.shadow else "")
     print_answer(given, facts, text)
-    raise_outcome(done)
+    raise_outcome(finished)
 
 
 def _allowances(items: Sequence[str]) -> dict[str, int | None]:

@@ -50,11 +50,11 @@ def reading(task: BaseOperator, *names: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, AttributeError, RefusedError) as error:
-        said = {name: getattr(task, name) for name in names}
-        given = {name: value for name, value in said.items() if value is not None} or said
+        values = {name: getattr(task, name) for name in names}
+        given = {name: value for name, value in values.items() if value is not None} or values
         shown = ", ".join(f"{name}={_CREDENTIALS.sub('', repr(value))}" for name, value in given.items())
-        named = "" if "=" in str(error) else f"{shown}: "
-        raise RefusedError(f"{named}{error}") from error
+        prefix = "" if "=" in str(error) else f"{shown}: "
+        raise RefusedError(f"{prefix}{error}") from error
 
 
 def is_open(value: Any) -> bool:

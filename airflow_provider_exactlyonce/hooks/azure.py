@@ -82,8 +82,8 @@ def _account(connection: Any) -> tuple[str, str | None]:
     host = (connection.host or "").rstrip("/")
     endpoint = host if "://" in host else f"https://{host}" if "." in host else None
     if endpoint is not None:
-        _, _, where = endpoint.partition("://")
-        server, _, account = where.partition("/")
+        _, _, address = endpoint.partition("://")
+        server, _, account = address.partition("/")
         account = account or server.partition(".")[0]
         is_public = endpoint == azure_environment.public_endpoint(account)
         return account, None if is_public else endpoint

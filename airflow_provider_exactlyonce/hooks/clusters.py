@@ -51,7 +51,7 @@ class YarnCluster(Cluster):
 
     def __init__(self, hook: SparkSubmitHook) -> None:
         self._hook: Final = hook
-        self._seen: Final[set[str]] = set()  # start tokens of applications that were listed
+        self._listed_tokens: Final[set[str]] = set()  # start tokens of applications that were listed
         try:
             self._url: Final = str(hook._get_yarn_rm_base_url())
         except ValueError as error:
@@ -68,14 +68,14 @@ class YarnCluster(Cluster):
             apps, manager = self._find(token)
             if not apps:
                 self._check_tells_all(token, manager)
-                apps, again = self._find(token, manager)
-                if again != manager:
+                apps, second_manager = self._find(token, manager)
+                if second_manager != manager:
                     raise LookupError(f"{manager} is not the active one any more")
             states = {str(app["state"]) for app in apps}
         except Exception as error:
             _log.warning("the YARN resource manager does not say whether driver %s runs: %s", token, error)
             return ClusterState.UNKNOWN
-        return _judged(states, active=_YARN_ACTIVE, ended=_YARN_ENDED)
+        return _cluster_state(states, active=_YARN_ACTIVE, ended=_YARN_ENDED)
 
     def _check_tells_all(self, token: str, manager: str) -> None:
         """Check that an application which a resource manager does not list is not there.
@@ -86,7 +86,7 @@ class YarnCluster(Cluster):
         state = self._ask(manager, "ws/v1/cluster/info")[0]["clusterInfo"]["haState"]
         if state != "ACTIVE":  # started again, it answers before it has read which applications there are
             raise LookupError(f"{manager} is {state}, not ACTIVE")
-        if token in self._seen:
+        if token in self._listed_tokens:
             return
         try:
             settings = (self._ask(manager, "conf", name=name)[0]["property"] for name in (_YARN_ACLS, _YARN_FILTER))
@@ -114,8 +114,8 @@ class YarnCluster(Cluster):
         state, final = str(app["state"]), str(app.get("finalStatus", ""))
         diagnostics = " ".join(str(app.get("diagnostics", "")).split())[:_DIAGNOSTICS_CHARACTERS]
         ended = f" with {final}" if state in _YARN_ENDED and final != state else ""
-        why = f" ({diagnostics})" if diagnostics else ""
-        return f"{app['id']} is {state}{ended}{why}, {self.page(app['id'])}"
+        reason = f" ({diagnostics})" if diagnostics else ""
+        return f"{app['id']} is {state}{ended}{reason}, {self.page(app['id'])}"
 
     def page(self, application_id: str) -> str:
         """Return the address of the page from which the application's logs are linked, after its end too."""
@@ -131,10 +131,10 @@ class YarnCluster(Cluster):
 
     def _find(self, token: str, manager: str | None = None) -> tuple[list[dict[str, Any]], str]:
         """Return the applications with this tag, and the address of the resource manager that has listed them."""
-        answered, manager = self._ask(manager or self._url, "ws/v1/cluster/apps", applicationTags=token)
-        apps = list((answered["apps"] or {}).get("app", ()))
+        body, manager = self._ask(manager or self._url, "ws/v1/cluster/apps", applicationTags=token)
+        apps = list((body["apps"] or {}).get("app", ()))
         if apps:
-            self._seen.add(token)
+            self._listed_tokens.add(token)
         return apps, manager
 
     def _ask(self, manager: str, path: str, **query: str) -> tuple[dict[str, Any], str]:
@@ -149,8 +149,8 @@ class YarnCluster(Cluster):
             timeout=_TIMEOUT_SECONDS,
         )
         answer.raise_for_status()
-        answered: dict[str, Any] = answer.json()
-        return answered, answer.url.partition(f"/{path}")[0]
+        body: dict[str, Any] = answer.json()
+        return body, answer.url.partition(f"/{path}")[0]
 
 
 class KubernetesCluster(Cluster):
@@ -193,7 +193,7 @@ class KubernetesCluster(Cluster):
         except Exception as error:
             _log.warning("Kubernetes does not say whether driver %s runs: %s", token, error)
             return ClusterState.UNKNOWN
-        return _judged(phases, active=_POD_ACTIVE, ended=_POD_ENDED)
+        return _cluster_state(phases, active=_POD_ACTIVE, ended=_POD_ENDED)
 
     def account(self, token: str) -> str:
         """Return the pod's name, phase, Kubernetes' words, and how its output is read."""
@@ -208,9 +208,9 @@ class KubernetesCluster(Cluster):
         phase = f"{status.phase}, being deleted" if pod.metadata.deletion_timestamp else status.phase
         reasons = [(status.reason, status.message)]  # such as Evicted
         reasons += [
-            (given.reason, given.message)
-            for given in status.conditions or ()
-            if given.status == "False" and given.message
+            (condition.reason, condition.message)
+            for condition in status.conditions or ()
+            if condition.status == "False" and condition.message
         ]
         for container in status.container_statuses or ():
             waiting, ended = container.state.waiting, container.state.terminated
@@ -218,10 +218,10 @@ class KubernetesCluster(Cluster):
                 reasons.append((waiting.reason, waiting.message))
             if ended is not None:
                 reasons.append((ended.reason, ended.message or f"exit code {ended.exit_code}"))
-        said = dict.fromkeys(": ".join(filter(None, reason)) for reason in reasons if any(reason))
-        why = " ".join("; ".join(said).split())[:_DIAGNOSTICS_CHARACTERS]
+        messages = dict.fromkeys(": ".join(filter(None, reason)) for reason in reasons if any(reason))
+        diagnostics = " ".join("; ".join(messages).split())[:_DIAGNOSTICS_CHARACTERS]
         output = f", kubectl -n {self.namespace} logs {name}"
-        return f"pod {name} is {phase}{f' ({why})' if why else ''}{output}"
+        return f"pod {name} is {phase}{f' ({diagnostics})' if diagnostics else ''}{output}"
 
     def kill(self, token: str) -> None:
         """Delete the driver's pod; its executors go with it."""
@@ -243,7 +243,7 @@ class KubernetesCluster(Cluster):
         return list(pods.items)
 
 
-def _judged(states: set[str], *, active: frozenset[str], ended: frozenset[str]) -> ClusterState:
+def _cluster_state(states: set[str], *, active: frozenset[str], ended: frozenset[str]) -> ClusterState:
     if states & active:
         return ClusterState.ACTIVE
     return ClusterState.GONE if states <= ended else ClusterState.UNKNOWN
@@ -284,14 +284,14 @@ def secrets_to_write(
     """
     if not isinstance(cluster, KubernetesCluster):
         return dict(secrets)
-    left = {name: text for name, text in secrets.items() if f"{_SECRET}{name}" not in conf}
-    if left and not is_local(home.path):
-        missing = ", ".join(f"{_SECRET}{name}" for name in left)
+    file_secrets = {name: text for name, text in secrets.items() if f"{_SECRET}{name}" not in conf}
+    if file_secrets and not is_local(home.path):
+        missing = ", ".join(f"{_SECRET}{name}" for name in file_secrets)
         raise RefusedError(
             f"{home} is not mounted, so a driver in a pod takes what is secret from a Secret of its namespace: name "
             f"it in conf, as SECRET:KEY, by {missing} (`exactlyonce help kubernetes`)"
         )
-    return left
+    return file_secrets
 
 
 def settings_for(cluster: Cluster, conf: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -303,8 +303,8 @@ def settings_for(cluster: Cluster, conf: Mapping[str, str], environment: Mapping
     """
     attempts = conf.get(_ATTEMPTS, "1")
     if attempts != "1":
-        why = "YARN would start a second driver with the first's identity"
-        raise SettingRefusedError(_ATTEMPTS, attempts, "1", why)
+        reason = "YARN would start a second driver with the first's identity"
+        raise SettingRefusedError(_ATTEMPTS, attempts, "1", reason)
     python = conf.get("spark.executorEnv.PYTHONPATH")
     variables = {**environment, **({"PYTHONPATH": python} if python else {})}
     if isinstance(cluster, KubernetesCluster):

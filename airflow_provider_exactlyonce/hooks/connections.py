@@ -44,7 +44,7 @@ def postgres(conn_ids: Sequence[str]) -> str:
     :raises AirflowNotFoundException: when there is no such connection
     :raises RefusedError: when it is of another type, or asks for a token, which ends before a stream does
     """
-    return _by_connection(conn_ids, _of_postgres)
+    return _by_connection(conn_ids, _libpq_parameters)
 
 
 def stores(conn_ids: Sequence[str]) -> str:
@@ -55,7 +55,12 @@ def stores(conn_ids: Sequence[str]) -> str:
     :raises AirflowNotFoundException: when there is no such connection
     :raises RefusedError: when it asks for a feature that delta-rs lacks
     """
-    return _by_connection(conn_ids, lambda it: _READ[it.conn_type](it) if it.conn_type in _READ else it.extra_dejson)
+    return _by_connection(
+        conn_ids,
+        lambda connection: (
+            _READ[connection.conn_type](connection) if connection.conn_type in _READ else connection.extra_dejson
+        ),
+    )
 
 
 def schema_registry(conn_id: str) -> str:
@@ -75,9 +80,9 @@ def schema_registry(conn_id: str) -> str:
         )
     url = host if "://" in host else f"{connection.schema or 'http'}://{host}"
     if connection.port:
-        scheme, separator, rest = url.partition("://")
-        place, slash, path = rest.partition("/")
-        url = f"{scheme}{separator}{place}:{connection.port}{slash}{path}"
+        scheme, separator, address = url.partition("://")
+        authority, slash, path = address.partition("/")
+        url = f"{scheme}{separator}{authority}:{connection.port}{slash}{path}"
     user = {"basic.auth.user.info": f"{connection.login}:{connection.password or ''}"} if connection.login else {}
     return json.dumps({"url": url, **user, **connection.extra_dejson})
 
@@ -85,12 +90,12 @@ def schema_registry(conn_id: str) -> str:
 def _by_connection(conn_ids: Sequence[str], read: Callable[[Any], Mapping[str, Any]]) -> str:
     connections = {}
     for conn_id in conn_ids:
-        given = read(Connection.get(conn_id))
-        connections[conn_id] = {name: _text(value) for name, value in given.items() if value not in (None, "")}
+        parameters = read(Connection.get(conn_id))
+        connections[conn_id] = {name: _text(value) for name, value in parameters.items() if value not in (None, "")}
     return json.dumps(connections)
 
 
-def _of_postgres(connection: Any) -> dict[str, Any]:
+def _libpq_parameters(connection: Any) -> dict[str, Any]:
     if connection.conn_type != "postgres":
         raise RefusedError(
             f"connection {connection.conn_id} is of type {connection.conn_type}: postgres_conn_ids takes those of type "
@@ -113,7 +118,7 @@ def _of_postgres(connection: Any) -> dict[str, Any]:
     }
 
 
-def _of_aws(connection: Any) -> dict[str, Any]:
+def _aws_options(connection: Any) -> dict[str, Any]:
     extra = connection.extra_dejson
     for name in _ROLES:
         if extra.get(name):
@@ -122,8 +127,8 @@ def _of_aws(connection: Any) -> dict[str, Any]:
                 "environment of the driver, as of an instance profile or a web identity. Leave it out of the connection"
             )
     service = extra.get("service_config", {}).get("s3", {})
-    given = {**extra, **({"endpoint_url": service["endpoint_url"]} if service.get("endpoint_url") else {})}
-    options = {ours: given.get(theirs) for theirs, ours in _AWS.items()}
+    fields = {**extra, **({"endpoint_url": service["endpoint_url"]} if service.get("endpoint_url") else {})}
+    options = {option: fields.get(field) for field, option in _AWS.items()}
     if connection.login:
         options |= {"aws_access_key_id": connection.login, "aws_secret_access_key": connection.password}
     if str(options["aws_endpoint_url"]).startswith("http://"):
@@ -131,23 +136,23 @@ def _of_aws(connection: Any) -> dict[str, Any]:
     return options
 
 
-def _of_azure(connection: Any) -> dict[str, Any]:
+def _azure_options(connection: Any) -> dict[str, Any]:
     # Delta-rs' options have the names of the variables.
-    given = azure.driver_environment(connection)
+    variables = azure.driver_environment(connection)
     # Without it delta-rs would take the one of the home, from the driver's environment.
-    endpoint = given[azure_environment.ENDPOINT] or azure_environment.public_endpoint(
-        str(given[azure_environment.ACCOUNT])
+    endpoint = variables[azure_environment.ENDPOINT] or azure_environment.public_endpoint(
+        str(variables[azure_environment.ACCOUNT])
     )
-    options = {name.lower(): value for name, value in {**given, azure_environment.ENDPOINT: endpoint}.items()}
+    options = {name.lower(): value for name, value in {**variables, azure_environment.ENDPOINT: endpoint}.items()}
     return {**options, "allow_http": "true"} if endpoint.startswith("http://") else options
 
 
-def _of_google(connection: Any) -> dict[str, Any]:
+def _google_options(connection: Any) -> dict[str, Any]:
     key = google_cloud.service_account(connection)
     return {} if key is None else {"google_service_account_key": json.dumps(key)}
 
 
-def _of_iceberg(connection: Any) -> dict[str, Any]:
+def _catalog_properties(connection: Any) -> dict[str, Any]:
     """Return the properties of a catalog, as the hook of Airflow's provider for Iceberg reads its connections."""
     properties = {"type": "rest", **connection.extra_dejson}
     if connection.host:
@@ -165,10 +170,10 @@ def _of_iceberg(connection: Any) -> dict[str, Any]:
 
 
 _READ: Final = {
-    "aws": _of_aws,
-    google_cloud.CONN_TYPE: _of_google,
-    **dict.fromkeys(azure.CONN_TYPES, _of_azure),
-    "iceberg": _of_iceberg,
+    "aws": _aws_options,
+    google_cloud.CONN_TYPE: _google_options,
+    **dict.fromkeys(azure.CONN_TYPES, _azure_options),
+    "iceberg": _catalog_properties,
 }
 #: Types of connections that are to stores and catalogs, and to nothing else.
 TYPES: Final = frozenset(_READ)

@@ -107,9 +107,9 @@ def _emulator(connection: Any) -> str | None:
 
 def _key(connection: Any) -> dict[str, Any] | None:
     """Return the key of a service account; no part of it is ever shown."""
-    path, given = _field(connection, "key_path"), _field(connection, "keyfile_dict")
+    path, keyfile_dict = _field(connection, "key_path"), _field(connection, "keyfile_dict")
     try:
-        text = Path(path).read_text(encoding="utf-8") if path is not None else given
+        text = Path(path).read_text(encoding="utf-8") if path is not None else keyfile_dict
     except (OSError, ValueError) as error:
         raise RefusedError(f"connection {connection.conn_id} has key_path, which can't be read: {error}") from error
     if text is None:

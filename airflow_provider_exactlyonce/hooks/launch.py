@@ -93,15 +93,15 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         files = {name: home.here / f"{name.removeprefix('EXACTLYONCE_').lower()}.json" for name in secrets}
         for name, path in files.items():  # only its owner may read it, and everybody may read a command line
             LOCAL.replace(path, secrets[name].encode(), durable=False)
-        given = {name: str(path) for name, path in files.items()}
+        secret_paths = {name: str(path) for name, path in files.items()}
         if files and not is_local(home.path):  # YARN brings them into the driver's working directory
             shipped = filter(None, [settings.conf.get("spark.files"), *(path.as_uri() for path in files.values())])
             settings = replace(settings, conf={**settings.conf, "spark.files": ",".join(shipped)})
-            given = {name: path.name for name, path in files.items()}
+            secret_paths = {name: path.name for name, path in files.items()}
         remote |= {
             **settings.env_vars,
             TOKEN_VARIABLE: TOKEN_PLACEHOLDER,
-            **{name: f"@{path}" for name, path in given.items()},
+            **{name: f"@{path}" for name, path in secret_paths.items()},
         }
     command, printable = spark_submit.build_command(settings, arguments, remote)
     return Launch(command=command, printable=printable, environment=local)

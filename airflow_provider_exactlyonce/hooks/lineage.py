@@ -110,8 +110,8 @@ def _namespace(cluster: SourceCluster) -> str:
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    known = list(counts)
-    return None if None in known else sum(filter(None, known))
+    known_counts = list(counts)
+    return None if None in known_counts else sum(filter(None, known_counts))
 
 
 def _inputs(
@@ -120,7 +120,7 @@ def _inputs(
     from openlineage.client.event_v2 import InputDataset
     from openlineage.client.generated.base import InputDatasetFacet
 
-    read = _merged(
+    read_ranges = _merged(
         ((topic, partition), start, end, end - start)
         for record in commits
         for topic, ranges in record.source.items()
@@ -128,11 +128,11 @@ def _inputs(
     )
     datasets = []
     for topic in sorted(last.source):
-        offsets: Any = InputDatasetFacet().with_additional_properties(**_facts(topic, read, commits))
+        offsets: Any = InputDatasetFacet().with_additional_properties(**_facts(topic, read_ranges, commits))
         facets = {_OFFSETS_FACET: offsets} if commits else {}
         namespace, name = tables[topic] if is_table(topic) else (_namespace(sources.of(topic)), topic)
-        of_table = _facets_of_source(topic, commits) if is_table(topic) else {}
-        datasets.append(InputDataset(namespace=namespace, name=name, facets=of_table, inputFacets=facets))
+        table_facets = _facets_of_source(topic, commits) if is_table(topic) else {}
+        datasets.append(InputDataset(namespace=namespace, name=name, facets=table_facets, inputFacets=facets))
     return datasets
 
 
@@ -141,16 +141,16 @@ def _outputs(
 ) -> list[OutputDataset]:
     from openlineage.client.generated.base import OutputDatasetFacet
 
-    written = _merged(
+    written_ranges = _merged(
         ((topic, partition), span.first, span.last + 1, span.rows)
         for record in commits
         for topic, ranges in record.sink.items()
         for partition, span in ranges.items()
     )
     datasets = _tables(last, commits, tables)
-    for topic in sorted({topic for topic, _ in written} | {*last.sink, *last.earlier_sink_topics}):
-        rows = sum(rows for (name, _), (_, _, rows) in written.items() if name == topic)
-        offsets = OutputDatasetFacet().with_additional_properties(**_facts(topic, written, commits))
+    for topic in sorted({topic for topic, _ in written_ranges} | {*last.sink, *last.earlier_sink_topics}):
+        rows = sum(rows for (name, _), (_, _, rows) in written_ranges.items() if name == topic)
+        offsets = OutputDatasetFacet().with_additional_properties(**_facts(topic, written_ranges, commits))
         datasets.append(_output((namespace, topic), rows, commits, {_OFFSETS_FACET: offsets}))
     return datasets
 
@@ -163,12 +163,14 @@ def _tables(last: CommitRecord, commits: Sequence[CommitRecord], tables: Tables)
             if share.dataset is not None:
                 rows[share.dataset] = rows.get(share.dataset, 0) + share.rows
     # Of two sinks with one table the later one has made the newer version.
-    of_tables = {
+    facets_by_dataset = {
         share.dataset: _facets_of_sink(tables[name], last, commits)
         for name, share in last.others.items()
         if share.dataset is not None and name in tables
     }
-    return [_output(dataset, count, commits, {}, of_tables.get(dataset)) for dataset, count in sorted(rows.items())]
+    return [
+        _output(dataset, count, commits, {}, facets_by_dataset.get(dataset)) for dataset, count in sorted(rows.items())
+    ]
 
 
 def _facets_of_source(table: str, commits: Sequence[CommitRecord]) -> dict[str, Any]:
@@ -177,15 +179,15 @@ def _facets_of_source(table: str, commits: Sequence[CommitRecord]) -> dict[str, 
     ends = [end for record in commits for start, end in record.source.get(table, {}).values() if end > start]
     version = None
     if ends and kind == DELTA:  # Iceberg's readers call a snapshot's id a version, and positions have its number
-        read = Position.of(max(ends))
-        version = str(read.version if read.file else read.version - 1)
+        position = Position.of(max(ends))
+        version = str(position.version if position.file else position.version - 1)
     return _facets_of_table(kind, version, [])
 
 
 def _facets_of_sink(table: TableStatus, last: CommitRecord, commits: Sequence[CommitRecord]) -> dict[str, Any]:
     """Return the format and the columns of a table that is written, and the version that the newest commit has made."""
-    is_told = bool(commits) and table.commit == last.commit
-    return _facets_of_table(table.storage, table.version if is_told else None, table.columns)
+    is_reported = bool(commits) and table.commit == last.commit
+    return _facets_of_table(table.storage, table.version if is_reported else None, table.columns)
 
 
 def _facets_of_table(storage: str, version: str | None, columns: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -207,24 +209,24 @@ def _output(
     rows: int,
     commits: Sequence[CommitRecord],
     facets: Mapping[str, Any],
-    of_table: dict[str, Any] | None = None,
+    table_facets: dict[str, Any] | None = None,
 ) -> OutputDataset:
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
 
     statistics = OutputStatisticsOutputDatasetFacet(rowCount=rows)
-    given = {"outputStatistics": statistics, **facets} if commits else {}
-    return OutputDataset(namespace=dataset[0], name=dataset[1], facets=of_table or {}, outputFacets=given)
+    output_facets = {"outputStatistics": statistics, **facets} if commits else {}
+    return OutputDataset(namespace=dataset[0], name=dataset[1], facets=table_facets or {}, outputFacets=output_facets)
 
 
 def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
     """Add up ranges of offsets, an empty one leaves no trace."""
     spans: _Ranges = {}
-    for place, start, end, rows in ranges:
+    for partition, start, end, rows in ranges:
         if start == end:
             continue
-        known = spans.setdefault(place, [start, end, 0])
-        spans[place] = [min(known[0], start), max(known[1], end), known[2] + rows]
+        span = spans.setdefault(partition, [start, end, 0])
+        spans[partition] = [min(span[0], start), max(span[1], end), span[2] + rows]
     return spans
 
 
@@ -268,21 +270,23 @@ class PipelineLineage:
         from airflow_provider_exactlyonce.hooks.kafka import client_config
 
         try:
-            pipeline, told = self._told()
+            pipeline, status = self._read_status()
             known = committed_since(client_config(self.kafka_conn_id), self.ledger_of(pipeline), since)
         except UnknownPipelineError:
             return lineage_of(None)
-        return lineage_of(known, told.tables if told is not None and told.pipeline == self.ledger_of(pipeline) else {})
+        return lineage_of(
+            known, status.tables if status is not None and status.pipeline == self.ledger_of(pipeline) else {}
+        )
 
-    def _told(self) -> tuple[str, Status | None]:
+    def _read_status(self) -> tuple[str, Status | None]:
         """Return the pipeline's name and its driver's status; the facets of Kafka need only the name."""
         from airflow_provider_exactlyonce.control import status
         from airflow_provider_exactlyonce.hooks import home
 
         name: str | None = getattr(self, "pipeline", None)
         try:
-            found, name = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint or None)
-            return name, status.read(found.status)
+            pipeline_home, name = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint or None)
+            return name, status.read(pipeline_home.status)
         except UnknownPipelineError:
             raise
         except (OSError, ExactlyOnceError):

@@ -98,13 +98,13 @@ def measure(home: Home, state: PipelineState, status: Status, now: float) -> Map
     values = {name: max(0.0, now - since) for name, since in ages.items() if since is not None}
     if status.lag is not None:
         values["lag_records"] = status.lag
-    died = [entry.died for entry in restarts.read(home.control / "restarts.json")]
+    deaths = [entry.died for entry in restarts.read(home.control / "restarts.json")]
     return {
         **values,
         "transaction_age_seconds": 0.0 if status.batch_began is None else max(0.0, now - status.batch_began),
         "drivers_running": float(state in (PipelineState.STARTING, PipelineState.RUNNING)),
         "standbys_ready": float(standbys.waiting(home) is not None),
-        "restarts_per_hour": sum(now - at < 3600 for at in died),
+        "restarts_per_hour": sum(now - death < 3600 for death in deaths),
         "commits_total": status.commit,
         "runs_total": status.run,
         "rows_of_run": status.rows,

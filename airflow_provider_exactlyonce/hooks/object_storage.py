@@ -59,11 +59,11 @@ def open_place(conn_id: str, place: Any) -> Path:
     from upath import UPath
 
     connection = _connection(conn_id, place.protocol)
-    said = hashlib.sha256(connection.get_uri().encode()).hexdigest()
+    digest = hashlib.sha256(connection.get_uri().encode()).hexdigest()
     with _OPENING:
-        options = _OPTIONS.get((conn_id, said))
+        options = _OPTIONS.get((conn_id, digest))
         if options is None:
-            options = _OPTIONS[conn_id, said] = _options(connection, place.protocol)
+            options = _OPTIONS[conn_id, digest] = _options(connection, place.protocol)
     opened: Any = UPath(str(place), **options)
     return opened  # type: ignore[no-any-return]
 

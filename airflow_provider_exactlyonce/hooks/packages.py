@@ -111,9 +111,9 @@ def _needed() -> Iterator[metadata.Distribution]:
     from packaging.utils import canonicalize_name
 
     waiting = [(_OWN, _EXTRA)]
-    for module, others in _OTHERS.items():
-        waiting += others if importlib.util.find_spec(module) is not None else ()
-    seen, given = set(waiting), {_OWN}
+    for module, distributions in _OTHERS.items():
+        waiting += distributions if importlib.util.find_spec(module) is not None else ()
+    seen, yielded = set(waiting), {_OWN}
     while waiting:
         name, extra = waiting.pop()
         try:
@@ -123,8 +123,8 @@ def _needed() -> Iterator[metadata.Distribution]:
                 f"package {name} is not installed here, so it can't be shipped to the executors; install "
                 f"{_OWN}[{_EXTRA}], or set {PACKAGES}=installed if every host has it"
             ) from None
-        if name not in given:
-            given.add(name)
+        if name not in yielded:
+            yielded.add(name)
             yield distribution
         for line in distribution.requires or ():
             required = Requirement(line)
@@ -132,9 +132,9 @@ def _needed() -> Iterator[metadata.Distribution]:
                 continue
             needed = canonicalize_name(required.name)
             if not needed.startswith(_NOT_SHIPPED) and needed not in _UNUSED.get(name, ()):
-                new = {(needed, extra) for extra in ("", *required.extras)} - seen
-                seen |= new
-                waiting += sorted(new)
+                unseen = {(needed, extra) for extra in ("", *required.extras)} - seen
+                seen |= unseen
+                waiting += sorted(unseen)
 
 
 def _archive(cache: Path, kind: str, identity: str, files: Mapping[str, Path]) -> Path:

@@ -90,8 +90,8 @@ def build_command(
         application_args=[*job, *arguments],
         deploy_mode=_deploy_mode_of(connected),  # named always, or spark-defaults.conf could choose another one
     )
-    program, *rest = hook._build_spark_submit_command(application)
-    return [_executable(program), *rest], hook._mask_cmd([program, *rest])
+    program, *program_arguments = hook._build_spark_submit_command(application)
+    return [_executable(program), *program_arguments], hook._mask_cmd([program, *program_arguments])
 
 
 def cluster_of(conn_id: str, conf: Mapping[str, Any]) -> Cluster | None:
@@ -119,10 +119,10 @@ def _hook(conn_id: str, conf: Mapping[str, Any]) -> SparkSubmitHook:
             "through which its drivers are looked up"
         )
     hook = SparkSubmitHook(conn_id=conn_id, conf=dict(conf))
-    asked, mode = conf.get(_DEPLOY_MODE), _deploy_mode_of(hook)
-    if asked not in (None, mode):
-        why = f"deploy-mode in the extra of connection {conn_id} says where a driver runs, and is looked for"
-        raise SettingRefusedError(_DEPLOY_MODE, asked, mode, why)
+    wanted_mode, mode = conf.get(_DEPLOY_MODE), _deploy_mode_of(hook)
+    if wanted_mode not in (None, mode):
+        reason = f"deploy-mode in the extra of connection {conn_id} says where a driver runs, and is looked for"
+        raise SettingRefusedError(_DEPLOY_MODE, wanted_mode, mode, reason)
     return hook
 
 
@@ -150,8 +150,8 @@ def submission_environment() -> dict[str, str]:
 
 
 def _executable(program: str) -> str:
-    beside = Path(sys.executable).parent / program
-    path = shutil.which(program) or (str(beside) if beside.exists() else None)
+    sibling = Path(sys.executable).parent / program
+    path = shutil.which(program) or (str(sibling) if sibling.exists() else None)
     if path is None:
         raise RefusedError(
             f"{program} is neither on the PATH nor beside {sys.executable}; "

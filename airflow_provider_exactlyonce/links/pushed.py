@@ -43,5 +43,5 @@ def xcom_page(task_instance: Any) -> str:
     base = conf.get("api", "base_url", fallback="http://localhost:8080/").rstrip("/")
     index = task_instance.map_index
     mapped = f"/mapped/{index}" if index is not None and index >= 0 else ""
-    places = [quote(name, safe="") for name in (task_instance.dag_id, task_instance.run_id, task_instance.task_id)]
-    return "{}/dags/{}/runs/{}/tasks/{}{}/xcom".format(base, *places, mapped)
+    names = [quote(name, safe="") for name in (task_instance.dag_id, task_instance.run_id, task_instance.task_id)]
+    return "{}/dags/{}/runs/{}/tasks/{}{}/xcom".format(base, *names, mapped)

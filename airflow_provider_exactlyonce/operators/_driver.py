@@ -113,11 +113,11 @@ class DriverOperator(PipelineLineage, BaseOperator):
         from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 
         arguments.check_shapes(self, (*_LISTS, *_MAPPINGS), _MAPPINGS)
-        given = {name: getattr(self, name) for name in DriverOperator.template_fields}
-        given |= {name: getattr(self, name) or () for name in _LISTS}
-        given |= {
+        settings = {name: getattr(self, name) for name in DriverOperator.template_fields}
+        settings |= {name: getattr(self, name) or () for name in _LISTS}
+        settings |= {
             "conf": self.conf or {},
             "application_args": [*first_arguments, *map(str, self.application_args or ())],
             "env_vars": {name: str(value) for name, value in (self.env_vars or {}).items()},
         }
-        return DriverSettings(application=application, name=f"{self.dag_id}.{self.task_id}", **given)
+        return DriverSettings(application=application, name=f"{self.dag_id}.{self.task_id}", **settings)

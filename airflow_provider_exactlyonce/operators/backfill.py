@@ -132,9 +132,9 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         self.state = state
         self.warm_up = warm_up
         self.output_to = output_to
-        self._given = [name for name in _RANGES if getattr(self, name) is not None]
+        self._ranges = [name for name in _RANGES if getattr(self, name) is not None]
         arguments.check(self, lambda: _check_until(str(self.until)), "until")
-        if self._given:  # else it is the run's data interval
+        if self._ranges:  # else it is the run's data interval
             arguments.check(self, lambda: self._request({}), *_RANGES, "state", "warm_up", "output_to")
 
     def home(self, context: Context) -> Home:
@@ -167,8 +167,8 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         """
         from airflow_provider_exactlyonce.backfill.application import owner_of
 
-        named = self.find_application(self.application) if self.application else None
-        return owner_of(super().owner_of_driver(context), named)
+        application = self.find_application(self.application) if self.application else None
+        return owner_of(super().owner_of_driver(context), application)
 
     def launch(self, home: Home, until: str, goal: str | None) -> Launch:
         """Return how the driver is started.
@@ -215,9 +215,9 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
 
         start, end = self.start, self.end
         if all(getattr(self, name) is None for name in _RANGES):
-            if self._given:
+            if self._ranges:
                 raise RefusedError(
-                    f"{', '.join(self._given)} rendered to None: let it render to the range, or leave it out for the "
+                    f"{', '.join(self._ranges)} rendered to None: let it render to the range, or leave it out for the "
                     "data interval of the run"
                 )
             start, end = context.get("data_interval_start"), context.get("data_interval_end")

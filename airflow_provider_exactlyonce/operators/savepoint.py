@@ -163,16 +163,16 @@ class SavepointOperator(_AskingOperator):
     def _step(
         self, home: Home, pipeline: str, request: str, detector: FailureDetector
     ) -> dict[str, Any] | WaitCondition:
-        taken = self._taking(home, pipeline, request, detector).advance()
+        taken = self._taker(home, pipeline, request, detector).advance()
         return taken if isinstance(taken, WaitCondition) else _facts(home, taken)
 
     def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
         from airflow_provider_exactlyonce.checkpoint.request import not_answered
 
-        self._taking(home, pipeline, request).forget()
+        self._taker(home, pipeline, request).forget()
         return not_answered(home, wait.token)
 
-    def _taking(
+    def _taker(
         self, home: Home, pipeline: str, request: str, detector: FailureDetector | None = None
     ) -> SavepointTaker:
         from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
@@ -232,15 +232,15 @@ class StopPipelineOperator(_AskingOperator):
         stopped = stop.advance()
         if not isinstance(stopped, Stopped):
             return stopped
-        state, last = state_of(home)
-        if last is not None and last.error is not None and last.token == stopped.token:
-            self.log.warning("the driver failed before it was stopped: %s: %s", last.error.kind, last.error.message)
+        state, status = state_of(home)
+        if status is not None and status.error is not None and status.token == stopped.token:
+            self.log.warning("the driver failed before it was stopped: %s: %s", status.error.kind, status.error.message)
         return {
             "pipeline": pipeline,
             "home": str(home),
             "state": state.value,
-            "run": last.run if last else None,
-            "commit": last.commit if last else None,
+            "run": status.run if status else None,
+            "commit": status.commit if status else None,
             "savepoint": _facts(home, stopped.savepoint) if stopped.savepoint else None,
         }
 

@@ -218,32 +218,32 @@ class StreamingPipelineOperator(DriverOperator):
         from airflow_provider_exactlyonce.control import releases
         from airflow_provider_exactlyonce.hooks.launch import build_launch
 
-        asked = self.find_application(self.application)
-        application = releases.application_to_run(home, asked)
-        if application != asked:
-            self.log.warning("%s is not the version that the pipeline was upgraded to; %s is", asked, application)
+        declared = self.find_application(self.application)
+        application = releases.application_to_run(home, declared)
+        if application != declared:
+            self.log.warning("%s is not the version that the pipeline was upgraded to; %s is", declared, application)
         return build_launch(home, self.driver_settings(application), until=until, goal=goal)
 
 
 class _TaskSupervision:
     """One stay of the task in a worker: from its start, or its return from the triggerer, to its end or deferral.
 
-    :param left: the driver that an earlier stay of the same try has left
+    :param earlier_driver: the driver that an earlier stay of the same try has left
     :param deadline: the execution time-out, seconds since the epoch; only for a task that defers, which Airflow does
         not time
     """
 
     def __init__(
-        self, task: StreamingPipelineOperator, context: Context, left: Intent | None, deadline: float | None
+        self, task: StreamingPipelineOperator, context: Context, earlier_driver: Intent | None, deadline: float | None
     ) -> None:
         self._task: Final = task
         self._context: Final = context
-        self._left: Final = left
+        self._earlier_driver: Final = earlier_driver
         self._deadline: Final = deadline
         self._attached: tuple[str, float] | None = None  # start token, and since when
-        self._asked_why = False
+        self._has_answered_signal = False
         self._worker_ends = False
-        self._stays = False
+        self._has_warned = False
 
     def run(self) -> dict[str, Any]:
         """Return the task's result."""
@@ -334,18 +334,18 @@ class _TaskSupervision:
         goal = self._request.name if counts else None
 
         def launch() -> Launch:
-            made = task.launch(self._home, driver_until, goal)  # what that refuses leaves nothing in the home
+            driver_launch = task.launch(self._home, driver_until, goal)  # what that refuses leaves nothing in the home
             if goal is not None:
                 self._request.begin()
-            return made
+            return driver_launch
 
-        return Supervisor(self._home, launch, supervision, left=self._left)
+        return Supervisor(self._home, launch, supervision, left=self._earlier_driver)
 
     # -- the supervisor's questions -------------------------------------------------------------------------------
 
     def _on_poll(self) -> None:
-        if self._task.is_signalled and not self._asked_why:
-            self._asked_why = True
+        if self._task.is_signalled and not self._has_answered_signal:
+            self._has_answered_signal = True
             self._answer_signal()
         if self._is_overdue():
             self._supervisor.stop("the task's execution time-out has passed")
@@ -362,8 +362,8 @@ class _TaskSupervision:
             return False
         if not (intent.is_here and self._task.ends_with_its_pod):
             return True
-        if not self._stays:
-            self._stays = True
+        if not self._has_warned:
+            self._has_warned = True
             self._task.log.warning(
                 "deferrable=True, and this task waits in its worker: it is a pod of Airflow's KubernetesExecutor, "
                 "which ends when the task defers, and its driver with it. To let it defer, give connection %s "
@@ -414,7 +414,9 @@ class _TaskSupervision:
         except Exception as error:  # whatever it is: a user's wish comes with an answer of the API server's
             self._task.log.warning("Airflow does not say what state the task is in: %s", error)
             return False
-        return not _USERS_STATES.isdisjoint(str(state) for of_run in states.values() for state in of_run.values())
+        return not _USERS_STATES.isdisjoint(
+            str(state) for task_states in states.values() for state in task_states.values()
+        )
 
     def _ask_for_savepoint(self) -> None:
         intent = self._supervisor.living
@@ -427,8 +429,8 @@ class _TaskSupervision:
 
     def _defer(self, intent: Intent, due: float | None = None) -> NoReturn:
         task = self._task
-        ours = not self._supervisor.waits_for_another
-        allowed = task.health.no_commit_within if ours else None
+        is_own = not self._supervisor.waits_for_another
+        no_commit_within = task.health.no_commit_within if is_own else None
         task.defer(
             trigger=PipelineTrigger(
                 home=self._home.location,
@@ -437,8 +439,8 @@ class _TaskSupervision:
                 poll_interval=arguments.seconds(task.poll_interval),
                 due=due,
                 deadline=self._deadline,
-                no_commit_within=allowed.total_seconds() if allowed is not None else None,
-                stop_timeout=arguments.seconds(task.stop_timeout) if task.stop_on_kill and ours else None,
+                no_commit_within=no_commit_within.total_seconds() if no_commit_within is not None else None,
+                stop_timeout=arguments.seconds(task.stop_timeout) if task.stop_on_kill and is_own else None,
             ),
             method_name="resume_from_trigger",
         )

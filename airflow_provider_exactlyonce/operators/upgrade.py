@@ -71,8 +71,8 @@ class _PlanOperator(DriverOperator):
         request = homes.request_of(home, context)
         tools = self._tools(home)  # what that refuses leaves no plan
         request.begin()
-        begun = self._in_turn(home, lambda: self._begin(home, pipeline, request.name))
-        upgrade = Upgrade(home, begun, tools)
+        begun_plan = self._in_turn(home, lambda: self._begin(home, pipeline, request.name))
+        upgrade = Upgrade(home, begun_plan, tools)
         while isinstance(plan := self._in_turn(home, upgrade.advance), WaitCondition):
             if self.deferrable and not self.ends_with_its_pod:
                 self._defer(home, plan)
@@ -134,7 +134,7 @@ class _PlanOperator(DriverOperator):
         return UpgradeEnvironment(
             config=lambda: kafka.client_config(self.kafka_conn_id),
             find=kafka.source_config,
-            launch=lambda file, given: launch_of(replace(settings, application=file), given, home, anywhere=False),
+            launch=lambda file, args: launch_of(replace(settings, application=file), args, home, anywhere=False),
             driver_arguments=settings.application_args,
             conf={name: str(value) for name, value in settings.conf.items()},
             tell=lambda text: self.log.info("%s", text),
@@ -219,7 +219,7 @@ class UpgradePipelineOperator(_PlanOperator):
         self.savepoint = savepoint
         self.shadow_commits = shadow_commits
         # Airflow calls a function in a templated field, instead of leaving it there.
-        self.compare = self._place_of(compare) if callable(compare) else compare
+        self.compare = self._reference_to(compare) if callable(compare) else compare
         self.allow = allow
         self.stable_after = stable_after
         self.stable_timeout = stable_timeout
@@ -227,7 +227,7 @@ class UpgradePipelineOperator(_PlanOperator):
         arguments.check_choice(self, "on_unstable", ("rollback", "fail"))
         arguments.check_spans(self, "stable_timeout")
         for name in ("shadow_commits", "stable_after"):
-            arguments.check(self, partial(_whole, name, getattr(self, name)), name)
+            arguments.check(self, partial(_whole_number, name, getattr(self, name)), name)
         arguments.check(self, self._allowed, "allow")
 
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
@@ -238,11 +238,11 @@ class UpgradePipelineOperator(_PlanOperator):
             columns, function = what_to_compare(self.compare or ())
         options = Options(
             savepoint=arguments.wish(self.savepoint),
-            shadow_commits=_whole("shadow_commits", self.shadow_commits),
+            shadow_commits=_whole_number("shadow_commits", self.shadow_commits),
             compare=columns,
             function=function,
             allow=self._allowed(),
-            stable_after=_whole("stable_after", self.stable_after),
+            stable_after=_whole_number("stable_after", self.stable_after),
             stable_timeout=arguments.seconds(self.stable_timeout),
             on_unstable=self.on_unstable,
             stop_timeout=arguments.seconds(self.stop_timeout),
@@ -250,7 +250,7 @@ class UpgradePipelineOperator(_PlanOperator):
         )
         return begin_upgrade(home, pipeline, self.find_application(self.application), options, request=request)
 
-    def _place_of(self, function: Callable[..., Any]) -> str:
+    def _reference_to(self, function: Callable[..., Any]) -> str:
         from airflow_provider_exactlyonce.upgrade.begin import what_to_compare
 
         try:
@@ -261,7 +261,7 @@ class UpgradePipelineOperator(_PlanOperator):
     def _allowed(self) -> dict[str, int | None]:
         arguments.check_shapes(self, ["allow"], ["allow"])
         return {
-            kind: None if str(number) == "None" else _whole(f"allow[{kind!r}]", number)
+            kind: None if str(number) == "None" else _whole_number(f"allow[{kind!r}]", number)
             for kind, number in (self.allow or {}).items()
         }
 
@@ -333,7 +333,7 @@ class RollbackPipelineOperator(_PlanOperator):
         )
 
 
-def _whole(name: str, value: object) -> int:
+def _whole_number(name: str, value: object) -> int:
     if not str(value).isdecimal():
         raise RefusedError(f"{name}={value!r}: a whole number, 0 or more")
     return int(str(value))

@@ -104,8 +104,8 @@ class CommitGateSensor(PollingSensor):
         return {name: getattr(self, name) for name in TARGETS}
 
     def _subject_of(self, target: Mapping[str, Any]) -> dict[str, Any]:
-        given = {
+        fields = {
             name: value.isoformat() if isinstance(value, datetime) else value
             for name, value in {**dict.fromkeys(TARGETS), **target}.items()
         }
-        return {"pipeline": self.pipeline, **given, "idle_after": self.idle_after}
+        return {"pipeline": self.pipeline, **fields, "idle_after": self.idle_after}

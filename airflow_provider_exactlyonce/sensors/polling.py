@@ -111,7 +111,7 @@ class PollingSensor(BaseSensorOperator):
         """Return the target that an earlier try has fixed, None for none; a task that is cleared starts over."""
         store: Any = context.get("task_state_store")
         kept: Any = store.get(_KEY) if store is not None else None
-        if kept is None or not kept["for"].items() <= self._for(context).items():  # 0.1.0 has kept less
+        if kept is None or not kept["for"].items() <= self._fingerprint(context).items():  # 0.1.0 has kept less
             return None
         return dict(kept["fixed"])
 
@@ -121,7 +121,7 @@ class PollingSensor(BaseSensorOperator):
 
         store: Any = context.get("task_state_store")
         if store is not None:
-            store.set(_KEY, {"for": self._for(context), "fixed": fixed}, retention=NEVER_EXPIRE)
+            store.set(_KEY, {"for": self._fingerprint(context), "fixed": fixed}, retention=NEVER_EXPIRE)
         self.log.info("waiting for %s", fixed)
         return fixed
 
@@ -136,11 +136,11 @@ class PollingSensor(BaseSensorOperator):
                     f"{self.task_id}: {name} is the output of a task, which only a worker can fetch; with "
                     "start_from_trigger=True use a template, \"{{ ti.xcom_pull('task')['key'] }}\""
                 )
-        allowed, backstop = self.timeout + BACKSTOP_SECONDS, BACKSTOP_SECONDS
-        if self.execution_timeout is not None and self.execution_timeout.total_seconds() < allowed:
-            allowed = self.execution_timeout.total_seconds()  # by which Airflow ends a task that starts so, too
-            backstop = min(backstop, allowed / 2)
-            self.timeout = allowed - backstop
+        timeout_seconds, backstop = self.timeout + BACKSTOP_SECONDS, BACKSTOP_SECONDS
+        if self.execution_timeout is not None and self.execution_timeout.total_seconds() < timeout_seconds:
+            timeout_seconds = self.execution_timeout.total_seconds()  # by which Airflow ends a task that starts so, too
+            backstop = min(backstop, timeout_seconds / 2)
+            self.timeout = timeout_seconds - backstop
         self.deferrable = True
         self.start_from_trigger = True
         self.start_trigger_args = StartTriggerArgs(
@@ -153,7 +153,7 @@ class PollingSensor(BaseSensorOperator):
                 "backstop": backstop,
                 "ends_task": self.do_xcom_push and not self.outlets,
             },
-            timeout=timedelta(seconds=allowed),
+            timeout=timedelta(seconds=timeout_seconds),
         )
 
     def _wait(self, context: Context) -> Any:
@@ -188,22 +188,22 @@ class PollingSensor(BaseSensorOperator):
         diagnose = diagnose or time.monotonic() - self._diagnosed >= DIAGNOSE_SECONDS
         self._diagnosed = time.monotonic() if diagnose else self._diagnosed
         name = name_of(self._subject)
-        now = self._checker.check({name: self._subject}, diagnose=diagnose)[name]
-        if isinstance(now, Exception):
-            raise now
-        if now.refused:
-            raise AirflowFailException(now.missing)
-        if now.fixed is not None:
-            self._subject = {**self._subject, **self.keep(context, now.fixed)}
-        if now.found is not None:
-            self.log.info("%s", now.found)
-            return now.found
-        if diagnose or now.missing != self._missing:
-            self.log.info("waiting: %s", now.missing)
-        self._missing = now.missing
+        result = self._checker.check({name: self._subject}, diagnose=diagnose)[name]
+        if isinstance(result, Exception):
+            raise result
+        if result.refused:
+            raise AirflowFailException(result.missing)
+        if result.fixed is not None:
+            self._subject = {**self._subject, **self.keep(context, result.fixed)}
+        if result.found is not None:
+            self.log.info("%s", result.found)
+            return result.found
+        if diagnose or result.missing != self._missing:
+            self.log.info("waiting: %s", result.missing)
+        self._missing = result.missing
         return None
 
-    def _for(self, context: Context) -> dict[str, Any]:
+    def _fingerprint(self, context: Context) -> dict[str, Any]:
         run, ti = context.get("dag_run"), context.get("ti")
         # Each clear of the task changes its last try, also one that does not count as a clear of its DAG run.
         tries = {} if ti is None else {"max_tries": getattr(ti, "max_tries", None)}

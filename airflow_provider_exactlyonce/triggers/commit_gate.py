@@ -40,7 +40,7 @@ class GateChecker(Checker):
         if self._gates is None:
             self._gates = Gates(client_config(self.conn_id), find=source_config)
         answers = self._gates.look(gates)
-        return {**results, **{name: _said(gates[name], answer) for name, answer in answers.items()}}
+        return {**results, **{name: _result(gates[name], answer) for name, answer in answers.items()}}
 
     def _close(self) -> None:
         if self._gates is not None:
@@ -78,7 +78,7 @@ def gate_of(subject: Subject) -> Gate:
     return Gate(pipeline=subject["pipeline"], target=target, idle_after=subject.get("idle_after"))
 
 
-def _said(gate: Gate, answer: GateAnswer | Exception) -> CheckResult | Exception:
+def _result(gate: Gate, answer: GateAnswer | Exception) -> CheckResult | Exception:
     if isinstance(answer, Exception):
         return answer
     if answer.open:

@@ -37,17 +37,17 @@ class CommittedRangesProducer(SharedStreamProducer):
         self._watched: Final = watched
         self._store: Final = AssetStateStoreAccessor(name=watched["asset"])
         self._follower: LedgerFollower | None = None
-        self._on_their_way = 0
+        self._in_flight = 0
 
     async def open_stream(self) -> AsyncIterator[tuple[dict[str, Any], Cut]]:
         """Yield each range as JSON, with the cut after it."""
         follower = await self._open()
         while True:
             ranges = []
-            if self._on_their_way < _MOST:
-                ranges = await asyncio.to_thread(follower.ranges, _MOST - self._on_their_way)
+            if self._in_flight < _MOST:
+                ranges = await asyncio.to_thread(follower.ranges, _MOST - self._in_flight)
             for committed, cut in ranges:
-                self._on_their_way += 1
+                self._in_flight += 1
                 yield committed.to_json(), cut
             if not ranges:
                 await asyncio.sleep(self._watched["poll_interval"])
@@ -65,9 +65,11 @@ class CommittedRangesProducer(SharedStreamProducer):
         if stored is not None:
             await self._store.aset(PLACE_KEY, stored.to_json())
         if stored is not batch[-1].broker_payload:
-            after = stored.commit if stored else "before"
-            raise ExactlyOnceError(f"{self._watched['asset']}: Airflow has not stored the events after commit {after}")
-        self._on_their_way -= len(batch)
+            last_stored = stored.commit if stored else "before"
+            raise ExactlyOnceError(
+                f"{self._watched['asset']}: Airflow has not stored the events after commit {last_stored}"
+            )
+        self._in_flight -= len(batch)
 
     async def aclose(self) -> None:
         """Close the connections."""

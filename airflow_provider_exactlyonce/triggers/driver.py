@@ -51,8 +51,8 @@ class DriverTrigger(BaseTrigger):
         await asyncio.sleep(min(self.poll_interval, max(0.0, self.deadline - time.time())))
         wait = {"token": self.token or None, "request": self.request, "commits": self.commits}
         async with subscribed(HomeChecker, self.home, wait, self.poll_interval) as subscription:
-            while (left := self.deadline - time.time()) > 0:
-                news = await subscription.changed(left)
+            while (remaining := self.deadline - time.time()) > 0:
+                news = await subscription.changed(remaining)
                 if news is not None and (news.found or news.refused):
                     break
         yield TriggerEvent({"deadline": self.deadline})  # type: ignore[no-untyped-call]

@@ -61,8 +61,8 @@ class HomeChecker(Checker):
             if "intent" in subject:
                 watched = self._watched.get(name) or _WatchedDriver(home, subject)
                 self._watched[name] = watched
-                why = watched.look(home)
-                return CheckResult(missing=watched.line) if why is None else CheckResult(found={"why": why})
+                reason = watched.look(home)
+                return CheckResult(missing=watched.line) if reason is None else CheckResult(found={"why": reason})
             if "restarted" in subject:
                 is_over = requests.stop_requested(home, subject["restarted"]) is not None
                 return CheckResult(found={"why": "a stop instead of a restart"} if is_over else None)
@@ -82,8 +82,10 @@ class _WatchedDriver:
         from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor
         from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
-        within = subject["no_commit_within"]
-        self._rules: Final = HealthRules(no_commit_within=None if within is None else timedelta(seconds=within))
+        no_commit_within = subject["no_commit_within"]
+        self._rules: Final = HealthRules(
+            no_commit_within=None if no_commit_within is None else timedelta(seconds=no_commit_within)
+        )
         self._intent: Final = codec.load(Intent, subject["intent"], "the trigger's intent")
         self._heartbeats: Final = HeartbeatMonitor(self._intent.token, home.lease)
         self._metrics: Final = Reporter(home)

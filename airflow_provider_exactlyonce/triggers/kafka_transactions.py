@@ -42,7 +42,7 @@ class TransactionsChecker(Checker):
                 results[name] = CheckResult(found={"offsets": offsets})
         blockers = self._decisions.blockers(chain.from_iterable(waiting.values())) if diagnose else None
         for name, undecided in waiting.items():
-            results[name] = CheckResult(missing=_said(undecided, blockers))
+            results[name] = CheckResult(missing=_sentence(undecided, blockers))
         return results
 
     def _close(self) -> None:
@@ -61,7 +61,7 @@ class KafkaTransactionsTrigger(PollingTrigger):
     checker = TransactionsChecker
 
 
-def _said(waiting: Sequence[Undecided], blockers: Blockers | None) -> str:
-    named = [str(partition) for partition in waiting[:_NAMED]]
-    more = [f"{len(waiting) - _NAMED} partitions more"] if len(waiting) > _NAMED else []
-    return "; ".join([*named, *more, *(blockers.of(waiting) if blockers else [])])
+def _sentence(undecided: Sequence[Undecided], blockers: Blockers | None) -> str:
+    partitions = [str(partition) for partition in undecided[:_NAMED]]
+    more = [f"{len(undecided) - _NAMED} partitions more"] if len(undecided) > _NAMED else []
+    return "; ".join([*partitions, *more, *(blockers.of(undecided) if blockers else [])])

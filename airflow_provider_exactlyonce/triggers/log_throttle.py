@@ -21,33 +21,37 @@ class LogThrottle:
     _lines = 0
 
     def __init__(self) -> None:
-        self._spoken = float("-inf")
-        self._unsaid = ""
+        self._logged_at = float("-inf")
+        self._unlogged = ""
 
     @property
     def seconds(self) -> float:
         """After how long :meth:`line` is to be asked again, without news."""
-        return max(_SHORTEST_SECONDS, self._spoken + QUIET_SECONDS - time.monotonic()) if self._unsaid else float("inf")
+        return (
+            max(_SHORTEST_SECONDS, self._logged_at + QUIET_SECONDS - time.monotonic())
+            if self._unlogged
+            else float("inf")
+        )
 
     def line(self, news: str | None = None) -> str:
         """Return the newest line that was not logged yet, and count it as logged; empty when none may be logged now.
 
         :param news: the new line, None when nothing has changed
         """
-        self._unsaid = self._unsaid if news is None else news
-        if not self._unsaid or not self._is_allowed():
+        self._unlogged = self._unlogged if news is None else news
+        if not self._unlogged or not self._is_allowed():
             return ""
-        line, self._unsaid = self._unsaid, ""
+        line, self._unlogged = self._unlogged, ""
         return line
 
     def _is_allowed(self) -> bool:
         now = time.monotonic()
-        if now - self._spoken < QUIET_SECONDS:
+        if now - self._logged_at < QUIET_SECONDS:
             return False
         if int(now) != LogThrottle._second:
             LogThrottle._second, LogThrottle._lines = int(now), 0
         if LogThrottle._lines >= LINES_PER_SECOND:
             return False
         LogThrottle._lines += 1
-        self._spoken = now
+        self._logged_at = now
         return True

@@ -72,18 +72,18 @@ class PipelineTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to do; yields one event."""
         async with subscribed(HomeChecker, self.home, self._subject(), self.poll_interval) as subscription:
-            while (why := self._what_is_over()) is None:
+            while (reason := self._what_is_over()) is None:
                 ends = [end - time.time() for end in (self.due, self.deadline) if end is not None]
                 news = await subscription.changed(max(0.0, min([60.0, self._throttle.seconds, *ends])))
                 if news is not None and news.found is not None:
-                    why = str(news.found["why"])
+                    reason = str(news.found["why"])
                     break
                 if news is not None and news.refused:
-                    why = news.missing
+                    reason = news.missing
                     break
                 if line := self._throttle.line(None if news is None else news.missing):
                     self.log.info("%s", line)
-        self.log.info("back to a worker: %s", why)
+        self.log.info("back to a worker: %s", reason)
         yield TriggerEvent({"intent": self.intent, "deadline": self.deadline})  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:

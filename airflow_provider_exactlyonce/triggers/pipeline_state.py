@@ -27,16 +27,16 @@ _HOME_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
-class _Found:
+class _CachedHome:
     """Where a pipeline's home is, for a while.
 
-    :param until: by the monotonic clock
+    :param expires: by the monotonic clock
     """
 
     home: Home
     pipeline: str
     reporter: Reporter
-    until: float
+    expires: float
 
 
 class StateChecker(Checker):
@@ -46,7 +46,7 @@ class StateChecker(Checker):
 
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)
-        self._found: _Found | None = None
+        self._cached: _CachedHome | None = None
         self._state: tuple[PipelineState, Status | None] | None = None
         self._state_until = 0.0
 
@@ -58,16 +58,16 @@ class StateChecker(Checker):
     def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         first = next(iter(subjects.values()))
         answer = self._look(first["pipeline"], first["checkpoint"])
-        return {name: _said(*answer, subject["states"]) for name, subject in subjects.items()}
+        return {name: _result(*answer, subject["states"]) for name, subject in subjects.items()}
 
     @override
-    def _said(self, answer: CheckResult | Exception) -> CheckResult | Exception:
+    def _result(self, answer: CheckResult | Exception) -> CheckResult | Exception:
         if isinstance(answer, OSError):  # of a home, and no matter of the connection
             return CheckResult(missing=f"home: {answer}")
-        return super()._said(answer)
+        return super()._result(answer)
 
     def _close(self) -> None:
-        self._found = self._state = None
+        self._cached = self._state = None
 
     def _look(self, pipeline: str | None, checkpoint: str | None) -> tuple[str, PipelineState, Status | None]:
         from airflow_provider_exactlyonce.control import json_store
@@ -75,24 +75,24 @@ class StateChecker(Checker):
         from airflow_provider_exactlyonce.hooks import home as homes
         from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
-        found = self._found
-        if found is None or time.monotonic() >= found.until:
+        cached = self._cached
+        if cached is None or time.monotonic() >= cached.expires:
             try:
                 home, name = homes.find(self.conn_id, pipeline=pipeline, checkpoint=checkpoint)
             except UnknownPipelineError:
                 return pipeline or str(checkpoint), PipelineState.ABSENT, None
-            until = time.monotonic() + _HOME_SECONDS
-            if found is not None and found.home.location == home.location:
-                found = replace(found, pipeline=name, until=until)
+            expires = time.monotonic() + _HOME_SECONDS
+            if cached is not None and cached.home.location == home.location:
+                cached = replace(cached, pipeline=name, expires=expires)
             else:
-                found, self._state = _Found(home, name, Reporter(home), until), None
-            self._found = found
-        found.reporter.report()
+                cached, self._state = _CachedHome(home, name, Reporter(home), expires), None
+            self._cached = cached
+        cached.reporter.report()
         if self._state is None or time.monotonic() >= self._state_until:
             with json_store.one_look():
-                self._state = state_of(found.home)
-            self._state_until = time.monotonic() + found.home.look_every(0.0, reads=_READS)
-        return found.pipeline, *self._state
+                self._state = state_of(cached.home)
+            self._state_until = time.monotonic() + cached.home.look_every(0.0, reads=_READS)
+        return cached.pipeline, *self._state
 
 
 class PipelineStateTrigger(PollingTrigger):
@@ -118,19 +118,19 @@ def states_of(given: object) -> list[str]:
 
     given_states = [given] if isinstance(given, str) else given if isinstance(given, Iterable) else ()
     states = [str(state) for state in given_states]
-    known = [state.value for state in PipelineState]
-    if not states or not set(states) <= set(known):
-        raise RefusedError(f"states={given!r}: one or more of {', '.join(known)}")
+    all_states = [state.value for state in PipelineState]
+    if not states or not set(states) <= set(all_states):
+        raise RefusedError(f"states={given!r}: one or more of {', '.join(all_states)}")
     return states
 
 
-def _said(pipeline: str, state: PipelineState, status: Status | None, given: object) -> CheckResult | Exception:
+def _result(pipeline: str, state: PipelineState, status: Status | None, wanted: object) -> CheckResult | Exception:
     try:
-        states = states_of(given)
+        states = states_of(wanted)
     except RefusedError as error:
         return error
     if state.value in states:
         run, commit = (status.run, status.commit) if status else (0, 0)
         return CheckResult(found={"pipeline": pipeline, "state": state.value, "run": run, "commit": commit})
-    why = f" ({status.error.kind}: {status.error.message})" if status is not None and status.error else ""
-    return CheckResult(missing=f"pipeline {pipeline} is {state.value}{why}, waiting for {' or '.join(states)}")
+    cause = f" ({status.error.kind}: {status.error.message})" if status is not None and status.error else ""
+    return CheckResult(missing=f"pipeline {pipeline} is {state.value}{cause}, waiting for {' or '.join(states)}")

@@ -81,16 +81,16 @@ class PollingTrigger(BaseTrigger):
         deadline, throttle = self._deadline(), LogThrottle()
         async with subscribed(self.checker, self.kafka_conn_id, self.subject, self.poll_interval) as subscription:
             while True:
-                left = deadline - time.time()
-                wait = min(left, throttle.seconds)
-                now = await subscription.changed(wait) if left > 0 else await subscription.now()
-                event = None if now is None else self._event(now, deadline, is_over=left <= 0)
-                if now is not None and isinstance(event, TaskSuccessEvent):
-                    await self._push(now.found)
+                remaining = deadline - time.time()
+                wait = min(remaining, throttle.seconds)
+                result = await subscription.changed(wait) if remaining > 0 else await subscription.now()
+                event = None if result is None else self._event(result, deadline, is_over=remaining <= 0)
+                if result is not None and isinstance(event, TaskSuccessEvent):
+                    await self._push(result.found)
                 if event is not None:
                     yield event
                     return
-                if line := throttle.line(None if now is None else f"waiting: {now.missing}"):
+                if line := throttle.line(None if result is None else f"waiting: {result.missing}"):
                     self.log.info("%s", line)
 
     async def _push(self, value: Mapping[str, Any] | None) -> None:
@@ -98,27 +98,27 @@ class PollingTrigger(BaseTrigger):
         from airflow.sdk.execution_time.xcom import XCom
 
         task: Any = self.task_instance
-        place = {"dag_id": task.dag_id, "task_id": task.task_id, "run_id": task.run_id, "map_index": task.map_index}
-        await XCom.aset("return_value", value, **place)
+        task_key = {"dag_id": task.dag_id, "task_id": task.task_id, "run_id": task.run_id, "map_index": task.map_index}
+        await XCom.aset("return_value", value, **task_key)
 
     def _deadline(self) -> float:
         if self.deadline is not None:
             return self.deadline
         if self.timeout_after is None:
             return float("inf")
-        over = self.timeout_after if self.timeout_after.tzinfo else self.timeout_after.replace(tzinfo=UTC)
-        return over.timestamp() - self.backstop
+        timeout = self.timeout_after if self.timeout_after.tzinfo else self.timeout_after.replace(tzinfo=UTC)
+        return timeout.timestamp() - self.backstop
 
-    def _event(self, now: CheckResult, deadline: float, *, is_over: bool) -> TriggerEvent | None:
-        if now.refused:
-            return _event(PollReason.REFUSED, missing=now.missing)
-        if now.found is not None and self.ends_task:
+    def _event(self, result: CheckResult, deadline: float, *, is_over: bool) -> TriggerEvent | None:
+        if result.refused:
+            return _event(PollReason.REFUSED, missing=result.missing)
+        if result.found is not None and self.ends_task:
             return TaskSuccessEvent()
-        if now.found is not None:
-            return _event(PollReason.FOUND, found=now.found)
-        if now.fixed is not None:
-            return _event(PollReason.FIXED, fixed=now.fixed, missing=now.missing, deadline=deadline)
-        return _event(PollReason.TIMEOUT, missing=now.missing) if is_over else None
+        if result.found is not None:
+            return _event(PollReason.FOUND, found=result.found)
+        if result.fixed is not None:
+            return _event(PollReason.FIXED, fixed=result.fixed, missing=result.missing, deadline=deadline)
+        return _event(PollReason.TIMEOUT, missing=result.missing) if is_over else None
 
 
 def _event(reason: PollReason, **facts: Any) -> TriggerEvent:

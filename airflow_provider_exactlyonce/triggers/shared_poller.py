@@ -96,7 +96,7 @@ class Checker(ABC):
             self._unanswered = self._unanswered + 1 if is_silent else 0
             if is_silent:
                 self._close()
-            return {name: self._said(answer) for name, answer in answers.items()}
+            return {name: self._result(answer) for name, answer in answers.items()}
 
     def _answers(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         from confluent_kafka import KafkaException
@@ -108,8 +108,8 @@ class Checker(ABC):
         except Exception as error:  # whatever it is: it may be about one of them only
             if len(subjects) == 1:
                 return dict.fromkeys(subjects, error)
-        alone = [self._answers({name: subject}, diagnose=diagnose) for name, subject in subjects.items()]
-        return {name: answer for answers in alone for name, answer in answers.items()}
+        single_answers = [self._answers({name: subject}, diagnose=diagnose) for name, subject in subjects.items()]
+        return {name: answer for answers in single_answers for name, answer in answers.items()}
 
     def pause(self, wanted: float) -> float:
         """Return how long a poller waits before the next check: longer and longer where nobody answers."""
@@ -125,7 +125,7 @@ class Checker(ABC):
         with self._lock:
             self._close()
 
-    def _said(self, answer: CheckResult | Exception) -> CheckResult | Exception:
+    def _result(self, answer: CheckResult | Exception) -> CheckResult | Exception:
         from confluent_kafka import KafkaException
 
         if isinstance(answer, ExactlyOnceError) and answer.decision is Decision.REFUSE:
@@ -200,7 +200,7 @@ class Poller:
         self.subscriptions: Final[set[Subscription]] = set()
         self.wake: Final = asyncio.Event()  # to look at once, or to end
         self._looked = asyncio.Event()  # the next look is over
-        self._closely = False  # the next look is to find the cause of the waiting
+        self._is_diagnosis_due = False  # the next look is to find the cause of the waiting
         # In a context of its own: what is logged on the way belongs to no single task that waits.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
 
@@ -210,7 +210,7 @@ class Poller:
         Hundreds that began together end together. A look of each of them would take a thread, and keep it where nobody
         answers.
         """
-        self._closely = True
+        self._is_diagnosis_due = True
         self.wake.set()
         await self._looked.wait()
 
@@ -220,9 +220,9 @@ class Poller:
             while self.subscriptions:
                 self.wake.clear()
                 began = time.monotonic()
-                diagnose = self._closely or began - diagnosed >= DIAGNOSE_SECONDS
+                diagnose = self._is_diagnosis_due or began - diagnosed >= DIAGNOSE_SECONDS
                 diagnosed = began if diagnose else diagnosed
-                self._closely, looked, self._looked = False, self._looked, asyncio.Event()
+                self._is_diagnosis_due, looked, self._looked = False, self._looked, asyncio.Event()
                 await self._check(diagnose=diagnose)
                 looked.set()
                 pause = min([self.checker.seconds, *(subscription.seconds for subscription in self.subscriptions)])

@@ -144,11 +144,13 @@ def _target(
             f"pipeline {pipeline} has no upgrade to roll back; name a version, or a savepoint: exactlyonce savepoint "
             f"list {pipeline}"
         )
-    of_version = [candidate.id for candidate in savepoints.list() if candidate.version == version]
-    if not of_version:
-        known = ", ".join(sorted({candidate.version for candidate in savepoints.list()})) or "none"
-        raise RefusedError(f"there is no savepoint of version {version} in {savepoints.directory}; of these: {known}")
-    return version, of_version[-1]
+    savepoint_ids = [candidate.id for candidate in savepoints.list() if candidate.version == version]
+    if not savepoint_ids:
+        versions = ", ".join(sorted({candidate.version for candidate in savepoints.list()})) or "none"
+        raise RefusedError(
+            f"there is no savepoint of version {version} in {savepoints.directory}; of these: {versions}"
+        )
+    return version, savepoint_ids[-1]
 
 
 def _was_stopped(home: Home, earlier: Plan | None) -> bool:

@@ -119,8 +119,8 @@ def compare(
 def _applied(rows: Iterable[Row], function: Callable[[Content], Content | None] | None) -> list[Row]:
     if function is None:
         return list(rows)
-    made = ((row, function(row.content)) for row in rows)
-    return [Row(topic=row.topic, key=row.key, content=content) for row, content in made if content is not None]
+    applied = ((row, function(row.content)) for row in rows)
+    return [Row(topic=row.topic, key=row.key, content=content) for row, content in applied if content is not None]
 
 
 def _unequal(
@@ -130,16 +130,16 @@ def _unequal(
     texts = [[_value([row.content.get(name) for name in columns]) for row in rows] for rows in (left, right)]
     equal = Counter(texts[0]) & Counter(texts[1])
     differences.equal += equal.total()
-    return _beyond(left, texts[0], equal), _beyond(right, texts[1], equal)
+    return _surplus_rows(left, texts[0], equal), _surplus_rows(right, texts[1], equal)
 
 
-def _beyond(rows: list[Row], texts: list[str], equal: Counter[str]) -> list[Row]:
-    left, beyond = equal.copy(), []
+def _surplus_rows(rows: list[Row], texts: list[str], equal: Counter[str]) -> list[Row]:
+    unmatched, surplus = equal.copy(), []
     for row, text in zip(rows, texts, strict=True):
-        left[text] -= 1
-        if left[text] < 0:
-            beyond.append(row)
-    return beyond
+        unmatched[text] -= 1
+        if unmatched[text] < 0:
+            surplus.append(row)
+    return surplus
 
 
 def _judge(
@@ -151,13 +151,13 @@ def _judge(
         differences.counts["changed"] += 1
         differences.counts.update(f"changed.{name}" for name in differ)
         contents = {"delivered": left_row.content, "recomputed": right_row.content}
-        _keep(differences, "changed", {**_place(left_row), **contents, "columns": differ})
+        _keep(differences, "changed", {**_topic_and_key(left_row), **contents, "columns": differ})
         paired |= {id(left_row), id(right_row)}
     for kind, rows in (("missing", left), ("extra", right)):
         for row in rows:
             if id(row) not in paired:
                 differences.counts[kind] += 1
-                _keep(differences, kind, {**_place(row), "content": row.content})
+                _keep(differences, kind, {**_topic_and_key(row), "content": row.content})
 
 
 def _pairs(columns: Sequence[str], left: list[Row], right: list[Row]) -> list[tuple[Row, Row]]:
@@ -171,12 +171,12 @@ def _pairs(columns: Sequence[str], left: list[Row], right: list[Row]) -> list[tu
             for left_value, right_value in zip(values[0][pair[0]], values[1][pair[1]], strict=True)
         )
 
-    taken: tuple[set[int], set[int]] = set(), set()
+    paired_indexes: tuple[set[int], set[int]] = set(), set()
     pairs = []
     for left_index, right_index in sorted(product(range(len(left)), range(len(right))), key=in_common, reverse=True):
-        if left_index not in taken[0] and right_index not in taken[1]:
-            taken[0].add(left_index)
-            taken[1].add(right_index)
+        if left_index not in paired_indexes[0] and right_index not in paired_indexes[1]:
+            paired_indexes[0].add(left_index)
+            paired_indexes[1].add(right_index)
             pairs.append((left[left_index], right[right_index]))
     return pairs
 
@@ -186,7 +186,7 @@ def _keep(differences: Differences, kind: str, example: Mapping[str, Any]) -> No
         differences.examples[kind].append(example)
 
 
-def _place(row: Row) -> dict[str, Any]:
+def _topic_and_key(row: Row) -> dict[str, Any]:
     return {"topic": row.topic, "key": None if row.key is None else row.key.decode(errors="backslashreplace")}
 
 

@@ -34,19 +34,19 @@ def read(
         for number in range(first, last + 1):
             record = commits.get(number)
             producer_ids.add(record.producer_id)
-            for place, written in by_partition(record.sink).items():
-                if place[0] not in leave_out:
-                    ranges[place].append(written)
-    rows, spans = [], {place: (of[0].first, of[-1].last + 1) for place, of in ranges.items()}
+            for partition, sink_range in by_partition(record.sink).items():
+                if partition[0] not in leave_out:
+                    ranges[partition].append(sink_range)
+    rows, spans = [], {partition: (parts[0].first, parts[-1].last + 1) for partition, parts in ranges.items()}
     with RangeReader(config, "delivered") as reader, WireClient(dict(config)) as client:
         producers = BatchProducers(client)
         for message in reader.read(spans):
-            place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
-            if _contains(ranges[place], offset) and producers.is_of(producer_ids, place, offset):
+            partition, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+            if _contains(ranges[partition], offset) and producers.is_of(producer_ids, partition, offset):
                 key: Any = message.key()
                 value: Any = message.value()
-                rows.append(decode(place[0], key, value))
-    expected = sum(written.rows for of in ranges.values() for written in of)
+                rows.append(decode(partition[0], key, value))
+    expected = sum(sink_range.rows for sink_ranges in ranges.values() for sink_range in sink_ranges)
     if len(rows) < expected:
         raise RefusedError(
             f"commits {first} to {last} of pipeline {pipeline} have delivered {expected:,} rows, and {len(rows):,} are "
@@ -57,5 +57,5 @@ def read(
 
 
 def _contains(ranges: Sequence[SinkRange], offset: int) -> bool:
-    place = bisect_right(ranges, offset, key=lambda written: written.first) - 1
-    return place >= 0 and offset <= ranges[place].last
+    index = bisect_right(ranges, offset, key=lambda sink_range: sink_range.first) - 1
+    return index >= 0 and offset <= ranges[index].last

@@ -52,13 +52,13 @@ def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, sa
     :raises ExactlyOnceError: when the process failed, or has taken too long
     """
     # Only what changes a plan: the rest may hold passwords, and a command line is seen by all.
-    asked = {name: value for name, value in tools.conf.items() if name.startswith("spark.sql.")}
-    conf = [part for name, value in asked.items() for part in ("--conf", f"{name}={value}")]
-    named = ["--if-several", pipeline]  # the name of an only one is compared
-    arguments = ["check", application, "--against", location_of(savepoint), *named, "--json", *conf]
+    sql_settings = {name: value for name, value in tools.conf.items() if name.startswith("spark.sql.")}
+    conf = [part for name, value in sql_settings.items() for part in ("--conf", f"{name}={value}")]
+    name_arguments = ["--if-several", pipeline]  # the name of an only one is compared
+    arguments = ["check", application, "--against", location_of(savepoint), *name_arguments, "--json", *conf]
     environment = processes.environment_with(tools.launch(application, []).environment)
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -73,15 +73,15 @@ def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, sa
             f"that the job does when it is imported takes so long. `exactlyonce check {application} --against "
             f"{location_of(savepoint)}` shows how far it gets"
         ) from error
-    if done.returncode in (0, RefusedError.exit_code) and done.stdout.strip():
-        answer: dict[str, Any] = json.loads(done.stdout)
+    if completed.returncode in (0, RefusedError.exit_code) and completed.stdout.strip():
+        answer: dict[str, Any] = json.loads(completed.stdout)
         return answer
-    output = done.stderr.strip()[-_SHOWN_CHARACTERS:]
-    if done.returncode == RefusedError.exit_code:
+    output = completed.stderr.strip()[-_SHOWN_CHARACTERS:]
+    if completed.returncode == RefusedError.exit_code:
         # The command's last line is the error's name, its message, and the command that prints its page.
-        last = output.splitlines()[-1] if output else f": {application} was refused"
-        raise RefusedError(last.partition(": ")[2].rpartition(" (exactlyonce help ")[0] or last)
-    raise ExactlyOnceError(f"the check of {application} ended with exit code {done.returncode}: {output}")
+        last_line = output.splitlines()[-1] if output else f": {application} was refused"
+        raise RefusedError(last_line.partition(": ")[2].rpartition(" (exactlyonce help ")[0] or last_line)
+    raise ExactlyOnceError(f"the check of {application} ended with exit code {completed.returncode}: {output}")
 
 
 def run_to_end(launch: Launch, log: Path, token: str) -> int:
@@ -93,7 +93,7 @@ def run_to_end(launch: Launch, log: Path, token: str) -> int:
     processes.kill_leftovers(token)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(log, "wb", opener=partial(os.open, mode=0o600)) as output:
-        done = subprocess.run(
+        completed = subprocess.run(
             list(launch.command),
             env=processes.environment_with({**launch.environment, processes.TOKEN_VARIABLE: token}),
             stdin=subprocess.DEVNULL,
@@ -101,4 +101,4 @@ def run_to_end(launch: Launch, log: Path, token: str) -> int:
             stderr=subprocess.STDOUT,
             check=False,
         )
-    return done.returncode
+    return completed.returncode

@@ -126,8 +126,8 @@ class Upgrade:
     def _read(self) -> Plan:
         plan = upgrade_plan.read(self._home, dry_run=self._dry_run)
         if plan is None or plan.id != self._id:
-            what = plan.sentence if plan is not None else "its plan is gone"
-            raise AlreadyRunningError(f"this upgrade of {self._pipeline} was replaced: {what}")
+            state = plan.sentence if plan is not None else "its plan is gone"
+            raise AlreadyRunningError(f"this upgrade of {self._pipeline} was replaced: {state}")
         self._written = plan
         return plan
 
@@ -223,10 +223,10 @@ class Upgrade:
             and savepoint.version == old
             and (savepoint.lineage == lineage.id or savepoint.id == lineage.savepoint)
         ]
-        good = next((savepoint for savepoint in reversed(fitting) if not savepoints.verify(savepoint.id)), None)
-        if good is not None:
-            return good
-        taking = SavepointTaker(
+        verified = next((savepoint for savepoint in reversed(fitting) if not savepoints.verify(savepoint.id)), None)
+        if verified is not None:
+            return verified
+        taker = SavepointTaker(
             self._home,
             plan.pipeline,
             self._tools.config,
@@ -234,7 +234,7 @@ class Upgrade:
             label="before an upgrade",
             detector=self._detector,
         )
-        outcome = taking.advance()
+        outcome = taker.advance()
         if not isinstance(outcome, WaitCondition):
             return outcome
         return self._wait(plan, outcome, not_answered(self._home, outcome.token))
@@ -255,7 +255,7 @@ class Upgrade:
         if plan.options.shadow_commits == 0:
             return moved(plan, as_intended)
         try:
-            application = self._kept(str(plan.new))
+            application = self._job_file(str(plan.new))
             report = shadow_run.run(self._home, plan, application, self._tools, dry_run=self._dry_run)
         except RefusedError as error:
             return _refused(plan, error)
@@ -273,8 +273,8 @@ class Upgrade:
         if isinstance(outcome, WaitCondition):
             return self._wait(plan, outcome, self._not_stopped(plan, outcome.token))
         savepoint = outcome.savepoint.id if outcome.savepoint is not None else str(plan.savepoint)
-        savepoints, before = Savepoints(self._home.savepoints), releases.read(self._home)
-        unpin = [before.savepoint] if before is not None and before.pinned and before.savepoint else []
+        savepoints, release = Savepoints(self._home.savepoints), releases.read(self._home)
+        unpin = [release.savepoint] if release is not None and release.pinned and release.savepoint else []
         unpin += plan.unpin
         if not plan.pinned and (savepoint in unpin or not savepoints.get(savepoint).pinned):
             # Before it is: whoever comes after us must not take it for a person's.
@@ -284,7 +284,7 @@ class Upgrade:
             plan,
             Event.STOPPED,
             savepoint=savepoint,
-            unpin=tuple(dict.fromkeys(other for other in unpin if other != savepoint)),
+            unpin=tuple(dict.fromkeys(savepoint_id for savepoint_id in unpin if savepoint_id != savepoint)),
             was_stopped=outcome.token is None,
             token=str(uuid.uuid4()),
         )
@@ -303,24 +303,26 @@ class Upgrade:
             if not self._is_started(str(plan.token)):  # what it has to catch up with, on disk before it commits
                 lag = stability.lag_of(plan.pipeline, self._tools.config(), self._tools.find)
                 plan = self._write(replace(plan, lag_peak=lag))
-            return moved(plan, Event.STARTED, log=self._start_driver(plan, self._kept(str(plan.new))))
+            return moved(plan, Event.STARTED, log=self._start_driver(plan, self._job_file(str(plan.new))))
         except RefusedError as error:
             return self._unstable(plan, f"its driver could not be started: {error}")
 
     def _watch(self, plan: Plan) -> Plan | WaitCondition:
         """Wait until the new version is stable."""
         self._reap()
-        seen = stability.look(self._home, plan, self._tools.config(), self._tools.find, detector=self._detector)
-        if seen.unstable is not None:
-            return self._unstable(plan, seen.unstable)
-        if seen.stable is not None:
+        report = stability.look(self._home, plan, self._tools.config(), self._tools.find, detector=self._detector)
+        if report.unstable is not None:
+            return self._unstable(plan, report.unstable)
+        if report.stable is not None:
             self._unpin(plan.unpin)
-            return moved(plan, _settled(plan), reason=f"stable after {seen.stable}")
-        if seen.commits == 0 and seen.lag > plan.lag_peak:
-            self._write(replace(plan, lag_peak=seen.lag))
-        left = plan.entered + plan.options.stable_timeout - time.time()
+            return moved(plan, _settled(plan), reason=f"stable after {report.stable}")
+        if report.commits == 0 and report.lag > plan.lag_peak:
+            self._write(replace(plan, lag_peak=report.lag))
+        remaining = plan.entered + plan.options.stable_timeout - time.time()
         return WaitCondition(
-            token=str(plan.token), commits=max(seen.commits + 1, plan.options.stable_after), seconds=max(left, 1.0)
+            token=str(plan.token),
+            commits=max(report.commits + 1, plan.options.stable_after),
+            seconds=max(remaining, 1.0),
         )
 
     def _unstable(self, plan: Plan, reason: str) -> Plan:
@@ -360,7 +362,7 @@ class Upgrade:
         """Start the version that is gone back to; from here on it is the version in use."""
         self._use(plan, Release(version=str(plan.old), since=int(plan.entered * 1000)))
         try:
-            log = self._start_driver(plan, self._kept(str(plan.old)))
+            log = self._start_driver(plan, self._job_file(str(plan.old)))
         except RefusedError as error:
             return _failed(plan, f"the driver of version {plan.old} could not be started: {error}")
         return moved(plan, Event.STARTED, log=log)
@@ -401,7 +403,7 @@ class Upgrade:
 
     # -- both -------------------------------------------------------------------------------------------------------
 
-    def _kept(self, version: str) -> str:
+    def _job_file(self, version: str) -> str:
         """Return the job's file of a version."""
         application = releases.application(self._home, version)
         if application is None:
@@ -411,7 +413,7 @@ class Upgrade:
     def _stop_driver(
         self, plan: Plan, *, request: str, reason: str, savepoint: bool | str = False
     ) -> Stopped | WaitCondition:
-        asked = Stop(
+        stop = Stop(
             self._home,
             plan.pipeline,
             self._tools.config,
@@ -420,17 +422,17 @@ class Upgrade:
             savepoint=savepoint,
             detector=self._detector,
         )
-        return asked.advance()
+        return stop.advance()
 
     def _use(self, plan: Plan, release: Release) -> None:
         """Make a version the one in use, if nobody has gone on with the plan while we were frozen.
 
         :raises AlreadyRunningError: when somebody has
         """
-        before = releases.stored(self._home)  # before the look at the plan: whoever goes on with it changes this later
+        stored = releases.stored(self._home)  # before the look at the plan: whoever goes on with it changes this later
         self._write(plan)
         with self._sure():
-            releases.write(self._home, release, before)
+            releases.write(self._home, release, stored)
 
     def _start_driver(self, plan: Plan, application: str) -> str:
         """Start the driver that the plan names, unless an earlier try has; returns where its output is."""
@@ -486,8 +488,8 @@ def raise_outcome(plan: Plan) -> None:
         return
     error = _ERRORS.get(str(plan.error), UpgradeUnstableError)
     was_started = plan.application is not None and plan.step is not UpgradeStep.REFUSED
-    what = f"version {plan.new} of pipeline {plan.pipeline} was not stable: " if was_started else ""
-    now = {
+    subject = f"version {plan.new} of pipeline {plan.pipeline} was not stable: " if was_started else ""
+    ending = {
         UpgradeStep.REFUSED: "",
         UpgradeStep.ROLLED_BACK: f". Version {plan.old} is in use again, from savepoint {plan.savepoint}; what version "
         f"{plan.new} has committed stays committed",
@@ -495,7 +497,7 @@ def raise_outcome(plan: Plan) -> None:
         UpgradeStep.FAILED: ". No driver runs: a person has to decide",
     }[plan.step]
     first, *more = str(plan.reason).split("\n", 1)
-    raise error("\n".join([f"{what}{first}{now}", *more]))
+    raise error("\n".join([f"{subject}{first}{ending}", *more]))
 
 
 def facts_of(plan: Plan) -> dict[str, object]:
@@ -525,8 +527,8 @@ def _refused(plan: Plan, error: RefusedError) -> Plan:
 
 def _failed(plan: Plan, reason: str) -> Plan:
     """Return the plan's end when the way back is blocked, too."""
-    before = f"{plan.reason}; then " if plan.reason else ""
-    return moved(plan, Event.FAILED, reason=f"{before}{reason}", error=UpgradeUnstableError.__name__)
+    prefix = f"{plan.reason}; then " if plan.reason else ""
+    return moved(plan, Event.FAILED, reason=f"{prefix}{reason}", error=UpgradeUnstableError.__name__)
 
 
 def _why_incompatible(answer: Mapping[str, Any]) -> str:

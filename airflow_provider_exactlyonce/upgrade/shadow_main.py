@@ -64,9 +64,9 @@ def make(home: Home, request: ShadowRequest, folder: Path) -> dict[str, Any]:
     with open_session(f"shadow run of {pipeline.name}") as spark:
         file_systems.prepare(spark, home.path)
         span, rows = repeat(spark, pipeline, config, base, last, folder / "lineage")
-    bad = {pipeline.kafka_sink("a shadow run").bad_topic, pipeline.late_rows.topic} - {None}
-    old = delivered.read(config, pipeline.name, span.first, span.last, leave_out=cast(set[str], bad))
-    new = [row for row in rows if row.topic not in bad]
+    excluded_topics = {pipeline.kafka_sink("a shadow run").bad_topic, pipeline.late_rows.topic} - {None}
+    old = delivered.read(config, pipeline.name, span.first, span.last, leave_out=cast(set[str], excluded_topics))
+    new = [row for row in rows if row.topic not in excluded_topics]
     differences = compare(old, new, columns=options.compare, function=function)
     unintended = differences.unintended(options.allow)
     return {
@@ -81,17 +81,17 @@ def make(home: Home, request: ShadowRequest, folder: Path) -> dict[str, Any]:
     }
 
 
-def _function(place: str) -> Function:
+def _function(reference: str) -> Function:
     """Load the function that converts a row before it is compared."""
-    file, _, name = place.rpartition(":")
+    file, _, name = reference.rpartition(":")
     spec = importlib.util.spec_from_file_location("exactlyonce_compare", file)
     if spec is None or spec.loader is None or not Path(file).is_file():
-        raise RefusedError(f"compare={place!r}: there is no such Python file")
+        raise RefusedError(f"compare={reference!r}: there is no such Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
-        raise RefusedError(f"compare={place!r}: {file} has no function {name}")
+        raise RefusedError(f"compare={reference!r}: {file} has no function {name}")
     return cast(Function, function)
 
 

@@ -47,15 +47,15 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
     folder, log = upgrade_plan.path_of(home, "shadow", dry_run=dry_run), home.logs / "shadow.log"
     store = store_of(folder)
     store.remove(folder)  # of one that was killed
-    own = folder / uuid.uuid4().hex  # that one may still live, on another host, and report
-    request = own / "request.json"
-    asked = ShadowRequest(application=application, pipeline=plan.pipeline, options=plan.options)
+    run_folder = folder / uuid.uuid4().hex  # that one may still live, on another host, and report
+    request = run_folder / "request.json"
+    shadow_request = ShadowRequest(application=application, pipeline=plan.pipeline, options=plan.options)
     try:
-        json_store.write(request, codec.dump(asked))
+        json_store.write(request, codec.dump(shadow_request))
         tools.tell(f"the shadow run's output is in {log}")
         launch = tools.launch(str(_PROGRAM), ["--home", str(home), location_of(request)])
         code = run_to_end(launch, log, f"shadow-{plan.id}")
-        answer = json_store.read(own / REPORT)
+        answer = json_store.read(run_folder / REPORT)
     finally:
         store.remove(folder)
     if answer is None:

@@ -65,16 +65,16 @@ def look(
     lag = lag_of(plan.pipeline, config, find)
     commits = status.commits_of_run if status is not None else 0
     is_running = status is not None and status.state is DriverState.RUNNING
-    seen = partial(StabilityReport, commits=commits, lag=lag)
+    report = partial(StabilityReport, commits=commits, lag=lag)
     peak = max(plan.lag_peak, lag) if commits == 0 else plan.lag_peak
     if is_running and commits >= required and lag <= peak and _open_seconds(plan.pipeline, config) <= _OPEN_SECONDS:
-        return seen(stable=f"{commits} commits, {lag:,} source records to go")
+        return report(stable=f"{commits} commits, {lag:,} source records to go")
     if time.time() - plan.entered < plan.options.stable_timeout:
-        return seen()
+        return report()
     if is_running and lag == 0:
-        return seen(stable=f"{commits} commits, and nothing is left to commit")
+        return report(stable=f"{commits} commits, and nothing is left to commit")
     state = status.state.value if status is not None else "without an account"
-    return seen(
+    return report(
         unstable=f"within {plan.options.stable_timeout:g} s it made {commits} of {required} commits; it is {state}, "
         f"{lag:,} source records are not committed ({plan.lag_peak:,} when it started)"
     )
@@ -107,8 +107,8 @@ def lag_of(pipeline: str, config: Mapping[str, Any], find: FindConnection | None
         ends = offsets.last_stable(offsets.partitions(tail.commit.source))
     except KafkaException as error:
         raise ExactlyOnceError(f"how far {pipeline} is can't be seen: {error.args[0]}") from error
-    read = tail.commit.ends
-    return sum(distance(place[0], read.get(place, 0), end) for place, end in ends.items())
+    committed_ends = tail.commit.ends
+    return sum(distance(partition[0], committed_ends.get(partition, 0), end) for partition, end in ends.items())
 
 
 def _open_seconds(pipeline: str, config: Mapping[str, Any]) -> float:

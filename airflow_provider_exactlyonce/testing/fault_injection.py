@@ -135,11 +135,11 @@ class Seam:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Let this seam be the one of :func:`target_call`."""
-        before, _active.seam = getattr(_active, "seam", None), self
+        previous, _active.seam = getattr(_active, "seam", None), self
         try:
             yield
         finally:
-            _active.seam = before
+            _active.seam = previous
 
     def _call(self, step: str, act: Callable[[], _T]) -> _T:
         self.calls[step] += 1
@@ -196,11 +196,11 @@ class _Faulty:
         attribute = getattr(self._inner, name)
         if name not in self._CHANGING:
             return attribute
-        return lambda *given: self._seam.call(f"sink.{name}", lambda: attribute(*given))
+        return lambda *args: self._seam.call(f"sink.{name}", lambda: attribute(*args))
 
     def open_writer(self) -> OpenWriter:
-        opened = self._inner.open_writer()
-        return lambda attempt, task: cast(SinkWriter, _Faulty(opened(attempt, task), self._seam))
+        open_inner = self._inner.open_writer()
+        return lambda attempt, task: cast(SinkWriter, _Faulty(open_inner(attempt, task), self._seam))
 
 
 @dataclass
@@ -265,7 +265,7 @@ class _MemoryRun(Run):
         self.sources = SourceClusters({}, {})  # type: ignore[misc]
         self.session = cast(TransactionSession, _Session(self))  # type: ignore[misc]
         self.number, self.guarantee, self.lost = 0, EXACTLY_ONCE, {}
-        self._seen: int | None = None  # how many commits the ledger had at the last read
+        self._commits_read: int | None = None  # how many commits the ledger had at the last read
 
     @property
     def is_superseded(self) -> bool:
@@ -274,7 +274,7 @@ class _MemoryRun(Run):
     @property
     @override
     def tail(self) -> LedgerTail:
-        commits = self.world.commits[: self._seen]
+        commits = self.world.commits[: self._commits_read]
         newest = commits[-1] if commits else None
         return LedgerTail(
             cluster_id="c", topic_id="t", end_offset=len(commits), commit=newest, commit_offset=len(commits) - 1
@@ -291,7 +291,7 @@ class _MemoryRun(Run):
             if self.number and self.is_superseded:
                 raise FencedError(f"run {self.number} is superseded by run {self.world.run}")
             self.number = self.number or self.world.run + 1
-            self.world.run, self._seen = self.number, len(self.world.commits)
+            self.world.run, self._commits_read = self.number, len(self.world.commits)
 
         self.ask("ledger.claim", act, ClaimFailedError)
 
@@ -321,7 +321,7 @@ class _MemoryRun(Run):
 
     @override
     def committed(self, record: CommitRecord, offset: int) -> None:
-        self._seen = record.commit
+        self._commits_read = record.commit
 
 
 class _Stage:
@@ -339,7 +339,7 @@ class _Sinks(BatchTransaction):
     def __init__(self, run: _MemoryRun, sinks: SinkGroup, routes: SinkRoutes) -> None:
         options = TransactionOptions(definition=None, routes=routes)
         attempt = BatchAttempt(run, options, {}, cast(SequencerListener, None), sinks)
-        super().__init__(attempt, _TasksHere(attempt), lambda: False)
+        super().__init__(attempt, _LocalTasks(attempt), lambda: False)
         self._memory: Final = run
 
     @override
@@ -349,7 +349,7 @@ class _Sinks(BatchTransaction):
         return record
 
 
-class _TasksHere(TransactionalWriter):
+class _LocalTasks(TransactionalWriter):
     """The writer with tasks in this process."""
 
     def __init__(self, attempt: BatchAttempt) -> None:
@@ -358,11 +358,11 @@ class _TasksHere(TransactionalWriter):
 
     @override
     def _run_job(self, stage: Any, *_: object, **__: object) -> list[Any]:
-        (described,) = stage.properties.values() or (None,)
+        (instructions,) = stage.properties.values() or (None,)
         answers = []
         try:
             for task, rows in enumerate(stage.batches):
-                with Tee(self._tasks, described, task) as tee:
+                with Tee(self._tasks, instructions, task) as tee:
                     list(tee.passing(iter([rows])))
                     answers.append(tee.finish())
         except Exception as error:
@@ -501,24 +501,24 @@ def single_faults(seam: Seam, *, following: Sequence[int] = (0,)) -> list[Fault]
     :param seam: of a run without faults
     :param following: how many calls after the one that fails, fail too
     """
-    met = {step: {1, (calls + 1) // 2, calls} for step, calls in seam.calls.items()}
+    calls_to_fail = {step: {1, (calls + 1) // 2, calls} for step, calls in seam.calls.items()}
     for step in ("sink.claim", "sink.abort", "ledger.claim", "ledger.abort"):  # which another fault leads to
-        met[step] = {1, 2}
+        calls_to_fail[step] = {1, 2}
     return [
-        Fault(step=step, kind=kind, call=call, following=more)
-        for step, calls in sorted(met.items())
+        Fault(step=step, kind=kind, call=call, following=followers)
+        for step, calls in sorted(calls_to_fail.items())
         for call in sorted(calls)
         for kind in Kind
         if kind is not Kind.REPEATED or step.startswith("storage.")  # whose clients repeat requests
-        for more in (following[:1] if kind in _FREEZING else following)
+        for followers in (following[:1] if kind in _FREEZING else following)
     ]
 
 
 def doubts() -> list[tuple[Fault, Fault]]:
     """Return the faults that leave a commit in doubt, each with one of the claim that would settle it."""
-    lost = (Kind.REQUEST_LOST, Kind.ANSWER_LOST)
+    unanswered = (Kind.REQUEST_LOST, Kind.ANSWER_LOST)
     return [
         (Fault(step="sink.commit", kind=commit, call=2), Fault(step="sink.claim", kind=claim, call=2))
-        for commit in lost
-        for claim in lost
+        for commit in unanswered
+        for claim in unanswered
     ]

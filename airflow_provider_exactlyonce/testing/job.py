@@ -98,15 +98,15 @@ def run_job(
     :raises DivergedError: when ``deterministic`` is asked for, and a batch gives other rows
     :raises ExactlyOnceError: as the job itself would be refused or stopped
     """
-    given = [_by_source(pipeline, batch) for batch in batches]
-    first = _Query(pipeline, given, spark, timeout_seconds).run(check=deterministic)
+    batches_by_source = [_by_source(pipeline, batch) for batch in batches]
+    first = _Query(pipeline, batches_by_source, spark, timeout_seconds).run(check=deterministic)
     if deterministic:
-        before = str(spark.conf.get(_PARTITIONS))
-        spark.conf.set(_PARTITIONS, str(int(before) + 1))
+        partitions = str(spark.conf.get(_PARTITIONS))
+        spark.conf.set(_PARTITIONS, str(int(partitions) + 1))
         try:
-            second = _Query(pipeline, given, spark, timeout_seconds).run()
+            second = _Query(pipeline, batches_by_source, spark, timeout_seconds).run()
         finally:
-            spark.conf.set(_PARTITIONS, before)
+            spark.conf.set(_PARTITIONS, partitions)
         _compare(pipeline.name, first, second)
     return first
 
@@ -117,15 +117,15 @@ class _Query:
     def __init__(
         self,
         pipeline: PipelineDefinition,
-        given: Sequence[Mapping[str, Sequence[Given]]],
+        batches: Sequence[Mapping[str, Sequence[Given]]],
         spark: SparkSession,
         timeout_seconds: float,
     ) -> None:
         self._pipeline: Final = pipeline
-        self._given: Final = given
+        self._batches: Final = batches
         self._spark: Final = spark
         self._timeout_seconds: Final = timeout_seconds
-        self._done: Final[list[JobBatch]] = []
+        self._job_batches: Final[list[JobBatch]] = []
         self._failure: ExactlyOnceError | None = None
         self._diverts: Final = pipeline.sink is not None and pipeline.sink.diverts
 
@@ -150,7 +150,7 @@ class _Query:
                 .trigger(availableNow=True)
                 .start()
             )
-        return self._done
+        return self._job_batches
 
     def _wait(self, query: Any) -> None:
         try:
@@ -165,8 +165,8 @@ class _Query:
     def _stream(self, folder: Path, name: str, source: Source) -> DataFrame:
         """Write a source's files, one a batch, and return its stream."""
         folder.mkdir()
-        offset, began = 0, time.time() - _FILE_AGES_SECONDS * len(self._given)
-        for number, batch in enumerate(self._given):
+        offset, began = 0, time.time() - _FILE_AGES_SECONDS * len(self._batches)
+        for number, batch in enumerate(self._batches):
             path = folder / _file(number)
             records.write(path, source.topics, offset, batch[name])
             os.utime(path, (began + number * _FILE_AGES_SECONDS,) * 2)
@@ -176,28 +176,28 @@ class _Query:
 
     def _take(self, folder: Path, frame: DataFrame, number: int) -> None:
         """Keep a batch's output for each sink."""
-        kept = frame.persist()
+        persisted = frame.persist()
         try:
-            written = self._records(kept) + self._misfits(folder, number)
+            output_records = self._records(persisted) + self._misfits(folder, number)
             sink = self._pipeline.sink
             bad_topic = sink.bad_topic if sink else None
-            is_bad = [bad_topic is not None and record.topic == bad_topic for record in written]
-            self._done.append(
+            is_bad = [bad_topic is not None and record.topic == bad_topic for record in output_records]
+            self._job_batches.append(
                 JobBatch(
                     number=number,
-                    records=[record for record, bad in zip(written, is_bad, strict=True) if not bad],
+                    records=[record for record, bad in zip(output_records, is_bad, strict=True) if not bad],
                     rows={
                         name: [row.asDict(recursive=True) for row in rows.collect()]
-                        for name, rows in self._pipeline.routes.other_rows(kept).items()
+                        for name, rows in self._pipeline.routes.other_rows(persisted).items()
                     },
-                    bad=[record for record, bad in zip(written, is_bad, strict=True) if bad],
+                    bad=[record for record, bad in zip(output_records, is_bad, strict=True) if bad],
                 )
             )
         except Exception as error:  # the query's own error has the plan's text, in which every mark is
             self._failure = error if isinstance(error, ExactlyOnceError) else errors.meaning_of_batch(str(error))
             raise
         finally:
-            kept.unpersist()
+            persisted.unpersist()
 
     def _records(self, frame: DataFrame) -> list[OutputRecord]:
         from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
@@ -209,7 +209,7 @@ class _Query:
 
     def _misfits(self, folder: Path, number: int) -> list[OutputRecord]:
         """Return the batch's source records that do not fit, where they go to a topic of their own."""
-        if not self._diverts or number >= len(self._given):
+        if not self._diverts or number >= len(self._batches):
             return []
         misfits, sink = [], self._pipeline.kafka_sink("a topic for bad records")
         for position, source in enumerate(self._pipeline.sources.values()):
@@ -260,8 +260,8 @@ def _output(row: Mapping[str, Any], topic: str | None) -> OutputRecord:
 
 
 def _compare(name: str, first: Sequence[JobBatch], second: Sequence[JobBatch]) -> None:
-    for batch, other in zip(first, second, strict=False):
-        if batch.ordered != other.ordered:
-            raise DivergedError(f"batch {batch.number} of {name} gave {batch}; run again it gave {other}")
+    for batch, repeated in zip(first, second, strict=False):
+        if batch.ordered != repeated.ordered:
+            raise DivergedError(f"batch {batch.number} of {name} gave {batch}; run again it gave {repeated}")
     if len(first) != len(second):
         raise DivergedError(f"{name} ran in {len(first)} batches, and run again in {len(second)}")

@@ -125,7 +125,7 @@ class SinkConformance:
             committer.abort()
             self._commit(committer, run=1, commit=1)
             self._expect(sink, 1, "after the attempt that followed")
-        self._next_run(sink, tmp_path, run=2, has=1)
+        self._next_run(sink, tmp_path, run=2, commits=1)
 
     def test_only_what_the_driver_was_told_is_committed_when_a_task_runs_twice(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
@@ -142,7 +142,7 @@ class SinkConformance:
             committer.commit(self._entry(1, 1))
             committer.settled(1)
             self._expect(sink, 1, "after a batch whose first task ran twice")
-        self._next_run(sink, tmp_path, run=2, has=1)
+        self._next_run(sink, tmp_path, run=2, commits=1)
 
     def test_a_batch_without_rows_has_its_entry(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
@@ -177,7 +177,7 @@ class SinkConformance:
                 kept = [entry for entry in entries if entry.commit >= min(before, 3)]
                 _same(list(committer.audit(kept)), [], "what the audit of the others finds")
             self._expect(sink, 3, "after older entries are forgotten")
-        self._next_run(sink, tmp_path, run=2, has=3)
+        self._next_run(sink, tmp_path, run=2, commits=3)
 
     # Claims
 
@@ -202,13 +202,13 @@ class SinkConformance:
             self._commit(old, run=1, commit=1)
             self._stage(old, run=1, commit=2)
             _same(new.claim(2), self._entry(1, 1), "what the next run's claim returns")
-            _refused(lambda: old.commit(self._entry(2, 1)))
+            _expect_refused(lambda: old.commit(self._entry(2, 1)))
             self._expect(sink, 1, "after a superseded run's commit")
-            _fenced(lambda: old.claim(1))
+            _expect_fenced(lambda: old.claim(1))
             self._commit(new, run=2, commit=2)
             self._expect(sink, 2, "after the new run's commit")
-            _fenced(lambda: old.claim(1))
-        self._next_run(sink, tmp_path, run=3, has=2)
+            _expect_fenced(lambda: old.claim(1))
+        self._next_run(sink, tmp_path, run=3, commits=2)
 
     def test_a_superseded_run_cannot_even_note_a_batch_of_no_tasks(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
@@ -221,9 +221,9 @@ class SinkConformance:
                 old.pre_commit([])
                 old.commit(replace(self._entry(1, 1), rows=0, digest=0))
 
-            _refused(note)
+            _expect_refused(note)
             _same(new.tail(), None, "the newest entry after a superseded run's batch of no tasks")
-        self._next_run(sink, tmp_path, run=3, has=0)
+        self._next_run(sink, tmp_path, run=3, commits=0)
 
     def test_drivers_that_were_given_one_run_number_commit_nothing_twice_and_miss_nothing(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
@@ -284,9 +284,9 @@ class SinkConformance:
         with closing(self._opened(sink, tmp_path)) as committer:
             committer.claim(1)
             self._commit(committer, run=1, commit=1)
-            put_back = self.set_back(sink, tmp_path)
+            restore_backup = self.set_back(sink, tmp_path)
             self._commit(committer, run=1, commit=2)
-            put_back()
+            restore_backup()
             if not _is_refused(lambda: self._commit(committer, run=1, commit=3)):
                 raise AssertionError("commit 3 is made in a sink that was set back to commit 1: commit 2 is lost")
             _same(committer.claim(1), self._entry(1, 1), "what the claim of a sink that was set back returns")
@@ -300,20 +300,20 @@ class SinkConformance:
         rehearsal = Rehearsal(sink, folder, self.make_rows)
         if set_back:
             rehearsal.run(until=1)
-            put_back = self.set_back(sink, folder)
+            restore_backup = self.set_back(sink, folder)
             rehearsal.run(until=BATCHES - 1)
-            put_back()
+            restore_backup()
             rehearsal.world.done = 1
         try:
             rehearsal.run(faults)
             rehearsal.run()  # the next claim settles what the last run could not
-            kept = [
+            expected = [
                 self.make_rows(commit, task)
                 for commit in range(1, BATCHES + 1)
                 for task in range(TASKS)
                 if not rehearsal.is_empty(commit)
             ]
-            _same_rows(self.visible(sink), kept, "in the end")
+            _same_rows(self.visible(sink), expected, "in the end")
             with closing(self._opened(sink, folder)) as committer:
                 _same(list(committer.audit(rehearsal.entries())), [], "what the audit finds")
         except Exception as error:
@@ -322,8 +322,8 @@ class SinkConformance:
     def _faults(self, tmp_path: Path) -> list[Sequence[Fault]]:
         """Return the doubts, and so many random combinations of one to three faults."""
         folder, sink = self._new_sink(tmp_path, "counted")
-        counted = Rehearsal(sink, folder, self.make_rows).run()
-        faults, generator = single_faults(counted, following=(0, 2, 7)), random.Random(self.seed)
+        seam = Rehearsal(sink, folder, self.make_rows).run()
+        faults, generator = single_faults(seam, following=(0, 2, 7)), random.Random(self.seed)
         return [*doubts(), *(generator.sample(faults, 1 + number % 3) for number in range(self.faults))]
 
     # Crashes
@@ -332,24 +332,24 @@ class SinkConformance:
         for step in STEPS:
             folder, sink = self._new_sink(tmp_path, f"after-{step}")
             die(partial(self._life, sink, folder), folder, step, None)
-            self._recovered(sink, folder, f"killed after {step}")
+            self._expect_recovery(sink, folder, f"killed after {step}")
 
     def test_a_batch_is_there_once_wherever_within_a_step_its_process_dies(self, tmp_path: Path) -> None:
         for step in DECIDING:
             for call in self._calls(tmp_path, step):
                 folder, sink = self._new_sink(tmp_path, f"in-{step}-{call}")
                 die(partial(self._life, sink, folder), folder, step, call)
-                self._recovered(sink, folder, f"killed at call {call} of {step}")
+                self._expect_recovery(sink, folder, f"killed at call {call} of {step}")
 
     def test_a_process_that_is_frozen_in_its_commit_never_adds_to_what_the_next_claim_saw(self, tmp_path: Path) -> None:
         for call in self._calls(tmp_path, "commit"):
             folder, sink = self._new_sink(tmp_path, f"frozen-{call}")
             life, claim = partial(self._life, sink, folder), partial(self._claim, sink, folder, 2)
             entry, ended = frozen(life, folder, call, claim)
-            where = f"frozen at call {call} of commit"
+            description = f"frozen at call {call} of commit"
             if entry is None and ended == 0:
-                raise AssertionError(f"the process that was {where} committed what the next claim had not seen")
-            self._recovered(sink, folder, where, run=3)
+                raise AssertionError(f"the process that was {description} committed what the next claim had not seen")
+            self._expect_recovery(sink, folder, description, run=3)
 
     # What it says
 
@@ -362,8 +362,8 @@ class SinkConformance:
                 self._commit(committer, run=1, commit=commit)
             _same(list(committer.audit(iter(entries))), [], "what the audit of a sound sink finds")
             changed = replace(entries[1], digest=entries[1].digest + 1)
-            _names(committer.audit([entries[0], changed, entries[2]]), "2", "a commit with another digest")
-            _names(committer.audit([*entries, self._entry(4, 1)]), "4", "a commit that the sink lacks")
+            _expect_named(committer.audit([entries[0], changed, entries[2]]), "2", "a commit with another digest")
+            _expect_named(committer.audit([*entries, self._entry(4, 1)]), "4", "a commit that the sink lacks")
 
     def test_it_travels_to_the_tasks(self, tmp_path: Path) -> None:
         from pyspark import cloudpickle
@@ -394,12 +394,12 @@ class SinkConformance:
         sink.check_columns(columns_of(self.make_rows))
         if self.refused_columns is None:
             raise unittest.SkipTest("this sink takes any columns")
-        columns, named = self.refused_columns
+        columns, column = self.refused_columns
         try:
             sink.check_columns(columns)
         except RefusedError as error:
-            if named not in str(error):
-                raise AssertionError(f"the message does not name {named}: {error}") from error
+            if column not in str(error):
+                raise AssertionError(f"the message does not name {column}: {error}") from error
         else:
             raise AssertionError(f"{columns.simpleString()} was not refused")
 
@@ -468,21 +468,21 @@ class SinkConformance:
 
     def _expect(self, sink: Sink, commits: int, when: str) -> None:
         """Compare the visible rows with the rows of so many commits, row by row."""
-        given = [self.make_rows(commit, task) for commit in range(1, commits + 1) for task in range(TASKS)]
-        _same_rows(self.visible(sink), given, when, early=sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED))
+        batches = [self.make_rows(commit, task) for commit in range(1, commits + 1) for task in range(TASKS)]
+        _same_rows(self.visible(sink), batches, when, early=sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED))
 
-    def _next_run(self, sink: Sink, folder: Path, *, run: int, has: int) -> None:
+    def _next_run(self, sink: Sink, folder: Path, *, run: int, commits: int) -> None:
         """Let the next run claim the sink, which has so many commits, and commit once more."""
         with closing(self._opened(sink, folder)) as committer:
             claimed = committer.claim(run)
-            _same(claimed.commit if claimed else 0, has, f"the commit that the claim of run {run} returns")
+            _same(claimed.commit if claimed else 0, commits, f"the commit that the claim of run {run} returns")
             _same(list(self.staged(sink)), [], f"what is still staged after the claim of run {run}")
-            committer.settled(has)
-            self._expect(sink, has, f"after the claim of run {run}")
-            self._commit(committer, run=run, commit=has + 1)
-            self._expect(sink, has + 1, f"after a commit of run {run}")
+            committer.settled(commits)
+            self._expect(sink, commits, f"after the claim of run {run}")
+            self._commit(committer, run=run, commit=commits + 1)
+            self._expect(sink, commits + 1, f"after a commit of run {run}")
 
-    def _recovered(self, sink: Sink, folder: Path, where: str, run: int = 2) -> None:
+    def _expect_recovery(self, sink: Sink, folder: Path, description: str, run: int = 2) -> None:
         """After a crash in commit 1: the next run finishes it, and goes on."""
         try:
             with closing(self._opened(sink, folder)) as committer:
@@ -500,7 +500,7 @@ class SinkConformance:
                 entries = [self._entry(commit, run) for commit in (1, 2)]
                 _same(list(committer.audit(entries)), [], "what the audit finds")
         except AssertionError as error:
-            raise AssertionError(f"{where}: {error}") from error
+            raise AssertionError(f"{description}: {error}") from error
 
     def _calls(self, tmp_path: Path, step: str) -> list[int]:
         """Return the calls within a step at which a process is killed."""
@@ -539,37 +539,37 @@ def _row(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, repr(value)) for name, value in row.items()))
 
 
-def _same(actual: object, expected: object, what: str) -> None:
+def _same(actual: object, expected: object, subject: str) -> None:
     if actual != expected:
-        raise AssertionError(f"{what} is {actual!r}, not {expected!r}")
+        raise AssertionError(f"{subject} is {actual!r}, not {expected!r}")
 
 
 def _same_rows(
-    rows: Iterable[Mapping[str, Any]], given: Iterable[pa.RecordBatch], when: str, *, early: bool = False
+    rows: Iterable[Mapping[str, Any]], expected_batches: Iterable[pa.RecordBatch], when: str, *, early: bool = False
 ) -> None:
     """Compare rows, whatever their order.
 
     :param early: rows that are not committed may be seen, too, by their keys once
     """
-    expected = Counter(_row(row) for rows in given for row in rows.to_pylist())
-    counted = Counter(_row(row) for row in rows)
-    if early and expected <= counted:
+    expected = Counter(_row(row) for rows in expected_batches for row in rows.to_pylist())
+    actual = Counter(_row(row) for row in rows)
+    if early and expected <= actual:
         return
-    missing, more = expected - counted, counted - expected
-    if missing or more:
+    missing, surplus = expected - actual, actual - expected
+    if missing or surplus:
         raise AssertionError(
-            f"{when}: {missing.total()} rows are missing, such as {list(missing)[:2]}, and {more.total()} are too "
-            f"many, such as {list(more)[:2]}"
+            f"{when}: {missing.total()} rows are missing, such as {list(missing)[:2]}, and {surplus.total()} are too "
+            f"many, such as {list(surplus)[:2]}"
         )
 
 
-def _names(audited: Iterable[str], commit: str, what: str) -> None:
+def _expect_named(audited: Iterable[str], commit: str, subject: str) -> None:
     texts = list(audited)
     if not any(commit in text for text in texts):
-        raise AssertionError(f"the audit of {what} does not name it: {texts}")
+        raise AssertionError(f"the audit of {subject} does not name it: {texts}")
 
 
-def _fenced(claim: Callable[[], object]) -> None:
+def _expect_fenced(claim: Callable[[], object]) -> None:
     try:
         claim()
     except FencedError:
@@ -577,7 +577,7 @@ def _fenced(claim: Callable[[], object]) -> None:
     raise AssertionError("a superseded run claims, and is not told that it is superseded")
 
 
-def _refused(commit: Callable[[], object]) -> None:
+def _expect_refused(commit: Callable[[], object]) -> None:
     if not _is_refused(commit):
         raise AssertionError("a superseded run commits")
 

@@ -29,13 +29,13 @@ STEPS: Final = ("open", "claim", "begin", "write", "finish", "pre_commit", "comm
 DECIDING: Final = ("claim", "commit", "settled")
 
 
-def _live(life: Life, step: str, at: Callable[[], Any]) -> None:
+def _live(life: Life, step: str, on_step: Callable[[], Any]) -> None:
     """Live up to a step, with the profiler on within it."""
     steps = life()
-    for before in STEPS[: STEPS.index(step)]:
-        if (done := next(steps)) != before:
-            raise AssertionError(f"the step is {done!r}, not {before!r}")
-    at()
+    for expected in STEPS[: STEPS.index(step)]:
+        if (reached := next(steps)) != expected:
+            raise AssertionError(f"the step is {reached!r}, not {expected!r}")
+    on_step()
     try:
         next(steps)
     finally:
@@ -56,22 +56,22 @@ def die(life: Life, folder: Path, step: str, call: int | None) -> None:
 
 def calls_of(life: Life, folder: Path, step: str, most: int) -> list[int]:
     """Return some of the calls that a step makes, spread over it: the first, the last, and between."""
-    counted = folder / "calls"
-    made = [0]
+    count_file = folder / "calls"
+    call_count = [0]
 
     def live() -> None:
         def count(*_: object) -> None:
-            made[0] += 1
+            call_count[0] += 1
 
         _live(life, step, lambda: sys.setprofile(count))
-        counted.write_text(str(made[0]))
+        count_file.write_text(str(call_count[0]))
 
     status = _wait(forked(live, folder))
     if status != 0:
         raise AssertionError(f"{step} failed without a crash: {_child_output(folder)}")
-    calls = int(counted.read_text())
-    some = min(most, calls)
-    return sorted({1 + round(number * (calls - 1) / max(1, some - 1)) for number in range(some)})
+    calls = int(count_file.read_text())
+    sample_size = min(most, calls)
+    return sorted({1 + round(number * (calls - 1) / max(1, sample_size - 1)) for number in range(sample_size)})
 
 
 def frozen(
@@ -101,12 +101,12 @@ def frozen(
 
 def _at_call(call: int, number: signal.Signals) -> None:
     """Send this process a signal at a call from now on: of a function in Python or C, or its return."""
-    made = 0
+    calls = 0
 
     def profile(*_: object) -> None:
-        nonlocal made
-        made += 1
-        if made == call:
+        nonlocal calls
+        calls += 1
+        if calls == call:
             os.kill(os.getpid(), number)
 
     sys.setprofile(profile)
@@ -130,12 +130,12 @@ def forked(work: Callable[[], object], folder: Path) -> int:
 
 def _wait(child: int, options: int = 0) -> int:
     """Wait for a child's end, or stop; kills it when it takes too long."""
-    until = time.monotonic() + _CHILD_SECONDS
+    deadline = time.monotonic() + _CHILD_SECONDS
     while True:
         ended, status = os.waitpid(child, options | os.WNOHANG)
         if ended:
             return status
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             raise AssertionError(f"the process did not end within {_CHILD_SECONDS:g} s")

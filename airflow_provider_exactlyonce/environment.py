@@ -38,14 +38,14 @@ def parameters_of(variable: str, conn_id: str, words: str, filled_by: str) -> di
     """
     if not os.environ.get(variable):
         return None
-    text, where = read(variable)
+    text, source = read(variable)
     try:
         by_id = json.loads(text)
     except ValueError:
-        raise RefusedError(f"{where} is not JSON (its text is not shown: it may hold a secret)") from None
+        raise RefusedError(f"{source} is not JSON (its text is not shown: it may hold a secret)") from None
     if not isinstance(by_id, dict) or not isinstance(by_id.get(conn_id), dict):
         raise RefusedError(
-            f"{where} has no connection {conn_id}. It is a JSON object with {words} by connection; in a DAG it is "
+            f"{source} has no connection {conn_id}. It is a JSON object with {words} by connection; in a DAG it is "
             f'filled from {filled_by}=["{conn_id}"] of the operator'
         )
     return {name: str(value) for name, value in by_id[conn_id].items()}

@@ -129,9 +129,9 @@ class ArmedStep:
         if self.hold is None:
             os.killpg(os.getpgid(0), self.number)
             return
-        beside = self.hold.with_name(f".{self.hold.name}.{os.getpid()}")
-        beside.write_text(str(os.getpid()))
-        beside.replace(self.hold)
+        temporary = self.hold.with_name(f".{self.hold.name}.{os.getpid()}")
+        temporary.write_text(str(os.getpid()))
+        temporary.replace(self.hold)
         while self.hold.exists():
             time.sleep(_POLL_SECONDS)
 

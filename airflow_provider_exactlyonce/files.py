@@ -66,12 +66,12 @@ def _create(temporary: str, path: Path) -> None:
 
 
 def _rename(temporary: str, path: Path) -> None:
-    ours = os.stat(temporary)
+    temporary_stat = os.stat(temporary)
     try:
         os.replace(temporary, path)
     except FileNotFoundError:
         # As above; but somebody may have removed it. Whether a file that has been replaced since was ours is not known.
-        if not (path.exists() and os.path.samestat(ours, os.stat(path))):
+        if not (path.exists() and os.path.samestat(temporary_stat, os.stat(path))):
             raise
 
 

@@ -17,8 +17,8 @@ def poll_until(ask: Callable[[], T], *, seconds: float, poll_seconds: float, don
     :param done: whether an answer is the awaited one; by default, one that is true
     """
     deadline = time.monotonic() + seconds
-    while not done(answer := ask()) and (left := deadline - time.monotonic()) > 0:
-        time.sleep(min(poll_seconds, left))
+    while not done(answer := ask()) and (remaining := deadline - time.monotonic()) > 0:
+        time.sleep(min(poll_seconds, remaining))
     return answer
 
 
@@ -37,6 +37,6 @@ def retry_while(
         try:
             return ask()
         except Exception as error:
-            if (left := deadline - time.monotonic()) <= 0 or not passes(error):
+            if (remaining := deadline - time.monotonic()) <= 0 or not passes(error):
                 raise
-        time.sleep(min(poll_seconds, left))
+        time.sleep(min(poll_seconds, remaining))

@@ -40,7 +40,7 @@ def may_have_environment(pid: int) -> bool:
     fields = _fields(pid)
     if not fields or fields[0] in ("Z", "X") or int(fields[6]) & (_KERNEL_THREAD | _EXITING):
         return False
-    code, start, end = (int(fields[at]) for at in (23, 47, 48))  # of its memory; the kernel notes the code's last
+    code, start, end = (int(fields[index]) for index in (23, 47, 48))  # of its memory; the kernel notes the code's last
     return code == 0 or start != end
 
 

@@ -79,8 +79,12 @@ def choose_ports(data_directory: Path, port: int, protocols: Collection[str] = (
     previous, taken = _previous_ports(data_directory), {port} - {0}
 
     def choose(listener: str) -> int:
-        before = previous.get(listener, 0)
-        chosen = before if before and before not in taken and _is_free(before) else _any_free_port(taken)
+        previous_port = previous.get(listener, 0)
+        chosen = (
+            previous_port
+            if previous_port and previous_port not in taken and _is_free(previous_port)
+            else _any_free_port(taken)
+        )
         taken.add(chosen)
         return chosen
 
@@ -99,20 +103,20 @@ def write_properties(data_directory: Path, ports: Ports, extra: Mapping[str, str
     """
     listening = {"PLAINTEXT": ports.client, **ports.secure}
     clients = [f"{protocol}://{HOST}:{port}" for protocol, port in listening.items()]
-    own = {
+    own_properties = {
         **_controller_properties(data_directory, ports),
         "advertised.listeners": ",".join(clients),
         "inter.broker.listener.name": "PLAINTEXT",
         "listeners": ",".join((*clients, f"CONTROLLER://{HOST}:{ports.controller}")),
         "process.roles": "broker,controller",
     }
-    if reserved := sorted(own.keys() & extra.keys()):
+    if reserved := sorted(own_properties.keys() & extra.keys()):
         raise DevkitError(f"the embedded broker sets {', '.join(reserved)} itself; leave it out of `properties`")
-    if "," in own["log.dirs"]:
+    if "," in own_properties["log.dirs"]:
         raise DevkitError(
             f"the data directory {data_directory} has a comma in its path, which Kafka takes for two paths"
         )
-    return _write(data_directory / PROPERTIES_NAME, {**DEFAULTS, **extra, **own})
+    return _write(data_directory / PROPERTIES_NAME, {**DEFAULTS, **extra, **own_properties})
 
 
 def write_fencing_properties(data_directory: Path, ports: Ports) -> Path:

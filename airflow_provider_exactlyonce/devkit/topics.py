@@ -38,10 +38,10 @@ def create_topic(bootstrap_servers: str, name: str, partitions: int | None = Non
     try:
         admin.create_topics([topic], operation_timeout=_TIMEOUT_SECONDS)[name].result(_TIMEOUT_SECONDS)
     except (KafkaException, ValueError) as error:
-        known = error.args[0].code() if isinstance(error, KafkaException) else None
-        if known != KafkaError.TOPIC_ALREADY_EXISTS:
-            why = error.args[0].str() if isinstance(error, KafkaException) else error
-            raise DevkitError(f"topic {name!r} could not be created: {why}") from error
+        code = error.args[0].code() if isinstance(error, KafkaException) else None
+        if code != KafkaError.TOPIC_ALREADY_EXISTS:
+            reason = error.args[0].str() if isinstance(error, KafkaException) else error
+            raise DevkitError(f"topic {name!r} could not be created: {reason}") from error
         created = False
     metadata = poll_until(  # the broker learns of a new topic a little later
         lambda: admin.list_topics(name, timeout=_TIMEOUT_SECONDS).topics[name],
@@ -51,10 +51,10 @@ def create_topic(bootstrap_servers: str, name: str, partitions: int | None = Non
     )
     if metadata.error is not None:
         raise DevkitError(f"topic {name} can't be used: {metadata.error.str()}")
-    there = len(metadata.partitions)
-    if partitions is not None and there != partitions:
+    count = len(metadata.partitions)
+    if partitions is not None and count != partitions:
         raise DevkitError(
-            f"topic {name} is there with {there} partitions, not {partitions}: leave out --partitions to take it as it "
+            f"topic {name} is there with {count} partitions, not {partitions}: leave out --partitions to take it as it "
             "is, or choose another name"
         )
-    return Made(partitions=there, created=created)
+    return Made(partitions=count, created=created)

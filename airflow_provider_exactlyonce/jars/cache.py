@@ -135,8 +135,8 @@ def complete_spark(progress: Progress = logger.info) -> None:
 
 def cache_directory() -> Path:
     """Return the per-user cache; it need not exist."""
-    if own := os.environ.get(CACHE_VARIABLE):
-        return Path(own).expanduser().absolute()
+    if configured := os.environ.get(CACHE_VARIABLE):
+        return Path(configured).expanduser().absolute()
     # The XDG specification says to ignore a relative path.
     shared = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "exactlyonce"
@@ -176,8 +176,8 @@ def resolve(progress: Progress, jars: JarSet = KAFKA) -> None:
 def clear_cache() -> None:
     """Remove the files of :func:`resolve`, and no others."""
     cache = cache_directory()
-    ours = ("kafka-*-spark-*", "s3a-*", "gcs-*", "azure-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
-    for path in [path for pattern in ours for path in cache.glob(pattern)]:
+    globs = ("kafka-*-spark-*", "s3a-*", "gcs-*", "azure-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
+    for path in [path for pattern in globs for path in cache.glob(pattern)]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -113,11 +113,11 @@ def make(progress: Progress) -> Path:
 
 def _publish(base: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=CLASSES_PREFIX, dir=base.parent) as folder:
-        written = Path(folder, "classes.jsa")
-        _let_a_job_write(written)
-        written.chmod(0o644)
-        flush(written)
-        return written.replace(_sized(base, written))
+        archive = Path(folder, "classes.jsa")
+        _let_a_job_write(archive)
+        archive.chmod(0o644)
+        flush(archive)
+        return archive.replace(_sized(base, archive))
 
 
 def _let_a_job_write(archive: Path) -> None:

@@ -98,8 +98,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder, "broker")) as broker:
         config = {"bootstrap.servers": broker.bootstrap_servers}
         admin = AdminClient(dict(config))
-        for made in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in (TOPIC, SOURCE)]).values():
-            made.result(30)
+        for future in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in (TOPIC, SOURCE)]).values():
+            future.result(30)
         run = Run(
             Home(Path(folder, "home")),
             PIPELINE,
@@ -118,7 +118,7 @@ def main() -> None:
 def measure(run: Run, reader: Reader, batches: int, pause: float) -> dict[str, list[float]]:
     """Run batches; returns {what: milliseconds of each}."""
     topics = preflight.check_topics(run.client, sinks=[TOPIC], sources=[SOURCE])
-    found: dict[str, list[float]] = {"begin": [], "pre-commit": [], "commit": [], "all three": [], "visible": []}
+    milliseconds: dict[str, list[float]] = {"begin": [], "pre-commit": [], "commit": [], "all three": [], "visible": []}
     with SequencerListener(SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")) as listener:
         sink = one_row_sink(run, topics[TOPIC], listener)
         for number in range(WARM_UP + batches):
@@ -136,10 +136,10 @@ def measure(run: Run, reader: Reader, batches: int, pause: float) -> dict[str, l
             if number >= WARM_UP:
                 steps = (begun - start, pre_committed - written, committed - pre_committed)
                 values = (*steps, sum(steps), reader.seen[number] - committed)
-                for name, seconds in zip(found, values, strict=True):
-                    found[name].append(seconds * 1000)
+                for name, seconds in zip(milliseconds, values, strict=True):
+                    milliseconds[name].append(seconds * 1000)
             time.sleep(pause)
-    return found
+    return milliseconds
 
 
 def batch_of(lineage: str, number: int, source_topic_id: str) -> Batch:

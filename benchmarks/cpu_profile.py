@@ -61,8 +61,8 @@ class Profiled:
         return [*perf, "-o", str(self.into), "--", *self.engine.command(given)]
 
     def environment(self, given: Assignment) -> Mapping[str, str]:
-        seen = "-XX:+PreserveFramePointer -XX:+UnlockDiagnosticVMOptions -XX:+DumpPerfMapAtExit"
-        return {**self.engine.environment(given), "JDK_JAVA_OPTIONS": seen}
+        jvm_options = "-XX:+PreserveFramePointer -XX:+UnlockDiagnosticVMOptions -XX:+DumpPerfMapAtExit"
+        return {**self.engine.environment(given), "JDK_JAVA_OPTIONS": jvm_options}
 
 
 def main() -> int:
@@ -85,16 +85,16 @@ def main() -> int:
         with EmbeddedBroker(Path(work) / "broker") as broker, registry as avro:
             if workload.name == AVRO and avro is None:
                 return 1
-            ran = Runs(broker, Path(work)).watched(Profiled(engine, recorded), replace(workload, avro=avro))
-        first, last = (ran.samples[number].at for number in steady_samples(ran.visible))
+            watched_run = Runs(broker, Path(work)).watched(Profiled(engine, recorded), replace(workload, avro=avro))
+        first, last = (watched_run.samples[number].at for number in steady_samples(watched_run.visible))
         script = ["perf", "script", "-i", str(recorded), "-F", "comm,pid,time,ip,sym"]
-        printed = subprocess.run(script, check=True, capture_output=True, text=True, errors="replace")
-    seen = stacks(printed.stdout.splitlines(), first, last)
-    title = f"{engine.name}, {workload.name}: {seen.total():,} samples of {last - first:.1f} s in the steady state"
+        script_output = subprocess.run(script, check=True, capture_output=True, text=True, errors="replace")
+    profile = stacks(script_output.stdout.splitlines(), first, last)
+    title = f"{engine.name}, {workload.name}: {profile.total():,} samples of {last - first:.1f} s in the steady state"
     drawing = given.output / f"profile-{given.engine}-{given.workload}.svg".replace(" ", "-")
-    drawing.write_text(svg(seen, title))
+    drawing.write_text(svg(profile, title))
     print(title)
-    for group, share in shares(seen, GROUPS).items():
+    for group, share in shares(profile, GROUPS).items():
         print(f"{share:6.1%} {group}")
     print(drawing)
     return 0

@@ -129,8 +129,8 @@ class Stream:
 @contextmanager
 def streaming(config: dict[str, str], folder: Path) -> Iterator[Stream]:
     admin = AdminClient(dict(config))
-    for made in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in (TOPIC, SOURCE)]).values():
-        made.result(30)
+    for future in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in (TOPIC, SOURCE)]).values():
+        future.result(30)
     options = RunOptions(config=config, token="bench", version="v", transaction_timeout_milliseconds=60_000)
     run = Run(Home(folder / "home"), PIPELINE, options)
     run.start()
@@ -230,7 +230,7 @@ def cpu_seconds(triggerer: int) -> float:
     spent = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
     if len(spent) < 2:
         raise RuntimeError("the triggerer runs no triggers: see triggerer.out")
-    return float(sum(one.user + one.system for one in spent))
+    return float(sum(times.user + times.system for times in spent))
 
 
 def measure_cpu(airflow: Airflow, stream: Stream, dag: str, number: int, seconds: int) -> dict[str, Any]:
@@ -257,10 +257,12 @@ def measure_latency(airflow: Airflow, stream: Stream, dag: str, trials: int) -> 
         wait(lambda: len(trigger_logs(airflow, dag, "gate*")) == trials, "the gates wait")
         time.sleep(5)
         committed = []
-        done = "SELECT count(*) FROM task_instance WHERE dag_id = ? AND task_id LIKE 'behind%' AND state = 'success'"
+        done_query = (
+            "SELECT count(*) FROM task_instance WHERE dag_id = ? AND task_id LIKE 'behind%' AND state = 'success'"
+        )
         for number in range(1, trials + 1):
             committed.append(stream.commit())
-            wait(lambda n=number: airflow.query(done, dag)[0][0] == n, f"task {number} behind")  # type: ignore[misc]
+            wait(lambda n=number: airflow.query(done_query, dag)[0][0] == n, f"task {number} behind")  # type: ignore[misc]
             time.sleep(1.7)  # at another point of the pollers' rounds
     return steps(airflow, dag, committed)
 
@@ -270,8 +272,10 @@ def measure_moments(airflow: Airflow, trials: int) -> dict[str, Any]:
     dag, base = "moments", round(time.time()) + 40.0
     with airflow.triggerer():
         airflow.run("dags", "trigger", dag, "--conf", json.dumps({"base": base}))
-        done = "SELECT count(*) FROM task_instance WHERE dag_id = ? AND task_id LIKE 'behind%' AND state = 'success'"
-        wait(lambda: airflow.query(done, dag)[0][0] == trials, "the tasks behind the moments")
+        done_query = (
+            "SELECT count(*) FROM task_instance WHERE dag_id = ? AND task_id LIKE 'behind%' AND state = 'success'"
+        )
+        wait(lambda: airflow.query(done_query, dag)[0][0] == trials, "the tasks behind the moments")
     return steps(airflow, dag, [base + SPACING * number for number in range(1, trials + 1)])
 
 
@@ -280,15 +284,19 @@ def steps(airflow: Airflow, dag: str, happened: list[float]) -> dict[str, Any]:
 
     The first one stands apart: in a triggerer that has just begun it takes seconds more.
     """
-    ours, airflows = [], []
-    for number, at in enumerate(happened, start=1):
+    event_seconds, queued_seconds = [], []
+    for number, happened_at in enumerate(happened, start=1):
         fired = fired_at(airflow, dag, f"gate{number}")
         [(text,)] = airflow.query(
             "SELECT queued_dttm FROM task_instance WHERE dag_id = ? AND task_id = ?", dag, f"behind{number}"
         )
-        ours.append(fired - at)
-        airflows.append(moment(text) - fired)
-    return {"happened_to_event": ours[1:], "event_to_queued": airflows[1:], "first": [ours[0], airflows[0]]}
+        event_seconds.append(fired - happened_at)
+        queued_seconds.append(moment(text) - fired)
+    return {
+        "happened_to_event": event_seconds[1:],
+        "event_to_queued": queued_seconds[1:],
+        "first": [event_seconds[0], queued_seconds[0]],
+    }
 
 
 def fired_at(airflow: Airflow, dag: str, task: str) -> float:
@@ -311,11 +319,11 @@ def moment(text: str) -> float:
 
 def report(found: dict[str, Any]) -> None:
     print(f"{'waiting in one triggerer':<44}{'share of a core':>16}")
-    for name, one in found.get("cpu", {}).items():
-        print(f"{name:<44}{one['share_of_a_core']:>15.1%}")
+    for name, result in found.get("cpu", {}).items():
+        print(f"{name:<44}{result['share_of_a_core']:>15.1%}")
     print(f"\n{'seconds, median (max)':<52}{'commit to event':>18}{'event to queued':>18}")
-    for name, one in found.get("latency", {}).items():
-        measured = one["happened_to_event"], one["event_to_queued"]
+    for name, result in found.get("latency", {}).items():
+        measured = result["happened_to_event"], result["event_to_queued"]
         shown = [f"{statistics.median(values):.2f} ({max(values):.2f})" for values in measured]
         print(f"{name:<52}{shown[0]:>18}{shown[1]:>18}")
 
@@ -328,7 +336,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--parts", nargs="+", default=["cpu", "latency"], help="the rest is kept as it was measured")
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     with tempfile.TemporaryDirectory() as name, EmbeddedBroker(Path(name, "broker")) as broker:
         folder, config = Path(name), {"bootstrap.servers": broker.bootstrap_servers}
         airflow = Airflow(folder, config)
@@ -340,10 +348,10 @@ def main() -> None:
             airflow.running("dag-processor"),
             airflow.running("scheduler"),
         ):
-            known = "SELECT count(*) FROM serialized_dag"
-            wait(lambda: airflow.query(known)[0][0] >= 6, "the DAGs are known")
+            dag_count_query = "SELECT count(*) FROM serialized_dag"
+            wait(lambda: airflow.query(dag_count_query)[0][0] >= 6, "the DAGs are known")
             if "cpu" in options.parts:
-                found["cpu"] = {
+                results["cpu"] = {
                     label: measure_cpu(airflow, stream, dag, number, options.seconds)
                     for label, dag, number in (
                         ("nothing", "none", 0),
@@ -352,14 +360,14 @@ def main() -> None:
                     )
                 }
             if "latency" in options.parts:
-                found["latency"] = {
+                results["latency"] = {
                     "resumed on a worker": measure_latency(airflow, stream, "worker", options.trials),
                     "ended in the triggerer": measure_latency(airflow, stream, "triggerer", options.trials),
                     "Airflow's own sensor of a time, resumed on a worker": measure_moments(airflow, options.trials),
                 }
-        found["machine"] = {"cores": os.cpu_count(), "load": os.getloadavg()}
-    report(found)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+        results["machine"] = {"cores": os.cpu_count(), "load": os.getloadavg()}
+    report(results)
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -71,12 +71,12 @@ def grow(table: Table, size: int) -> None:
     assert newest is not None
     updates: list[TableUpdate] = []
     for _ in range(size - len(table.snapshots())):
-        following = {
+        next_snapshot = {
             "snapshot_id": table.metadata.new_snapshot_id(),
             "parent_snapshot_id": newest.snapshot_id,
             "sequence_number": (newest.sequence_number or 0) + 1,
         }
-        newest = newest.model_copy(update=following)
+        newest = newest.model_copy(update=next_snapshot)
         main = {"ref-name": "main", "type": SnapshotRefType.BRANCH, "snapshot-id": newest.snapshot_id}
         updates += [AddSnapshotUpdate(snapshot=newest), SetSnapshotRefUpdate.model_validate(main)]
     table.catalog.commit_table(table, (), tuple(updates))
@@ -97,22 +97,22 @@ def measure(folder: Path, given: argparse.Namespace) -> tuple[Seconds, Commits]:
     spark.stop()
     table = load_catalog("lake", **catalog).load_table("bench.rows")
     assert sum(pq.read_metadata(file).num_rows for file in plain.iterdir()) == table.scan().count()
-    following = given.batches + sink_batches.WARMING + 1
-    attempt = SinkAttempt(name="again", pipeline="bench", commit=following, run=1)
+    next_commit = given.batches + sink_batches.WARMING + 1
+    attempt = SinkAttempt(name="again", pipeline="bench", commit=next_commit, run=1)
     with closing(open_writer(attempt, 0)) as writer:
         for batch in pa.Table.from_pylist([SAMPLE]).to_batches():
             writer.write(batch)
         written = [writer.finish()]
-    commits(committer, written, following, given.commits - following)
+    commits(committer, written, next_commit, given.commits - next_commit)
     timed.time(f"table of {given.commits:,} commits", committer, written, given.commits)
-    following = given.commits + COMMITS
+    next_commit = given.commits + COMMITS
     grow(table.refresh(), given.snapshots)
-    commits(committer, written, following, 1)  # the first one encodes all snapshots
-    timed.time(f"table of {given.snapshots:,} snapshots", committer, written, following + 1)
-    following += COMMITS + 1
+    commits(committer, written, next_commit, 1)  # the first one encodes all snapshots
+    timed.time(f"table of {given.snapshots:,} snapshots", committer, written, next_commit + 1)
+    next_commit += COMMITS + 1
     table.refresh()
     table.maintenance.expire_snapshots().older_than(datetime.datetime(2100, 1, 1)).commit()
-    timed.time("when they have expired", committer, written, following)
+    timed.time("when they have expired", committer, written, next_commit)
     committer.close()
     return seconds, timed
 
@@ -127,11 +127,11 @@ def main() -> None:
     result, ratio = sink_batches.describe(given, seconds, "Parquet")
     for name, figure in (("median", statistics.median), ("least", min), ("most", max)):
         result[f"milliseconds a commit ({name})"] = {
-            kind: round(figure(of), 1) for kind, of in timed.milliseconds.items()
+            kind: round(figure(values), 1) for kind, values in timed.milliseconds.items()
         }
     result["CPU milliseconds a commit"] = timed.cpu
     sink_batches.publish("iceberg.json", {**result, "goal": [GOAL, GOAL_MILLISECONDS]}, seconds)
-    slowest = max(statistics.median(of) for of in timed.milliseconds.values())
+    slowest = max(statistics.median(values) for values in timed.milliseconds.values())
     raise SystemExit(0 if ratio >= GOAL and slowest <= GOAL_MILLISECONDS else 1)
 
 

@@ -51,11 +51,11 @@ def by_spark(spark: SparkSession, folder: Path, given: argparse.Namespace) -> li
 
 def grown(table: Path, versions: int) -> None:
     """Add versions with a file each, as a pipeline of small batches has made them without any compaction."""
-    statistics_of = {"numRecords": 10, "minValues": {"id": 0}, "maxValues": {"id": 9}, "nullCount": {"id": 0}}
+    file_statistics = {"numRecords": 10, "minValues": {"id": 0}, "maxValues": {"id": 9}, "nullCount": {"id": 0}}
     first = DeltaTable(table).version() + 1
     for version in range(first, first + versions):
         add = {"path": f"f{version}.parquet", "partitionValues": {}, "size": 1000, "modificationTime": 0}
-        body = {"add": {**add, "dataChange": True, "stats": json.dumps(statistics_of)}}
+        body = {"add": {**add, "dataChange": True, "stats": json.dumps(file_statistics)}}
         information = {"commitInfo": {"timestamp": int(time.time() * 1000), "operation": "WRITE"}}
         log = table / "_delta_log" / f"{version:020d}.json"
         log.write_text(f"{json.dumps(information)}\n{json.dumps(body)}\n")
@@ -81,13 +81,13 @@ def measure(folder: Path, given: argparse.Namespace) -> tuple[Seconds, dict[str,
     assert sum(pq.read_metadata(file).num_rows for file in plain.iterdir()) == DeltaTable(table).count()
     grown(table, given.versions)
     committer.claim(1)
-    old = []
+    milliseconds = []
     first = given.batches + sink_batches.WARMING + 1
     for number in range(first, first + 50):
         sink_batches.begin(committer, number)
-        old.append(sink_batches.commit(committer, [], number, 0))
+        milliseconds.append(sink_batches.commit(committer, [], number, 0))
     committer.close()
-    return seconds, {"young table": young, f"table of {given.versions:,} versions": old}
+    return seconds, {"young table": young, f"table of {given.versions:,} versions": milliseconds}
 
 
 def main() -> None:
@@ -98,8 +98,8 @@ def main() -> None:
         seconds, milliseconds = measure(Path(folder), given)
     commits = {name: round(statistics.median(values), 1) for name, values in milliseconds.items()}
     result, ratio = sink_batches.describe(given, seconds, "Parquet")
-    of_sparks_own = statistics.median(seconds[SPARKS_OWN]) / statistics.median(seconds["exactly once"])
-    more = {f"of {SPARKS_OWN}": round(of_sparks_own, 2), "milliseconds a commit (median)": commits}
+    ratio_to_sparks_own = statistics.median(seconds[SPARKS_OWN]) / statistics.median(seconds["exactly once"])
+    more = {f"of {SPARKS_OWN}": round(ratio_to_sparks_own, 2), "milliseconds a commit (median)": commits}
     sink_batches.publish("lakehouse.json", {**result, **more, "goal": [GOAL, GOAL_MILLISECONDS]}, seconds)
     raise SystemExit(0 if ratio >= GOAL and max(commits.values()) <= GOAL_MILLISECONDS else 1)
 

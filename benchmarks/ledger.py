@@ -156,10 +156,10 @@ def compact(config: dict[str, str], filler: Filler) -> None:
     """Tombstone all but the newest thousand commits and wait until the log has holes where they were."""
     alter(config, **{"min.compaction.lag.ms": "0", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "1000"})
     alter(config, **{"max.compaction.lag.ms": "1000", "delete.retention.ms": "0"})
-    kept = filler.place.commit - 1000
-    for first in range(1, kept, 100_000):
+    first_kept = filler.place.commit - 1000
+    for first in range(1, first_kept, 100_000):
         filler.session.begin()
-        keys = [records.commit_key(commit) for commit in range(first, min(first + 100_000, kept))]
+        keys = [records.commit_key(commit) for commit in range(first, min(first + 100_000, first_kept))]
         filler.session.write(filler.ledger, 0, b"commit/0", b"{}", tombstones=[b"commit/0", *keys])
         filler.session.commit()
     filler.claim()
@@ -167,7 +167,7 @@ def compact(config: dict[str, str], filler: Filler) -> None:
     while time.monotonic() < deadline:
         with LedgerReader(config, PIPELINE) as reader:
             _, (second, _) = islice(reader.records(), 2)  # the first claim stays
-        if second > kept // 2:
+        if second > first_kept // 2:
             return
         filler.aborts(1)  # rolls the active segment
         time.sleep(2)

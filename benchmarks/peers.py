@@ -53,13 +53,13 @@ def kinds(
         for workload in WORKLOADS
         if avro or workload.name != AVRO
     ]
-    found: dict[str, tuple[tuple[Engine, ...], Run]] = {}
+    engines_and_runs: dict[str, tuple[tuple[Engine, ...], Run]] = {}
     for workload in workloads:
         engines = PASSING_ENGINES if workload.query == PASSED else ENGINES
-        found[workload.name] = engines, partial(runs.to_the_end, workload=workload)
-    found[SMALL_BATCHES] = ENGINES, partial(runs.small_batches, batches=batches)
-    found[KILLED] = ENGINES, partial(runs.killed, workload=workloads[0])
-    return found
+        engines_and_runs[workload.name] = engines, partial(runs.to_the_end, workload=workload)
+    engines_and_runs[SMALL_BATCHES] = ENGINES, partial(runs.small_batches, batches=batches)
+    engines_and_runs[KILLED] = ENGINES, partial(runs.killed, workload=workloads[0])
+    return engines_and_runs
 
 
 @contextmanager
@@ -100,10 +100,14 @@ def main() -> int:
         avro_values(Path(work)) as avro,
     ):
         runs = Runs(broker, Path(work))
-        chosen = {kind: of for kind, of in kinds(runs, given.rows, given.batches, avro).items() if kind in given.only}
-        found: Results = {kind: kept.get(kind, {}) if given.add else {} for kind in chosen}
-        before = max((len(rounds) for engines in found.values() for rounds in engines.values()), default=0)
-        for number in range(before, before + given.rounds):
+        chosen = {
+            kind: engines_and_run
+            for kind, engines_and_run in kinds(runs, given.rows, given.batches, avro).items()
+            if kind in given.only
+        }
+        measured: Results = {kind: kept.get(kind, {}) if given.add else {} for kind in chosen}
+        first_round = max((len(rounds) for engines in measured.values() for rounds in engines.values()), default=0)
+        for number in range(first_round, first_round + given.rounds):
             for kind, (engines, run) in chosen.items():
                 turn = number % len(engines)
                 for engine in engines[turn:] + engines[:turn]:
@@ -112,9 +116,9 @@ def main() -> int:
                     except RuntimeError as error:  # which must not cost the figures of the others
                         print(kind, number, engine.name, "has failed:", error, flush=True)
                         continue
-                    found[kind].setdefault(engine.name, []).append(figures)
+                    measured[kind].setdefault(engine.name, []).append(figures)
                     print(kind, number, engine.name, _short(figures), flush=True)
-                    kept |= {kind: found[kind], "machine": f"{os.cpu_count()} cores, {platform.system()}"}
+                    kept |= {kind: measured[kind], "machine": f"{os.cpu_count()} cores, {platform.system()}"}
                     raw.write_text(json.dumps(kept, indent=1) + "\n")
     results: Results = {name: kept[name] for name in names if name in kept}
     print(tables(results))
@@ -123,8 +127,8 @@ def main() -> int:
     return 0
 
 
-def _short(found: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value:,.1f}" for name, value in found.items() if isinstance(value, int | float))
+def _short(figures: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value:,.1f}" for name, value in figures.items() if isinstance(value, int | float))
 
 
 if __name__ == "__main__":

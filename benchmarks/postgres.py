@@ -33,11 +33,11 @@ def plainly(frame: DataFrame, parameters: dict[str, Any]) -> None:
     statement = "COPY plain (id, k, item, price, at) FROM STDIN (FORMAT csv)"
 
     def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with psycopg.connect("", **parameters) as connection, connection.cursor().copy(statement) as into:
+        with psycopg.connect("", **parameters) as connection, connection.cursor().copy(statement) as copy_stream:
             for batch in batches:
                 text = io.BytesIO()
                 csv.write_csv(batch, text, csv.WriteOptions(include_header=False))
-                into.write(text.getvalue())
+                copy_stream.write(text.getvalue())
         yield pa.RecordBatch.from_pydict({"written": [""]})
 
     frame.mapInArrow(copy, "written string").collect()

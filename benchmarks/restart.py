@@ -82,7 +82,12 @@ def cpu_seconds(pids: list[int]) -> float:
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             times.append(psutil.Process(pid).cpu_times())
-    return float(sum(one.user + one.system + one.children_user + one.children_system for one in times))
+    return float(
+        sum(
+            process_times.user + process_times.system + process_times.children_user + process_times.children_system
+            for process_times in times
+        )
+    )
 
 
 @contextmanager
@@ -152,8 +157,8 @@ def supervised(folder: Path, servers: str, *, standby: bool = False) -> dict[str
             pass
 
     def committed() -> int:
-        told = status.read(home.status)
-        return told.commits_of_run if told else 0
+        driver_status = status.read(home.status)
+        return driver_status.commits_of_run if driver_status else 0
 
     thread = threading.Thread(target=supervise, daemon=True)
     began = time.time()
@@ -161,40 +166,40 @@ def supervised(folder: Path, servers: str, *, standby: bool = False) -> dict[str
     eventually(lambda: committed() >= 1, "a commit")
     first_commit = time.time() - began
     eventually(lambda: committed() >= 3, "three commits")
-    told = status.read(home.status)
-    assert told is not None
-    before, memory = 0.0, 0.0
+    driver_status = status.read(home.status)
+    assert driver_status is not None
+    standby_cpu, memory = 0.0, 0.0
     if standby:
         eventually(lambda: standbys.waiting(home), "the standby is ready")
         ready = standbys.waiting(home)
         assert ready is not None
         time.sleep(SETTLED_SECONDS)
-        before, memory = cpu_seconds(processes.members(ready.token)), megabytes(processes.members(ready.token))
+        standby_cpu, memory = cpu_seconds(processes.members(ready.token)), megabytes(processes.members(ready.token))
     killed = time.time()
-    kill(processes.members(told.token))
+    kill(processes.members(driver_status.token))
 
     def came_back() -> bool:
-        now = status.read(home.status)
-        return now is not None and now.token != told.token and now.commits_of_run > 0
+        next_status = status.read(home.status)
+        return next_status is not None and next_status.token != driver_status.token and next_status.commits_of_run > 0
 
     eventually(came_back, "a commit of the next driver")
     commit = time.time()
-    now = status.read(home.status)
-    assert now is not None
-    cpu = cpu_seconds(processes.members(now.token)) - before
-    claimed = claim_of(servers, now.run) - killed
+    next_status = status.read(home.status)
+    assert next_status is not None
+    cpu = cpu_seconds(processes.members(next_status.token)) - standby_cpu
+    claimed = claim_of(servers, next_status.run) - killed
     [restart] = restarts.read(home.restarts)
     assert restart.relaunched is not None
     supervisor.stop("measured")
     thread.join()
-    found = {
+    figures = {
         "first_commit": first_commit,
         "to_start": restart.relaunched - killed,
         "to_claim": claimed,
         "to_commit": commit - killed,
         "cpu": cpu,
     }
-    return {**found, "standby_megabytes": memory} if standby else found
+    return {**figures, "standby_megabytes": memory} if standby else figures
 
 
 def claim_of(servers: str, run: int) -> float:
@@ -222,15 +227,15 @@ def looped(folder: Path, servers: str) -> dict[str, float]:
         return max((int(file.name) for file in checkpoint.glob("commits/[0-9]*")), default=-1)
 
     def drivers() -> list[int]:
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) not in (os.getpid(), process.pid):
                 try:
-                    mine = f"BENCH_LOOP={folder}".encode() in (entry / "environ").read_bytes().split(b"\0")
+                    is_member = f"BENCH_LOOP={folder}".encode() in (entry / "environ").read_bytes().split(b"\0")
                 except OSError:
                     continue
-                found += [int(entry.name)] if mine else []
-        return found
+                pids += [int(entry.name)] if is_member else []
+        return pids
 
     eventually(lambda: newest() >= 0, "a batch")
     first_commit = time.time() - began
@@ -238,8 +243,8 @@ def looped(folder: Path, servers: str) -> dict[str, float]:
     killed = time.time()
     kill(drivers())
     eventually(lambda: len(starts.read_text().splitlines()) >= 2, "the next start")
-    before = newest()
-    eventually(lambda: newest() > before, "a batch of the next driver")
+    newest_before = newest()
+    eventually(lambda: newest() > newest_before, "a batch of the next driver")
     commit = time.time()
     cpu = cpu_seconds(drivers())
     os.kill(process.pid, signal.SIGKILL)
@@ -255,7 +260,7 @@ def deferred(folder: Path, rounds: int) -> list[float]:
     from tests.integration.airflow.parts import Parts, Stream
 
     parts = Parts(make_airflow(folder / "airflow", {"bootstrap.servers": "nowhere:9092"}), folder)
-    found = []
+    seconds = []
     try:
         parts.start_all()
         plan = "take-lease commit until-stop"
@@ -266,13 +271,13 @@ def deferred(folder: Path, rounds: int) -> list[float]:
             os.kill(int(stream.notes("started")[-1]["pid"]), signal.SIGKILL)
             killed = time.time()
             eventually(lambda number=number: len(stream.notes("started")) == number + 2, "a restart")  # type: ignore[misc]
-            found.append(restarts.read(stream.home.restarts)[-1].relaunched - killed)  # type: ignore[operator]
+            seconds.append(restarts.read(stream.home.restarts)[-1].relaunched - killed)  # type: ignore[operator]
         stream.wait_for("deferred")
         stream.stop()
         stream.wait_for("success")
     finally:
         parts.close()
-    return found
+    return seconds
 
 
 def main() -> None:
@@ -284,13 +289,13 @@ def main() -> None:
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     try:
         if given.deferred:
-            found: dict[str, object] = {"deferred": deferred(folder, given.rounds)}
+            measured: dict[str, object] = {"deferred": deferred(folder, given.rounds)}
         else:
-            found = {"lanes": in_turns(folder, given.rounds)}
+            measured = {"lanes": in_turns(folder, given.rounds)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     machine = f"{os.cpu_count()} cores, {platform.system()}, load {os.getloadavg()[0]:.1f}"
-    RESULTS.write_text(json.dumps({**kept, **found, "machine": machine}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({**kept, **measured, "machine": machine}, indent=1) + "\n")
     report(json.loads(RESULTS.read_text()))
 
 
@@ -299,25 +304,25 @@ def in_turns(folder: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
     with EmbeddedBroker(folder / "broker") as broker:
         servers = broker.bootstrap_servers
         admin = AdminClient({"bootstrap.servers": servers})
-        made = admin.create_topics([NewTopic(name, 4, 1) for name in (SOURCE, "looped")])
-        for future in made.values():
+        futures = admin.create_topics([NewTopic(name, 4, 1) for name in (SOURCE, "looped")])
+        for future in futures.values():
             future.result(30)
         with fed(servers):
             for number in range(rounds):
                 for name, lane in LANES.items():
-                    place = folder / f"{name}-{number}"
-                    place.mkdir()
+                    lane_folder = folder / f"{name}-{number}"
+                    lane_folder.mkdir()
                     if name != "looped":  # a pipeline's ledger belongs to one home
                         fresh(admin)
-                    lanes[name].append(lane(place, servers))
+                    lanes[name].append(lane(lane_folder, servers))
                     print(name, {key: round(value, 2) for key, value in lanes[name][-1].items()}, flush=True)
     return lanes
 
 
 def fresh(admin: AdminClient) -> None:
-    ledger, there = "exactlyonce.ledger.bench-restart", admin.list_topics(timeout=10).topics
-    gone = [topic for topic in (ledger, "supervised") if topic in there]
-    for future in admin.delete_topics(gone).values() if gone else ():
+    ledger, existing_topics = "exactlyonce.ledger.bench-restart", admin.list_topics(timeout=10).topics
+    old_topics = [topic for topic in (ledger, "supervised") if topic in existing_topics]
+    for future in admin.delete_topics(old_topics).values() if old_topics else ():
         future.result(30)
     eventually(lambda: not {ledger, "supervised"} & set(admin.list_topics(timeout=10).topics), "the topics are gone")
     admin.create_topics([NewTopic("supervised", 4, 1)])["supervised"].result(30)

@@ -26,8 +26,8 @@ def counts(events: DataFrame) -> DataFrame:
 
 def plain(checkpoint: str) -> None:
     spark = SparkSession.builder.getOrCreate()
-    read = spark.readStream.format("kafka").option("kafka.bootstrap.servers", SERVERS).option("subscribe", SOURCE)
-    values = read.option("startingOffsets", "earliest").load().select(F.col("value").cast("string"))
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", SERVERS).option("subscribe", SOURCE)
+    values = reader.option("startingOffsets", "earliest").load().select(F.col("value").cast("string"))
     rows = values.select(F.from_json("value", "id BIGINT, k STRING").alias("r")).select("r.*")
     counted = rows.groupBy("k").agg(F.count("*").alias("n"))
     written = counted.select(F.col("k").alias("key"), F.to_json(F.struct("k", "n")).alias("value"))

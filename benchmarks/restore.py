@@ -113,13 +113,17 @@ class Bench:
         """Restore the savepoint, and replay what was committed after it."""
         began = time.monotonic()
         restore(self._home, self._name, self._config, RestoreRequest(savepoint=self._saved.id))
-        made = time.monotonic() - began
+        restore_seconds = time.monotonic() - began
         replayed = self._run().batch_seconds(self._size.batches)
-        told = status.read(self._home.status)
-        assert told is not None
-        assert told.replay is not None
-        assert told.replay.last - told.replay.first + 1 == self._size.batches
-        return {"restore_seconds": made, "replay_seconds": told.replay.seconds, "batch_seconds": replayed}
+        driver_status = status.read(self._home.status)
+        assert driver_status is not None
+        assert driver_status.replay is not None
+        assert driver_status.replay.last - driver_status.replay.first + 1 == self._size.batches
+        return {
+            "restore_seconds": restore_seconds,
+            "replay_seconds": driver_status.replay.seconds,
+            "batch_seconds": replayed,
+        }
 
     def _feed(self) -> None:
         producer = Producer({**self._config, "linger.ms": 50, "queue.buffering.max.messages": 2_000_000})
@@ -169,9 +173,11 @@ def measure(bench: Bench, rounds: int) -> dict[str, Any]:
 def line(size: Size, found: dict[str, Any]) -> str:
     """Return one size's figures as a line of the table."""
     live = statistics.median(itertools.chain(*found["live_batch_seconds"]))
-    replayed = statistics.median(itertools.chain(*(one["batch_seconds"] for one in found["replays"])))
-    restored = statistics.median(one["restore_seconds"] for one in found["replays"])
-    columns = "".join(f"  {one:>9.3f}s  {1 / one:>9.2f}  {size.rows / one:>9,.0f}" for one in (live, replayed))
+    replayed = statistics.median(itertools.chain(*(replay["batch_seconds"] for replay in found["replays"])))
+    restored = statistics.median(replay["restore_seconds"] for replay in found["replays"])
+    columns = "".join(
+        f"  {seconds:>9.3f}s  {1 / seconds:>9.2f}  {size.rows / seconds:>9,.0f}" for seconds in (live, replayed)
+    )
     return f"{size.name:<8} {size.rows:>9,}  {size.batches:>7}  {restored:>7.2f}s{columns}  {live / replayed:>5.2f}x"
 
 
@@ -191,11 +197,11 @@ def main() -> None:
     results = []
     print(HEADER)
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder, "broker")) as broker:
-        for size in (one for one in SIZES if one.name in given.sizes):
+        for size in (candidate for candidate in SIZES if candidate.name in given.sizes):
             bench = Bench(size, {"bootstrap.servers": broker.bootstrap_servers}, Path(folder))
-            found = measure(bench, given.rounds)
-            results.append({"size": asdict(size), **found})
-            print(line(size, found), flush=True)
+            figures = measure(bench, given.rounds)
+            results.append({"size": asdict(size), **figures})
+            print(line(size, figures), flush=True)
     given.output.mkdir(exist_ok=True)
     (given.output / "restore.json").write_text(json.dumps(results, indent=1))
     print(f"raw figures: {given.output}/restore.json")

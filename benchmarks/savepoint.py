@@ -158,19 +158,19 @@ def measure(spark: SparkSession, folder: Path, megabytes: int, rounds: int) -> d
     folder.mkdir()
     query = Query(spark, folder, megabytes * 1024 * 1024 // PAYLOAD_BYTES)
     query.wait_for(1 + min(RETAINED_BATCHES, RETAINED_BYTES // (megabytes << 20)))
-    store, taken = Savepoints(folder / "savepoints"), []
+    store, savepoints = Savepoints(folder / "savepoints"), []
     quiet, saving, copying, flushing, copying_needed = (Timings() for _ in range(5))
 
     def save() -> None:
         batch = query.checkpoint.newest_commit()
         assert batch is not None
-        taken.append(store.take(query.checkpoint, batch, record_of(query.checkpoint, batch), None))
+        savepoints.append(store.take(query.checkpoint, batch, record_of(query.checkpoint, batch), None))
 
     for _ in range(rounds):
         quiet.time(query.wait_for_more)
         saving.time(save)
         query.wait_for_more()
-        needed = store.directory / taken[-1].id
+        needed = store.directory / savepoints[-1].id
         for timings, source in ((copying, query.checkpoint.path), (copying_needed, needed)):
             target = folder / f"copy-{len(list(folder.iterdir()))}"
             timings.time(partial(copy, source, target))
@@ -179,14 +179,14 @@ def measure(spark: SparkSession, folder: Path, megabytes: int, rounds: int) -> d
             empty(target)
             query.wait_for_more()
     query.query.stop()
-    defects = [defect for one in taken for defect in store.verify(one.id)]
+    defects = [defect for savepoint in savepoints for defect in store.verify(savepoint.id)]
     assert defects == [], "the savepoints are whole"
     usual = query.gaps([(began + 0.001, ended - 0.001) for began, ended in quiet.intervals])
     return {
         "megabytes": megabytes,
         "checkpoint_bytes": sum(file.stat().st_size for file in query.checkpoint.path.rglob("*") if file.is_file()),
-        "savepoint_bytes": [one.size for one in taken],
-        "savepoint_files": [len(one.files) for one in taken],
+        "savepoint_bytes": [savepoint.size for savepoint in savepoints],
+        "savepoint_files": [len(savepoint.files) for savepoint in savepoints],
         "usual_gaps_seconds": usual,
         "savepoint": saving.figures(query),
         "batches": len(query.ends),

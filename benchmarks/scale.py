@@ -74,9 +74,9 @@ def measure_record(partitions: int) -> dict[str, float]:
     began = time.perf_counter()
     value = records.encode(record)
     encoded = time.perf_counter()
-    again = records.decode(value)
+    decoded_record = records.decode(value)
     decoded = time.perf_counter()
-    assert again == record
+    assert decoded_record == record
     return {
         "bytes": len(value),
         "share_of_the_largest": len(value) / records.RECORD_BYTES_MAXIMUM,
@@ -89,7 +89,8 @@ def measure_turns(tasks: int, partitions: int) -> dict[str, float]:
     """Return how many turns a second the sequencer's core gives, each task writing one body to each partition."""
     core = Sequencer()
     orders = [
-        [(first_in_round(task, partitions) + at) % partitions for at in range(partitions)] for task in range(tasks)
+        [(first_in_round(task, partitions) + number) % partitions for number in range(partitions)]
+        for task in range(tasks)
     ]
     unsent = [dict.fromkeys(order) for order in orders]
     began = time.perf_counter()
@@ -109,7 +110,7 @@ def measure_turns(tasks: int, partitions: int) -> dict[str, float]:
         else:
             core.done(grant.task)
     seconds = time.perf_counter() - began
-    assert turns == tasks * partitions == sum(of.rows for of in core.result(tasks).values()) // 5
+    assert turns == tasks * partitions == sum(granted_range.rows for granted_range in core.result(tasks).values()) // 5
     return {"turns": turns, "turns_a_second": turns / seconds}
 
 
@@ -129,22 +130,22 @@ def measure_transactions(config: dict[str, str], partitions: int, rounds: int) -
             session.begin()
             producer, identity = session.producer, session.transactional_id
             body = _body(producer.id, producer.epoch)
-            at = [time.perf_counter()]
+            moments = [time.perf_counter()]
             add_partitions(client, identity, producer, topic, list(range(partitions)))
-            at.append(time.perf_counter())
+            moments.append(time.perf_counter())
             for first in range(0, partitions, 500):
                 bodies = dict.fromkeys(range(first, min(first + 500, partitions)), body)
                 produce(client, identity, topic, bodies)
-            at.append(time.perf_counter())
-            before = client.stable_offsets(topic)
+            moments.append(time.perf_counter())
+            stable_before = client.stable_offsets(topic)
             session.commit()
-            at.append(time.perf_counter())
-            while not _are_behind(client.stable_offsets(topic), before):
+            moments.append(time.perf_counter())
+            while not _are_behind(client.stable_offsets(topic), stable_before):
                 time.sleep(0.005)
-            at.append(time.perf_counter())
+            moments.append(time.perf_counter())
             best = {
-                step: min(known, after - start)
-                for (step, known), start, after in zip(best.items(), at, at[1:], strict=False)
+                step: min(quickest, after - start)
+                for (step, quickest), start, after in zip(best.items(), moments, moments[1:], strict=False)
             }
     return {f"{step}_milliseconds": 1000 * seconds for step, seconds in best.items()}
 
@@ -155,10 +156,10 @@ def _are_behind(stable: Mapping[int, int], before: Mapping[int, int]) -> bool:
 
 
 def _body(producer: int, epoch: int) -> bytes:
-    one = pa.array([b"key"], type=pa.binary())
+    column = pa.array([b"key"], type=pa.binary())
     (body,) = record_batch.encode_bodies(
-        one,
-        one,
+        column,
+        column,
         pa.array([0]),
         np.zeros(1, dtype=np.int32),
         timestamps=int(time.time() * 1000),

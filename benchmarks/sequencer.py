@@ -61,8 +61,8 @@ class Load:
     def bound_seconds(self) -> float:
         """Return what the batch takes at least."""
         pauses = [self.pauses(task) for task in range(self.tasks)]
-        partitions = [sum(of[partition] for of in pauses) for partition in range(self.partitions)]
-        return max(*(sum(of.values()) for of in pauses), *partitions)
+        partitions = [sum(task_pauses[partition] for task_pauses in pauses) for partition in range(self.partitions)]
+        return max(*(sum(task_pauses.values()) for task_pauses in pauses), *partitions)
 
 
 @dataclass
@@ -172,7 +172,7 @@ def measure(load: Load, pipe: Connection) -> dict[str, float]:
         cpu = time.process_time() - cpu
         written = server.result(load.tasks)
     bodies = load.tasks * load.partitions
-    assert sum(of.rows for of in written.values()) == bodies * ROWS, "not every body was written"
+    assert sum(granted_range.rows for granted_range in written.values()) == bodies * ROWS, "not every body was written"
     waits = sorted(observed.waits)
     bound = load.bound_seconds()
     return {
@@ -207,10 +207,10 @@ def main() -> None:
         spread=given.spread,
     )
     context = multiprocessing.get_context("spawn")
-    pipe, other = context.Pipe()
-    process = context.Process(target=run_tasks, args=(load, other), daemon=True)
+    pipe, child_pipe = context.Pipe()
+    process = context.Process(target=run_tasks, args=(load, child_pipe), daemon=True)
     process.start()
-    other.close()  # so that its end is noticed
+    child_pipe.close()  # so that its end is noticed
     pipe.recv()  # it has started; that is not part of a batch
     results = [measure(load, pipe) for _ in range(given.repeats)]
     pipe.send("end")

@@ -154,9 +154,9 @@ class Bench:
                 turn = number % len(VARIANTS)
                 for variant in VARIANTS[turn:] + VARIANTS[:turn]:
                     self._feed(case, folder, variant, number)
-                    newest[variant], one = self._batch(queries[variant], case, variant, newest[variant])
+                    newest[variant], measurement = self._batch(queries[variant], case, variant, newest[variant])
                     if number >= WARM_UP_ROUNDS:
-                        measured.append(one)
+                        measured.append(measurement)
                 unread += 1
                 if unread * case.rows * case.size > CHECKED_BYTES or number == WARM_UP_ROUNDS + rounds - 1:
                     for variant in VARIANTS:
@@ -186,10 +186,10 @@ class Bench:
         numbers = self.spark.range(case.rows, numPartitions=FILES).withColumn("id", F.col("id").cast("string"))
         rows = numbers.select(F.lpad("id", 16, "k").alias("key"), value.alias("value"))
         rows.write.parquet(str(folder / "rows"))
-        made = self.spark.read.parquet(str(folder / "rows"))
+        rows_written = self.spark.read.parquet(str(folder / "rows"))
         if case.source == "kafka":
             self._create_topics([self._source_topic(folder, variant) for variant in VARIANTS], 4)
-        return self._summary(made, case)
+        return self._summary(rows_written, case)
 
     def _summary(self, rows: DataFrame, case: Case) -> tuple[int, int]:
         from pyspark.sql import functions as F
@@ -205,16 +205,16 @@ class Bench:
     def _feed(self, case: Case, folder: Path, variant: str, number: int) -> None:
         """Give a stream its next batch."""
         if case.source == "kafka":
-            made = self.spark.read.parquet(str(folder / "rows"))
+            rows = self.spark.read.parquet(str(folder / "rows"))
             options = {"kafka.bootstrap.servers": self.broker.bootstrap_servers, **TUNED}
-            made.write.format("kafka").options(**options).option("topic", self._source_topic(folder, variant)).save()
+            rows.write.format("kafka").options(**options).option("topic", self._source_topic(folder, variant)).save()
             return
         directory = folder / f"in-{variant}"
-        beside = folder / f"next-{variant}"
-        beside.mkdir()
+        staging = folder / f"next-{variant}"
+        staging.mkdir()
         for file in (folder / "rows").glob("*.parquet"):
-            os.link(file, beside / file.name)
-        beside.rename(directory / f"batch={number}")  # all files at once
+            os.link(file, staging / file.name)
+        staging.rename(directory / f"batch={number}")  # all files at once
 
     def _stream(self, case: Case, folder: Path, variant: str) -> DataFrame:
         columns = ["key", "value"] if case.keyed else ["value"]
@@ -305,17 +305,20 @@ class Bench:
         wanted = expected[0] * batches, expected[1] * batches
         if found != wanted:
             raise RuntimeError(f"{variant}, {case}: wrote (rows, hash) {found}, expected {wanted}")
-        places = [TopicPartition(topic, partition) for partition in range(case.partitions)]
-        ends = self.admin.list_offsets({place: OffsetSpec.latest() for place in places})
-        upto = [TopicPartition(place.topic, place.partition, ends[place].result().offset) for place in places]
+        topic_partitions = [TopicPartition(topic, partition) for partition in range(case.partitions)]
+        ends = self.admin.list_offsets({topic_partition: OffsetSpec.latest() for topic_partition in topic_partitions})
+        upto = [
+            TopicPartition(topic_partition.topic, topic_partition.partition, ends[topic_partition].result().offset)
+            for topic_partition in topic_partitions
+        ]
         for future in self.admin.delete_records(upto).values():
             future.result(30)
 
     def _create_topics(self, names: list[str], partitions: int) -> None:
         from confluent_kafka.admin import NewTopic
 
-        made = [NewTopic(name, partitions, 1, config={"segment.bytes": str(128 << 20)}) for name in names]
-        for future in self.admin.create_topics(made).values():
+        new_topics = [NewTopic(name, partitions, 1, config={"segment.bytes": str(128 << 20)}) for name in names]
+        for future in self.admin.create_topics(new_topics).values():
             future.result(30)
 
     def _delete_topics(self, names: list[str]) -> None:
@@ -333,10 +336,10 @@ def report(case: Case, measured: list[Measured]) -> dict[str, Any]:
     medians = {
         variant: {
             "add_batch_milliseconds": statistics.median(
-                one.add_batch_milliseconds for one in measured if one.variant == variant
+                trigger.add_batch_milliseconds for trigger in measured if trigger.variant == variant
             ),
             "trigger_milliseconds": statistics.median(
-                one.trigger_milliseconds for one in measured if one.variant == variant
+                trigger.trigger_milliseconds for trigger in measured if trigger.variant == variant
             ),
         }
         for variant in VARIANTS
@@ -347,7 +350,7 @@ def report(case: Case, measured: list[Measured]) -> dict[str, Any]:
         "medians": medians,
         "ratio_to_spark_tuned": round(tuned["add_batch_milliseconds"] / ours["add_batch_milliseconds"], 3),
         "trigger_longer_by_milliseconds": ours["trigger_milliseconds"] - tuned["trigger_milliseconds"],
-        "raw": [asdict(one) for one in measured],
+        "raw": [asdict(trigger) for trigger in measured],
     }
 
 
@@ -373,10 +376,12 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
         tuned = result["medians"][SPARK_TUNED]["add_batch_milliseconds"]
         ratio = result["ratio_to_spark_tuned"]
         axes.barh(row, ratio, color="tab:green" if ratio >= 1 else "tab:orange", height=0.6)
-        rounds = [tuned / one["add_batch_milliseconds"] for one in result["raw"] if one["variant"] == OURS]
+        rounds = [tuned / trigger["add_batch_milliseconds"] for trigger in result["raw"] if trigger["variant"] == OURS]
         axes.plot(rounds, [row] * len(rounds), "k.", markersize=3)
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_yticks(range(len(results)), [str(Case(**one["case"])) for one in reversed(results)], family="monospace")
+    axes.set_yticks(
+        range(len(results)), [str(Case(**result["case"])) for result in reversed(results)], family="monospace"
+    )
     axes.set_xlabel("speed of this sink / speed of Spark's own Kafka sink, tuned (addBatch, medians; dots: rounds)")
     figure.savefig(path, dpi=80, bbox_inches="tight")
 
@@ -390,14 +395,14 @@ def open_session() -> SparkSession:
         builder = builder.config(name, value)
     jars = ",".join(map(str, spark_connector_jars()))
     # More cores than two would only make the broker wait; the UI costs memory.
-    settled = {
+    session_settings = {
         "spark.jars": jars,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "4g",
         "spark.sql.streaming.pollingDelay": "200ms",  # two streams wait while the third is measured
     }
-    for name, value in settled.items():
+    for name, value in session_settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

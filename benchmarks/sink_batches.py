@@ -71,12 +71,12 @@ def in_turns(
         frame = rows_of(spark, number, given.rows, given.tasks)
         began = time.perf_counter()
         plainly(frame)
-        between = time.perf_counter()
+        plain_ended = time.perf_counter()
         milliseconds = exactly_once(frame, committer, open_writer, number + 1, given.rows)
         ended = time.perf_counter()
         if number >= WARMING:
-            seconds["plain"].append(between - began)
-            seconds["exactly once"].append(ended - between)
+            seconds["plain"].append(plain_ended - began)
+            seconds["exactly once"].append(ended - plain_ended)
             commits.append(milliseconds)
     return seconds, commits
 
@@ -151,5 +151,5 @@ def describe(given: argparse.Namespace, seconds: Seconds, plain: str, **more: An
 def publish(file: str, result: Mapping[str, Any], seconds: Seconds) -> None:
     """Print the result, and keep it beside the others."""
     print(json.dumps(result, indent=2))
-    kept = Path(__file__).parent / "results" / file
-    kept.write_text(json.dumps({**result, "seconds": seconds}, indent=2) + "\n")
+    results_file = Path(__file__).parent / "results" / file
+    results_file.write_text(json.dumps({**result, "seconds": seconds}, indent=2) + "\n")

@@ -44,8 +44,8 @@ class HandWritten(StatefulProcessor):
         self._total = handle.getValueState("total", "value BIGINT")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        before = self._total.get()
-        total = before[0] if before else 0
+        stored = self._total.get()
+        total = stored[0] if stored else 0
         for row in rows:
             total += row.v
         self._total.update((total,))
@@ -128,9 +128,9 @@ def session() -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
     }.items():
         builder = builder.config(name, value)
-    made = builder.getOrCreate()
-    made.sparkContext.setLogLevel("OFF")
-    return made
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
 
 
 def write(spark: SparkSession, load: Load, folder: Path) -> None:
@@ -156,10 +156,10 @@ def cpu_seconds() -> float:
                 continue
             parents[int(folder.name)] = int(fields[1])
             used[int(folder.name)] = sum(map(int, fields[11:15]))  # its own, and that of those that it waited for
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(used[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
+    pids = {os.getpid()}
+    while children := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= children
+    return sum(used[pid] for pid in pids) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -186,12 +186,12 @@ def speed(spark: SparkSession, load: Load, folder: Path, variant: str) -> Speed:
         before = cpu_seconds()
         stream.awaitTermination()
         used = cpu_seconds() - before
-        done = [one for one in stream.recentProgress if one.numInputRows]
-    assert len(done) == load.batches, f"{variant}: {len(done)} batches"
-    rest = done[1:]
+        batches = [progress for progress in stream.recentProgress if progress.numInputRows]
+    assert len(batches) == load.batches, f"{variant}: {len(batches)} batches"
+    counted = batches[1:]
     return Speed(
-        [one.numInputRows * 1000 / one.durationMs["addBatch"] for one in rest],
-        [sum(one.numInputRows for one in rest) / used],
+        [progress.numInputRows * 1000 / progress.durationMs["addBatch"] for progress in counted],
+        [sum(progress.numInputRows for progress in counted) / used],
     )
 
 
@@ -206,8 +206,8 @@ def rules_milliseconds(spark: SparkSession, rules: int, batches: int) -> list[fl
             rows = spark.range(rules if is_rule else 1000).select(F.lit(is_rule).alias("is_rule"), names)
             rows = rows.withColumn("text", F.lit("x" * 80) if is_rule else F.lit(""))
             rows.coalesce(1).write.parquet(str(folder / f"{batch}"))
-            (written,) = (folder / f"{batch}").glob("*.parquet")
-            written.rename(folder / "in" / f"{batch}.parquet")
+            (file,) = (folder / f"{batch}").glob("*.parquet")
+            file.rename(folder / "in" / f"{batch}.parquet")
             os.utime(folder / "in" / f"{batch}.parquet", (1_700_000_000 + batch,) * 2)
         schema = "is_rule BOOLEAN, name STRING, text STRING"
         frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
@@ -215,21 +215,21 @@ def rules_milliseconds(spark: SparkSession, rules: int, batches: int) -> list[fl
         writer = answered.process(Ruled()).writeStream.format("noop").trigger(availableNow=True)
         stream = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
         stream.awaitTermination()
-        return [float(one.durationMs["addBatch"]) for one in stream.recentProgress if one.batchId][2:]
+        return [float(progress.durationMs["addBatch"]) for progress in stream.recentProgress if progress.batchId][2:]
 
 
 def measure(spark: SparkSession, load: Load) -> dict[str, Speed]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(spark, load, folder)
-        found = {variant: Speed([], []) for variant in VARIANTS}
-        once = [*VARIANTS, *QUICK * (QUICK_TIMES - 1)]
+        speeds = {variant: Speed([], []) for variant in VARIANTS}
+        turn_variants = [*VARIANTS, *QUICK * (QUICK_TIMES - 1)]
         for turn in range(load.rounds):
-            for variant in once if turn % 2 == 0 else reversed(once):
-                one = speed(spark, load, folder, variant)
-                found[variant].wall += one.wall
-                found[variant].cpu += one.cpu
-    return found
+            for variant in turn_variants if turn % 2 == 0 else reversed(turn_variants):
+                measured = speed(spark, load, folder, variant)
+                speeds[variant].wall += measured.wall
+                speeds[variant].cpu += measured.cpu
+    return speeds
 
 
 def main() -> int:
@@ -245,17 +245,17 @@ def main() -> int:
     fails = []
     for keys in given.keys:
         load = Load(rows=given.rows, keys=keys, batches=given.batches, rounds=given.rounds)
-        found = measure(spark, load)
-        wall = {variant: statistics.median(one.wall) for variant, one in found.items()}
-        cpu = {variant: statistics.median(one.cpu) for variant, one in found.items()}
-        figures["rows_a_second"][str(keys)] = {variant: round(one) for variant, one in wall.items()}
-        figures["rows_a_cpu_second"][str(keys)] = {variant: round(one) for variant, one in cpu.items()}
+        speeds = measure(spark, load)
+        wall = {variant: statistics.median(measured.wall) for variant, measured in speeds.items()}
+        cpu = {variant: statistics.median(measured.cpu) for variant, measured in speeds.items()}
+        figures["rows_a_second"][str(keys)] = {variant: round(median) for variant, median in wall.items()}
+        figures["rows_a_cpu_second"][str(keys)] = {variant: round(median) for variant, median in cpu.items()}
         print(f"{given.rows:,} rows and {keys:,} keys a batch: rows a second, and rows a second of CPU")
         for variant in VARIANTS:
             base, floor = FLOORS.get(variant, (variant, 0.0))
             shares = wall[variant] / wall[base], cpu[variant] / cpu[base]
-            told = f"   {shares[0]:.2f} and {shares[1]:.2f} of {base}" if base != variant else ""
-            print(f"  {variant:28}{wall[variant]:12,.0f}{cpu[variant]:12,.0f}{told}", flush=True)
+            comparison = f"   {shares[0]:.2f} and {shares[1]:.2f} of {base}" if base != variant else ""
+            print(f"  {variant:28}{wall[variant]:12,.0f}{cpu[variant]:12,.0f}{comparison}", flush=True)
             if max(shares) < floor:  # a busy machine spoils the one, threads that compile the other
                 fails.append(f"{variant} with {keys:,} keys: {shares[0]:.2f} of {base}, at least {floor} is wanted")
     batches: dict[int, list[float]] = {1: [], 10_000: []}

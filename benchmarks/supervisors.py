@@ -53,8 +53,8 @@ def measure_supervisors(drivers: Mapping[str, Intent], seconds: float, threads: 
     looks: Counter[str] = Counter()
     check = HomeChecker._check
 
-    def noted(checker: HomeChecker, *given: Any, **named: Any) -> Any:
-        answers = check(checker, *given, **named)
+    def noted(checker: HomeChecker, *args: Any, **kwargs: Any) -> Any:
+        answers = check(checker, *args, **kwargs)
         looks[checker.conn_id] += 1
         return answers
 
@@ -94,7 +94,7 @@ def measure_supervisors(drivers: Mapping[str, Intent], seconds: float, threads: 
 
 def begun(root: str, number: int) -> dict[str, Intent]:
     """Make so many homes of pipelines that this process drives, in a directory."""
-    locations = [f"{root}/{each}" for each in range(number)]
+    locations = [f"{root}/{index}" for index in range(number)]
     with ThreadPoolExecutor(8) as pool:
         return dict(zip(locations, pool.map(_begin, locations), strict=True))
 
@@ -137,7 +137,7 @@ def late(address: str, seconds: float) -> Iterator[str]:
 
 
 def _relay(port: int, address: str, seconds: float) -> None:
-    behind = urlsplit(address)
+    target = urlsplit(address)
 
     async def pass_on(
         reader: asyncio.StreamReader, write: Callable[[bytes], object], end: Callable[[], object]
@@ -148,7 +148,7 @@ def _relay(port: int, address: str, seconds: float) -> None:
         end()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, questions = await asyncio.open_connection(behind.hostname, behind.port)
+        answers, questions = await asyncio.open_connection(target.hostname, target.port)
         later = asyncio.get_running_loop().call_later
         await asyncio.gather(
             pass_on(reader, questions.write, questions.close),

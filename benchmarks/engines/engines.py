@@ -58,12 +58,12 @@ class Engine:
     def environment(self, given: Assignment) -> Mapping[str, str]:
         root = str(HERE.parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        ours = environment({"bootstrap.servers": given.servers}, SPARK_CONF)
+        job_environment = environment({"bootstrap.servers": given.servers}, SPARK_CONF)
         if given.registry:
-            ours[settings.REGISTRY_VARIABLE] = given.registry
+            job_environment[settings.REGISTRY_VARIABLE] = given.registry
         if self is not OURS:  # nor is Spark itself started from our archive of its classes
-            ours.pop(class_archive.OPTIONS_VARIABLE, None)
-        return {**os.environ, **ours, **given.environment(), "PYTHONPATH": path}
+            job_environment.pop(class_archive.OPTIONS_VARIABLE, None)
+        return {**os.environ, **job_environment, **given.environment(), "PYTHONPATH": path}
 
 
 FLINK: Final = Engine("Flink", "exactly once")

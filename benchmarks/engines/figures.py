@@ -81,14 +81,16 @@ def outage(samples: Sequence[Sample], visible: Sequence[int], killed: float) -> 
 
     :param killed: when the engine's processes were gone, by the monotonic clock
     """
-    before = sum(sample.at <= killed for sample in samples)
+    samples_before = sum(sample.at <= killed for sample in samples)
     # What was sent before is there at the first look after it.
-    after = next(sample.at for sample, count in zip(samples, visible, strict=True) if count > visible[before])
+    next_visible = next(
+        sample.at for sample, count in zip(samples, visible, strict=True) if count > visible[samples_before]
+    )
     held = _held(samples)
     return Outage(
-        next_record_seconds=after - killed,
-        held_seconds=max(held[before:]),
-        usually_held_seconds=max(held[:before]),
+        next_record_seconds=next_visible - killed,
+        held_seconds=max(held[samples_before:]),
+        usually_held_seconds=max(held[:samples_before]),
     )
 
 

@@ -42,25 +42,25 @@ def stacks(lines: Iterable[str], begin: float, end: float) -> Counter[Stack]:
     :param lines: of ``perf script -F comm,pid,time,ip,sym``
     :param begin: seconds of the clock that was recorded, as ``end``
     """
-    seen: Counter[Stack] = Counter()
+    counts: Counter[Stack] = Counter()
     for head, frames in _samples(lines):
         if begin <= float(head["at"]) <= end:
             thread = head["thread"].strip()
             kind = next((kind for name, kind in _KINDS.items() if thread.startswith(name)), "JVM: other threads")
-            seen[(kind, *reversed(frames))] += 1
-    return seen
+            counts[(kind, *reversed(frames))] += 1
+    return counts
 
 
 def _samples(lines: Iterable[str]) -> Iterator[tuple[re.Match[str], list[str]]]:
     head: re.Match[str] | None = None
     frames: list[str] = []
     for line in lines:
-        if found := _HEAD.match(line):
+        if match := _HEAD.match(line):
             if head:
                 yield head, frames
-            head, frames = found, []
-        elif found := _FRAME.match(line):
-            frames.append(found["name"])
+            head, frames = match, []
+        elif match := _FRAME.match(line):
+            frames.append(match["name"])
     if head:
         yield head, frames
 
@@ -89,9 +89,9 @@ def svg(seen: Counter[Stack], title: str) -> str:
     )
 
 
-def _draw(box: _Box, place: tuple[float, int], total: int, drawn: list[str]) -> int:
+def _draw(box: _Box, corner: tuple[float, int], total: int, drawn: list[str]) -> int:
     """Draw what a function has called; returns how high that is."""
-    (left, level), highest = place, place[1]
+    (left, level), highest = corner, corner[1]
     for name, callee in sorted(box.callees.items()):
         width = WIDTH * callee.count / total
         if callee.count >= LEAST_SHARE * total:
@@ -117,8 +117,8 @@ def shares(seen: Counter[Stack], groups: Sequence[tuple[str, re.Pattern[str]]]) 
 
     :param groups: name, and what a function's name has
     """
-    found: Counter[str] = Counter()
+    group_counts: Counter[str] = Counter()
     for stack, count in seen.items():
-        found[next((group for group, wanted in groups if any(map(wanted.search, stack))), "else")] += count
+        group_counts[next((group for group, wanted in groups if any(map(wanted.search, stack))), "else")] += count
     total = seen.total()
-    return {group: count / total for group, count in found.most_common()}
+    return {group: count / total for group, count in group_counts.most_common()}

@@ -39,30 +39,30 @@ def flink_jars() -> list[Path]:
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
-            made = Path(staging, "jars")
-            made.mkdir()
-            _fetch_libraries(Path(staging), made)
-            _fetch_connectors(Path(staging), made)
-            made.rename(folder)
+            jar_folder = Path(staging, "jars")
+            jar_folder.mkdir()
+            _fetch_libraries(Path(staging), jar_folder)
+            _fetch_connectors(Path(staging), jar_folder)
+            jar_folder.rename(folder)
     return sorted(folder.glob("*.jar"))
 
 
-def _fetch_libraries(staging: Path, made: Path) -> None:
+def _fetch_libraries(staging: Path, jar_folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]
     subprocess.run([*pip, "--dest", str(staging), "--requirement", str(REQUIREMENTS)], check=True)
     [wheel] = staging.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if Path(name).match("pyflink/lib/*.jar"):
-                with archive.open(name) as packed, open(made / Path(name).name, "wb") as jar:
+                with archive.open(name) as packed, open(jar_folder / Path(name).name, "wb") as jar:
                     shutil.copyfileobj(packed, jar)
 
 
-def _fetch_connectors(staging: Path, made: Path) -> None:
+def _fetch_connectors(staging: Path, jar_folder: Path) -> None:
     retrieve(staging / "ivy-jars", staging / "ivy", print, dependencies=CONNECTORS)
-    found = {jar.name: jar for jar in (staging / "ivy-jars").glob("*/*.jar")}
-    checksums = {name: hashlib.sha256(jar.read_bytes()).hexdigest() for name, jar in found.items()}
+    jars = {jar.name: jar for jar in (staging / "ivy-jars").glob("*/*.jar")}
+    checksums = {name: hashlib.sha256(jar.read_bytes()).hexdigest() for name, jar in jars.items()}
     if checksums != CHECKSUMS:
         raise RuntimeError(f"the SHA-256 of what was fetched are {checksums}, expected {CHECKSUMS}")
-    for name, jar in found.items():
-        jar.rename(made / name)
+    for name, jar in jars.items():
+        jar.rename(jar_folder / name)

@@ -59,7 +59,7 @@ class Outputs:
                 parts.append(workload.parsed(keys, values))  # type: ignore[arg-type]
         consumer.close()
         self._records = np.concatenate(parts)
-        self._offsets = [np.array(found, dtype=np.int64) for found in offsets]
+        self._offsets = [np.array(partition_offsets, dtype=np.int64) for partition_offsets in offsets]
 
     def __len__(self) -> int:
         return sum(map(len, self._offsets))
@@ -67,9 +67,9 @@ class Outputs:
     def difference(self) -> Difference:
         """Compare each record, its key and its content, with what has to be there."""
         expected = self._workload.expected()
-        places = np.minimum(np.searchsorted(expected[:, 0], self._records[:, 0]), len(expected) - 1)
-        right = (expected[places] == self._records).all(axis=1)
-        counts = np.bincount(places[right], minlength=len(expected))
+        indexes = np.minimum(np.searchsorted(expected[:, 0], self._records[:, 0]), len(expected) - 1)
+        right = (expected[indexes] == self._records).all(axis=1)
+        counts = np.bincount(indexes[right], minlength=len(expected))
         return Difference(
             lost=int((counts == 0).sum()), doubled=int((counts[counts > 1] - 1).sum()), wrong=int((~right).sum())
         )

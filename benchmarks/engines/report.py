@@ -36,7 +36,7 @@ SMALL_BATCHES: Final = (("p50 ms", "p50_milliseconds", "{:,.0f}"), ("p99 ms", "p
 
 def medians(rounds: Sequence[dict[str, Any]], shown: Iterable[tuple[str, str, str]]) -> list[str]:
     """Return a median for each column."""
-    return [form.format(statistics.median(one[key] for one in rounds)) for _, key, form in shown]
+    return [form.format(statistics.median(figures[key] for figures in rounds)) for _, key, form in shown]
 
 
 def tables(results: Results) -> str:
@@ -65,11 +65,11 @@ def draw(results: Results, path: Path) -> None:
     for kind, row in zip(kinds, grid, strict=True):
         engines = results[kind]
         for (label, key, _), axes in zip(STEADY[:2], row, strict=True):
-            for place, rounds in enumerate(engines.values()):
-                values = [one[key] for one in rounds]
-                color = "tab:green" if list(engines)[place] == OURS.name else "tab:gray"
-                axes.barh(place, statistics.median(values), color=color, height=0.6)
-                axes.plot(values, [place] * len(values), "k.", markersize=3)
+            for position, rounds in enumerate(engines.values()):
+                values = [figures[key] for figures in rounds]
+                color = "tab:green" if list(engines)[position] == OURS.name else "tab:gray"
+                axes.barh(position, statistics.median(values), color=color, height=0.6)
+                axes.plot(values, [position] * len(values), "k.", markersize=3)
             axes.set_yticks(range(len(engines)), engines)
             axes.invert_yaxis()
             axes.set_title(f"{kind}: {label}", fontsize=10)

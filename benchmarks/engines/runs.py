@@ -69,11 +69,11 @@ class Runs:
 
     def to_the_end(self, engine: Starts, workload: Workload) -> dict[str, Any]:
         """Run once; returns the steady state, the seconds with the start, and what the output lacks."""
-        ran = self.watched(engine, workload)
+        run = self.watched(engine, workload)
         return {
-            **asdict(steady(ran.samples, ran.visible, workload.rows)),
-            "seconds_with_start": ran.seconds,
-            **asdict(ran.difference),
+            **asdict(steady(run.samples, run.visible, workload.rows)),
+            "seconds_with_start": run.seconds,
+            **asdict(run.difference),
             "load": os.getloadavg()[0],
         }
 
@@ -116,8 +116,8 @@ class Runs:
             finally:
                 tree.kill()
             outputs = Outputs(self._servers, given.sink, workload)
-        seen = outage(watch.samples, outputs.visible(watch.samples), killed)
-        return {**asdict(seen), **asdict(outputs.difference()), "load": os.getloadavg()[0]}
+        outage_figures = outage(watch.samples, outputs.visible(watch.samples), killed)
+        return {**asdict(outage_figures), **asdict(outputs.difference()), "load": os.getloadavg()[0]}
 
     def small_batches(self, engine: Engine, batches: int) -> dict[str, Any]:
         """Feed a running engine small batches; returns the milliseconds from acknowledged to read for each."""
@@ -173,13 +173,13 @@ class Runs:
             result_id=workload.avro.result_id if workload.avro else 0,
         )
         shutil.rmtree(folder)
-        there = self._admin.list_topics(timeout=30).topics
-        for future in self._admin.delete_topics([topic for topic in there if name in topic]).values():
+        topics = self._admin.list_topics(timeout=30).topics
+        for future in self._admin.delete_topics([topic for topic in topics if name in topic]).values():
             future.result(30)
 
     def _create(self, topics: list[str]) -> None:
-        made = [NewTopic(topic, PARTITIONS, 1, config={"segment.bytes": str(128 << 20)}) for topic in topics]
-        for future in self._admin.create_topics(made).values():
+        new_topics = [NewTopic(topic, PARTITIONS, 1, config={"segment.bytes": str(128 << 20)}) for topic in topics]
+        for future in self._admin.create_topics(new_topics).values():
             future.result(30)
 
     def _feed(self, workload: Workload) -> None:

@@ -92,5 +92,5 @@ class Watch:
 
     def _ends(self, level: IsolationLevel) -> tuple[int, ...]:
         latest = dict.fromkeys(self._partitions, OffsetSpec.latest())
-        found = self._admin.list_offsets(latest, isolation_level=level, request_timeout=30)
-        return tuple(found[partition].result().offset for partition in self._partitions)
+        futures = self._admin.list_offsets(latest, isolation_level=level, request_timeout=30)
+        return tuple(futures[partition].result().offset for partition in self._partitions)

@@ -66,23 +66,30 @@ class Workload:
         if self.query == PASSED:
             return
         for partition in range(PARTITIONS):
-            at = FIRST_MILLISECOND + DAY_MILLISECONDS
-            yield partition, b"last", self._value(-1, "user-last", LAST_ITEM, "last", 0, at)
+            timestamp = FIRST_MILLISECOND + DAY_MILLISECONDS
+            yield partition, b"last", self._value(-1, "user-last", LAST_ITEM, "last", 0, timestamp)
 
     def _event(self, number: int) -> tuple[bytes, bytes]:
         user, behavior = f"user-{_user(number):05}", "view" if number % 10 == 9 else "pay"
-        at = FIRST_MILLISECOND + number * MINUTES * 60_000 // self.rows
+        timestamp = FIRST_MILLISECOND + number * MINUTES * 60_000 // self.rows
         item = f"item-{_item(number):04}"
-        return user.encode(), self._value(number, user, item, behavior, _cents(number), at)
+        return user.encode(), self._value(number, user, item, behavior, _cents(number), timestamp)
 
-    def _value(self, number: int, user: str, item: str, behavior: str, cents: int, at: int) -> bytes:
-        text = _json(number, user, item, behavior, cents, at, self.value_bytes)
+    def _value(self, number: int, user: str, item: str, behavior: str, cents: int, timestamp: int) -> bytes:
+        text = _json(number, user, item, behavior, cents, timestamp, self.value_bytes)
         if self.avro is None:
             return text
         price = decimal.Decimal(cents).scaleb(-2)
         note = text.decode().rpartition(':"')[2][:-2]
-        known = {"event_id": number, "uuid": user, "itemCode": item, "behavior": behavior, "price": price, "ts": at}
-        return self.avro.encode({**known, "note": note})
+        fields = {
+            "event_id": number,
+            "uuid": user,
+            "itemCode": item,
+            "behavior": behavior,
+            "price": price,
+            "ts": timestamp,
+        }
+        return self.avro.encode({**fields, "note": note})
 
     def _passed(self, number: int) -> tuple[bytes, bytes]:
         key = b"%016d" % number
@@ -97,8 +104,8 @@ class Workload:
             groups = numbers * MINUTES // self.rows * ITEMS + _item(numbers)
             counts = np.bincount(groups, minlength=MINUTES * ITEMS)
             cents = np.bincount(groups, weights=_cents(numbers), minlength=MINUTES * ITEMS).astype(np.int64)
-            there = np.flatnonzero(counts)
-            return np.stack([there, counts[there], cents[there], there % ITEMS], axis=1)
+            present = np.flatnonzero(counts)
+            return np.stack([present, counts[present], cents[present], present % ITEMS], axis=1)
         paid = numbers[numbers % 10 != 9]
         return np.stack([paid, _user(paid), _item(paid), 2 * _cents(paid), _user(paid)], axis=1)
 
@@ -148,18 +155,18 @@ def _cents(number: Any) -> Any:
     return number * 101 % 50_000
 
 
-def _json(number: int, user: str, item: str, behavior: str, cents: int, at: int, size: int) -> bytes:
+def _json(number: int, user: str, item: str, behavior: str, cents: int, timestamp: int, size: int) -> bytes:
     price = f"{cents // 100}.{cents % 100:02}"
     text = (
         f'{{"event_id":{number},"uuid":"{user}","itemCode":"{item}","behavior":"{behavior}",'
-        f'"price":"{price}","ts":{at},"note":"'
+        f'"price":"{price}","ts":{timestamp},"note":"'
     )
     return f'{text.ljust(size - 2, "x")}"}}'.encode()
 
 
 def _numbers(column: pa.ChunkedArray) -> Matrix:
-    found: Matrix = column.to_numpy()
-    return found
+    numbers: Matrix = column.to_numpy()
+    return numbers
 
 
 def _digits(column: pa.ChunkedArray) -> Matrix:

@@ -43,7 +43,7 @@ DAG_ID: Final = "shop_totals_on_yarn"
 KILL_AFTER_COMMIT: Final = 3
 _LOOK_SECONDS: Final = 0.5
 _AIM_SECONDS: Final = 5.0
-_TOLD: Final = {
+_STATE_WORDS: Final = {
     "running": "runs",
     "deferred": "waits in the triggerer",
     "success": "has succeeded",
@@ -61,7 +61,7 @@ def main() -> int:
 def _play(console: Console, folder: Path) -> int:
     for name in [name for name in os.environ if name.startswith(processes.FOREIGN)]:
         del os.environ[name]
-    os.environ["TMPDIR"] = str(_made(folder / "tmp"))
+    os.environ["TMPDIR"] = str(_new_folder(folder / "tmp"))
     os.environ["KAFKA_OPTS"] = SHORT_LIVED
     try:
         with contextlib.ExitStack() as stack:
@@ -77,18 +77,20 @@ def _play(console: Console, folder: Path) -> int:
 def _run(console: Console, folder: Path, stack: contextlib.ExitStack) -> report.Account:
     clients, controllers = free_ports(2)
     console.say("three Kafka brokers start: replication factor 3, min.insync.replicas 2")
-    brokers = stack.enter_context(BrokerCluster(_made(folder / "brokers"), Loopback(NODES), (clients, controllers)))
+    brokers = stack.enter_context(
+        BrokerCluster(_new_folder(folder / "brokers"), Loopback(NODES), (clients, controllers))
+    )
     bench = feed(console, folder, {"bootstrap.servers": brokers.bootstrap_servers}, [main_job.TOPIC])
     console.say("HDFS and YARN start: a NameNode, a DataNode, a ResourceManager and a NodeManager")
-    hadoop = stack.enter_context(hadoop_cluster(_made(folder / "hadoop")))
+    hadoop = stack.enter_context(hadoop_cluster(_new_folder(folder / "hadoop")))
     store = stack.enter_context(object_stores.moto())
     console.say(f"YARN is ready at {hadoop.resource_manager}, S3 at {store}")
     airflow = _airflow(bench, hadoop, store)
     console.say("Airflow starts: API server, scheduler, DAG processor, triggerer")
     airflow.run(airflow.command("db", "migrate"), {})
     with standalone(airflow, {}), _keeping_logs(folder, airflow, hadoop):
-        known = "SELECT 1 FROM serialized_dag WHERE dag_id = ?"
-        eventually(lambda: airflow.query(known, DAG_ID), "Airflow knows the DAG", poll_seconds=_LOOK_SECONDS)
+        dag_query = "SELECT 1 FROM serialized_dag WHERE dag_id = ?"
+        eventually(lambda: airflow.query(dag_query, DAG_ID), "Airflow knows the DAG", poll_seconds=_LOOK_SECONDS)
         for command in ("unpause", "trigger"):
             airflow.run(airflow.command("dags", command, DAG_ID), {})
         console.say(f"the DAG {DAG_ID} is triggered: stream, gate, compare")
@@ -107,7 +109,7 @@ def _judge(bench: Bench, killed: Sequence[KilledLeader], restarts: int) -> repor
 
 def _airflow(bench: Bench, hadoop: HadoopCluster, store: str) -> Airflow:
     """Return an Airflow whose connections lead to the cluster and to the bucket."""
-    airflow = make_airflow(_made(bench.folder / "airflow"), dict(bench.config))
+    airflow = make_airflow(_new_folder(bench.folder / "airflow"), dict(bench.config))
     extra = {"deploy-mode": "cluster", "yarn_resourcemanager_webapp_address": hadoop.resource_manager}
     connections = {
         "SPARK_DEFAULT": {"conn_type": "spark", "host": "yarn", "extra": extra},
@@ -141,7 +143,7 @@ def _spark_settings(folder: Path) -> Path:
             f"spark.{part}.extraJavaOptions": SHORT_LIVED,
         }
     lines = (f"{name} {value}\n" for name, value in settings.items())
-    (_made(folder) / "spark-defaults.conf").write_text("".join(lines))
+    (_new_folder(folder) / "spark-defaults.conf").write_text("".join(lines))
     return folder
 
 
@@ -154,7 +156,7 @@ class _Show:
         self._kill = LeaderKill(brokers, bench.config, main_job.PIPELINE, main_job.TOPIC, self._driver)
         self._killed: KilledLeader | None = None
         self._is_down = False
-        self._told: dict[str, str] = {}
+        self._states: dict[str, str] = {}
 
     def go_on(self) -> KilledLeader | None:
         """Return which broker was killed, when the DAG has succeeded and all brokers are there.
@@ -169,7 +171,7 @@ class _Show:
                     self._kill_or_restart(watch)
                 time.sleep(_LOOK_SECONDS)
         if state == "failed":
-            raise DemoFailedError(f"the DAG did not succeed: {self._told}")
+            raise DemoFailedError(f"the DAG did not succeed: {self._states}")
         if self._is_down:
             self._restart()
         self._brokers.wait_until_whole()
@@ -179,8 +181,8 @@ class _Show:
         """Return the DAG run's state; tell what is new of its tasks."""
         [(run,)] = self._airflow.query("SELECT state FROM dag_run WHERE dag_id = ?", DAG_ID)
         for task, state in self._airflow.query("SELECT task_id, state FROM task_instance WHERE dag_id = ?", DAG_ID):
-            if state in _TOLD:
-                self._tell(f"task {task}", _TOLD[state])
+            if state in _STATE_WORDS:
+                self._tell(f"task {task}", _STATE_WORDS[state])
         return str(run)
 
     def _is_driver_up(self) -> bool:
@@ -190,10 +192,10 @@ class _Show:
             self._tell(f"YARN: {application['id']}", f"is {application['state']}")
         return any(application["state"] == "RUNNING" for application in applications)
 
-    def _tell(self, what: str, state: str) -> None:
-        if self._told.get(what) != state:
-            self._told[what] = state
-            self._say(f"{what} {state}")
+    def _tell(self, subject: str, state: str) -> None:
+        if self._states.get(subject) != state:
+            self._states[subject] = state
+            self._say(f"{subject} {state}")
 
     def _kill_or_restart(self, watch: LedgerWatch) -> None:
         commit = watch.commit
@@ -217,11 +219,11 @@ class _Show:
 
     def _await_other_leaders(self, killed: KilledLeader) -> None:
         """Wait until Kafka sends nobody to the killed broker, where a request waits for as long as it may take."""
-        places = (main_job.TOPIC, killed.partition), (ledger_topic(main_job.PIPELINE), 0)
+        topic_partitions = (main_job.TOPIC, killed.partition), (ledger_topic(main_job.PIPELINE), 0)
 
         def leaders() -> list[int] | None:
-            found = [self._brokers.leader(*place) for place in places]
-            return None if {killed.broker, -1} & set(found) else found
+            leader_ids = [self._brokers.leader(*topic_partition) for topic_partition in topic_partitions]
+            return None if {killed.broker, -1} & set(leader_ids) else leader_ids
 
         leader, _ = eventually(leaders, "other brokers lead", poll_seconds=_LOOK_SECONDS)
         self._say(f"broker {leader} leads partition {killed.partition}, {time.time() - killed.kill.at:.1f} s later")
@@ -257,7 +259,7 @@ def _keeping_logs(folder: Path, airflow: Airflow, hadoop: HadoopCluster) -> Iter
         (folder / "tasks.log").write_text(airflow.task_logs())
 
 
-def _made(folder: Path) -> Path:
+def _new_folder(folder: Path) -> Path:
     folder.mkdir()
     return folder
 

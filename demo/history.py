@@ -150,12 +150,12 @@ def batches_of(commits: Iterable[CommitRecord]) -> list[Batch]:
 def source_ranges(checkpoint: Path) -> list[Ranges]:
     """Return what each batch of a checkpoint takes from the source, in order."""
     ranges: list[Ranges] = []
-    before: dict[int, int] = {}
+    previous_ends: dict[int, int] = {}
     for number in sorted(int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*")):
         text = (checkpoint / "offsets" / str(number)).read_text().splitlines()[-1]
-        after = {int(partition): end for partition, end in json.loads(text)[SOURCE_TOPIC].items()}
-        ranges.append({partition: (before.get(partition, 0), end) for partition, end in after.items()})
-        before = after
+        ends = {int(partition): end for partition, end in json.loads(text)[SOURCE_TOPIC].items()}
+        ranges.append({partition: (previous_ends.get(partition, 0), end) for partition, end in ends.items()})
+        previous_ends = ends
     return ranges
 
 

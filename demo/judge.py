@@ -69,19 +69,23 @@ class Figures:
 def figures(history: History, events: Sequence[Event], purchases: Sequence[Purchase]) -> Figures:
     """Compute a history's figures."""
     expectation = Expectation(events)
-    seen = Counter(update.pair for update in history.updates)
+    visible = Counter(update.pair for update in history.updates)
     due: dict[tuple[str, int], Decimal] = {}
     doubled_in: dict[int, int] = {}
     for batch in history.batches:
         rows = expectation.next(batch.source)
         due.update(rows)
-        if again := sum(seen[pair] - 1 for pair in rows if seen[pair] > 1):
-            doubled_in[batch.number] = again
+        if doubled := sum(visible[pair] - 1 for pair in rows if visible[pair] > 1):
+            doubled_in[batch.number] = doubled
     newest = {update.customer: update for update in history.updates}
     truth = totals(purchases)
     shown = {customer: (update.purchases, update.paid) for customer, update in newest.items()}
-    deaths = [kill.at for kill in history.kills]
-    calm = [batch for batch in history.batches if not any(batch.started <= at <= batch.committed for at in deaths)]
+    death_times = [kill.at for kill in history.kills]
+    calm = [
+        batch
+        for batch in history.batches
+        if not any(batch.started <= death_time <= batch.committed for death_time in death_times)
+    ]
     busy_seconds = sum(batch.committed - batch.started for batch in calm)
     records_taken = sum(batch.records for batch in calm)
     return Figures(
@@ -93,9 +97,9 @@ def figures(history: History, events: Sequence[Event], purchases: Sequence[Purch
         rows_visible=len(history.updates),
         rows_written=history.rows_written,
         records_lost=sum(max(0, count - shown.get(customer, (0,))[0]) for customer, (count, _) in truth.items()),
-        rows_missing=len(due.keys() - seen.keys()),
-        rows_doubled=sum(times - 1 for times in seen.values()),
-        pairs_doubled=sum(times > 1 for times in seen.values()),
+        rows_missing=len(due.keys() - visible.keys()),
+        rows_doubled=sum(times - 1 for times in visible.values()),
+        pairs_doubled=sum(times > 1 for times in visible.values()),
         doubled_in=doubled_in,
         rows_wrong=sum(due.get(update.pair) != update.paid for update in history.updates),
         customers_off=sum(shown.get(customer) != truth.get(customer) for customer in shown.keys() | truth.keys()),
@@ -174,19 +178,21 @@ def ledger_problems(
     ]
 
 
-def _numbers(kind: str, found: Sequence[int]) -> list[str]:
-    expected = list(range(1, len(found) + 1))
-    if list(found) == expected:
+def _numbers(kind: str, numbers: Sequence[int]) -> list[str]:
+    expected = list(range(1, len(numbers) + 1))
+    if list(numbers) == expected:
         return []
-    first = next(index for index, (left, right) in enumerate(zip(found, expected, strict=True)) if left != right)
-    return [f"ledger: {kind} {expected[first]} should follow, {kind} {found[first]} does"]
+    first = next(index for index, (left, right) in enumerate(zip(numbers, expected, strict=True)) if left != right)
+    return [f"ledger: {kind} {expected[first]} should follow, {kind} {numbers[first]} does"]
 
 
 def _tiling(commits: Sequence[CommitRecord], source_ends: Mapping[int, int]) -> list[str]:
     wrong = []
     for partition, end in sorted(source_ends.items()):
-        taken = [(f"commit {commit.commit}", commit.source.get(SOURCE_TOPIC, {}).get(partition)) for commit in commits]
-        ranges = [(name, *bounds) for name, bounds in taken if bounds]
+        named_bounds = [
+            (f"commit {commit.commit}", commit.source.get(SOURCE_TOPIC, {}).get(partition)) for commit in commits
+        ]
+        ranges = [(name, *bounds) for name, bounds in named_bounds if bounds]
         edges = [("the beginning", 0, 0), *ranges, ("the end", end, end)]
         wrong += [
             f"source partition {partition}: {before} ends at {stop:,}, {after} starts at {start:,}"
@@ -200,17 +206,17 @@ def _deliveries(
     commits: Sequence[CommitRecord], events: Sequence[Event], updates: Sequence[Update], sink_topic: str
 ) -> list[str]:
     """Match every visible row with the one commit whose range holds it, and every commit with the rows it owes."""
-    claimed: dict[int, list[tuple[int, int, int]]] = {}
+    commit_ranges: dict[int, list[tuple[int, int, int]]] = {}
     for commit in commits:
-        for partition, written in commit.sink.get(sink_topic, {}).items():
-            claimed.setdefault(partition, []).append((written.first, written.last, commit.commit))
-    for ranges in claimed.values():
+        for partition, sink_range in commit.sink.get(sink_topic, {}).items():
+            commit_ranges.setdefault(partition, []).append((sink_range.first, sink_range.last, commit.commit))
+    for ranges in commit_ranges.values():
         ranges.sort()
     delivered: dict[int, dict[tuple[str, int], Decimal]] = {commit.commit: {} for commit in commits}
     rows: Counter[int] = Counter()
     homeless = []
     for update in updates:
-        ranges = claimed.get(update.partition, [])
+        ranges = commit_ranges.get(update.partition, [])
         index = bisect_right(ranges, (update.offset, float("inf"), 0)) - 1
         if index < 0 or not ranges[index][0] <= update.offset <= ranges[index][1]:
             homeless.append(f"{update.partition}:{update.offset}")
@@ -228,7 +234,7 @@ def _deliveries(
     return wrong
 
 
-def _finding(what: str, where: Iterable[object]) -> list[str]:
-    places = sorted(where, key=str)
-    more = ", …" if len(places) > _NAMED else ""
-    return [f"{what}: {', '.join(map(str, places[:_NAMED]))}{more} ({len(places):,} in all)"] if places else []
+def _finding(subject: str, items: Iterable[object]) -> list[str]:
+    ordered = sorted(items, key=str)
+    more = ", …" if len(ordered) > _NAMED else ""
+    return [f"{subject}: {', '.join(map(str, ordered[:_NAMED]))}{more} ({len(ordered):,} in all)"] if ordered else []

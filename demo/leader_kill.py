@@ -74,19 +74,19 @@ class LeaderKill:
             while time.monotonic() < deadline:
                 if _open(ends):
                     with _stopped(self._driver()):
-                        described = transactions.describe_transactions([self._transactional_id])
-                        ongoing = described[self._transactional_id].state is TransactionState.ONGOING
-                        if ongoing and (held := _open(ends)):
-                            return self._kill(run, held)
+                        descriptions = transactions.describe_transactions([self._transactional_id])
+                        ongoing = descriptions[self._transactional_id].state is TransactionState.ONGOING
+                        if ongoing and (open_records := _open(ends)):
+                            return self._kill(run, open_records)
                 time.sleep(_STEP_SECONDS)
         return None
 
-    def _kill(self, run: int, held: Mapping[int, int]) -> KilledLeader:
-        partition = max(held, key=lambda partition: held[partition])
+    def _kill(self, run: int, open_records: Mapping[int, int]) -> KilledLeader:
+        partition = max(open_records, key=lambda partition: open_records[partition])
         broker = self._brokers.leader(self._topic, partition)
         self._brokers.kill(broker)
         kill = Kill(run=run, at=time.time(), label="SIGKILL of a leader in mid-write")
-        return KilledLeader(broker=broker, partition=partition, rows=held[partition], kill=kill)
+        return KilledLeader(broker=broker, partition=partition, rows=open_records[partition], kill=kill)
 
 
 def _open(ends: topics.Ends) -> dict[int, int]:

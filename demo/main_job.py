@@ -99,12 +99,12 @@ class MainJob:
         """
         command = processes.python("-m", "demo.dag_run", str(self._home.path), str(self._result))
         process = processes.start(command, environment=self._environment(config), log=self.log)
-        told = 0
+        reported = 0
         try:
             with LedgerWatch(PIPELINE, config, progress, say) as watch:
                 while process.poll() is None:
-                    for entry in restarts.read(self._home.restarts)[told:]:
-                        told += 1
+                    for entry in restarts.read(self._home.restarts)[reported:]:
+                        reported += 1
                         say(f"run {watch.run} is dead: {entry.cause}; the operator starts the next")
                     watch.look()
                     with contextlib.suppress(subprocess.TimeoutExpired):

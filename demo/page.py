@@ -85,9 +85,9 @@ def _lead(story: Story) -> str:
         return escape(
             f"{lead}Every purchase counts once, to the cent, and the ledger's {ours.batches} commits have no gap."
         )
-    found = "".join(f"<li>{escape(problem)}</li>" for problem in story.ours.problems)
-    off = escape(verdict(story.ours))
-    return f'{escape(lead)}<strong class="bad">{off}</strong></p><ul class="bad">{found}</ul><p>'
+    problems = "".join(f"<li>{escape(problem)}</li>" for problem in story.ours.problems)
+    verdict_text = escape(verdict(story.ours))
+    return f'{escape(lead)}<strong class="bad">{verdict_text}</strong></p><ul class="bad">{problems}</ul><p>'
 
 
 def _tiles(ours: Figures) -> str:
@@ -126,9 +126,9 @@ def _kill_marks(history: History) -> list[Mark]:
     return [Mark(at=kill.at, label=kill.label, kind="kill") for kill in history.kills]
 
 
-def _caption(found: Figures) -> str:
-    doubled = f"{found.rows_doubled:,} rows doubled" if found.rows_doubled else "no row doubled"
-    return f"{found.batches} batches, {found.restarts} restarts, {doubled}"
+def _caption(figures: Figures) -> str:
+    doubled = f"{figures.rows_doubled:,} rows doubled" if figures.rows_doubled else "no row doubled"
+    return f"{figures.batches} batches, {figures.restarts} restarts, {doubled}"
 
 
 def _description(account: Account) -> str:
@@ -165,9 +165,9 @@ def _commits(story: Story) -> list[str]:
 
 def _footer() -> str:
     parts = ("airflow-provider-exactlyonce", "apache-airflow", "pyspark", "confluent-kafka")
-    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    created = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     versions = ", ".join(f"{part} {version(part)}" for part in parts)
     return (
-        f"Made by python -m demo, {made}, on {os.cpu_count()} cores with Python {platform.python_version()}: "
+        f"Made by python -m demo, {created}, on {os.cpu_count()} cores with Python {platform.python_version()}: "
         f"{versions}. Data: the CDNOW purchases of P. Fader and B. Hardie; see dags/data/README.md."
     )

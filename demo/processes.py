@@ -44,11 +44,11 @@ def interruptible() -> Iterator[None]:
             signal.signal(repeated, signal.SIG_IGN)
         raise Interrupted(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, interrupt) for number in _ENDING}
+    previous_handlers = {number: signal.signal(number, interrupt) for number in _ENDING}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -86,11 +86,11 @@ def end_descendants(*, spared: frozenset[int] = frozenset()) -> None:
 
     :param spared: process ids that somebody else ends in order
     """
-    while left := [child for child in psutil.Process().children(recursive=True) if child.pid not in spared]:
-        for child in left:
+    while remaining := [child for child in psutil.Process().children(recursive=True) if child.pid not in spared]:
+        for child in remaining:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        psutil.wait_procs(left, timeout=_GRACE_SECONDS)
+        psutil.wait_procs(remaining, timeout=_GRACE_SECONDS)
 
 
 def tail(log: Path, lines: int) -> str:

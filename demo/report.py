@@ -83,8 +83,8 @@ def rows(*systems: Figures) -> list[Row]:
     ]
 
 
-def _seconds(found: Figures) -> str:
-    return ", ".join("never" if seconds is None else f"{seconds:.1f}" for seconds in found.seconds_to_recover) or "-"
+def _seconds(figures: Figures) -> str:
+    return ", ".join("never" if seconds is None else f"{seconds:.1f}" for seconds in figures.seconds_to_recover) or "-"
 
 
 def text(ours: Account, stock: Account | None = None) -> str:
@@ -122,10 +122,12 @@ def verdict(ours: Account) -> str:
 
 def stock_remark(stock: Account) -> str:
     """Return what the stock sink's column shows, whatever it is."""
-    found = stock.figures
-    if not found.rows_doubled:
+    figures = stock.figures
+    if not figures.rows_doubled:
         return f"{stock.name}: no row was doubled this time; it promises at least once."
-    where = " and ".join(f"{again:,} of batch {batch}" for batch, again in found.doubled_in.items())
-    last = f"{found.customers_off:,} newest totals are wrong" if found.customers_off else "The newest totals are right"
-    twice = f"{stock.name}: {found.rows_doubled:,} rows came twice, {where}."
+    doubled_batches = " and ".join(f"{doubled:,} of batch {batch}" for batch, doubled in figures.doubled_in.items())
+    last = (
+        f"{figures.customers_off:,} newest totals are wrong" if figures.customers_off else "The newest totals are right"
+    )
+    twice = f"{stock.name}: {figures.rows_doubled:,} rows came twice, {doubled_batches}."
     return f"{twice} {last}; whoever acts on each row acted twice."

@@ -35,9 +35,9 @@ def perform(opening: str, play: Callable[[Console, Path], int]) -> int:
     processes.adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="exactlyonce-demo-"))
     try:
-        with processes.interruptible(), contextlib.ExitStack() as at_last:
-            at_last.callback(processes.end_descendants)
-            at_last.enter_context(_keeping_logs(folder))
+        with processes.interruptible(), contextlib.ExitStack() as stack:
+            stack.callback(processes.end_descendants)
+            stack.enter_context(_keeping_logs(folder))
             return play(console, folder)
     except processes.Interrupted as reason:
         console.plain(f"{reason}: everything that the demo started has ended.")

@@ -62,19 +62,19 @@ class StockRun:
 
         :raises DemoFailedError: when a run ends badly that nobody killed
         """
-        left = list(aims)
+        pending = list(aims)
         for _ in range(_RUNS_AT_MOST):
             process = self._start()
             try:
-                kill = self._watch(process, left[0] if left else None)
+                kill = self._watch(process, pending[0] if pending else None)
             finally:
                 processes.end(process)
             if kill is None:
                 if process.returncode != 0:
                     raise DemoFailedError(f"the stock run ended with {process.returncode}; the end of {self.log}:")
                 return self._history()
-            self._tell(left[0], kill)
-            left = [replace(left[0], batch=left[0].batch + 1), *left[1:]] if kill.is_late else left[1:]
+            self._tell(pending[0], kill)
+            pending = [replace(pending[0], batch=pending[0].batch + 1), *pending[1:]] if kill.is_late else pending[1:]
             time.sleep(RESTART_DELAY_SECONDS)
         raise DemoFailedError(f"the stock run did not end in {_RUNS_AT_MOST} starts; the end of {self.log}:")
 
@@ -107,13 +107,13 @@ class StockRun:
         if time.monotonic() - self._shown >= _SHOW_SECONDS:
             self._shown = time.monotonic()
             done = source_ranges(self._checkpoint)[: sum(1 for _ in (self._checkpoint / "commits").glob("[0-9]*"))]
-            taken = sum(end for _, end in done[-1].values()) if done else 0
-            self._progress(taken, f"records through the stock sink · run {len(self._starts)}")
+            records = sum(end for _, end in done[-1].values()) if done else 0
+            self._progress(records, f"records through the stock sink · run {len(self._starts)}")
 
     def _tell(self, aim: Aim, kill: TimedKill) -> None:
-        where = "right after" if aim.wholly_written else "in the middle of"
+        moment = "right after" if aim.wholly_written else "in the middle of"
         late = "; too late, Spark had noted the batch already" if kill.is_late else ""
-        self._say(f"stock sink: driver killed {where} the writing of batch {aim.batch}{late}")
+        self._say(f"stock sink: driver killed {moment} the writing of batch {aim.batch}{late}")
 
     def _history(self) -> History:
         return History(

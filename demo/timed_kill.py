@@ -90,9 +90,9 @@ class TimedKill:
 
     def _rows_wanted(self) -> tuple[int, int]:
         """Return how many rows the topic holds before the batch's first, and at the moment of the kill."""
-        before = self._rows_at_start + sum(self._due[self._first : self._aim.batch])
-        own = self._due[self._aim.batch]
-        return before, before + (own if self._aim.wholly_written else max(1, own // 4))
+        rows_before = self._rows_at_start + sum(self._due[self._first : self._aim.batch])
+        batch_rows = self._due[self._aim.batch]
+        return rows_before, rows_before + (batch_rows if self._aim.wholly_written else max(1, batch_rows // 4))
 
     def _learn(self) -> None:
         ranges = source_ranges(self._checkpoint)

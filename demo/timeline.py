@@ -64,8 +64,8 @@ class Timeline:
             f'aria-label="{escape(description)}">{"".join(parts)}</svg>'
         )
 
-    def _x(self, at: float) -> float:
-        return max(0.0, min(100.0, (at - self._began) / self._span_seconds * 100))
+    def _x(self, moment: float) -> float:
+        return max(0.0, min(100.0, (moment - self._began) / self._span_seconds * 100))
 
     def _steps(self) -> list[str]:
         """Draw the stair of records that are done: one step a commit, flat while nothing runs."""
@@ -94,10 +94,10 @@ class Timeline:
 
     def _runs(self) -> list[str]:
         """Draw when a driver lived, below the stair."""
-        died = {kill.run: kill.at for kill in self._history.kills}
+        death_times = {kill.run: kill.at for kill in self._history.kills}
         parts = []
         for number, start in enumerate(self._history.starts, start=1):
-            left, right = self._x(start), self._x(died.get(number, self._ended))
+            left, right = self._x(start), self._x(death_times.get(number, self._ended))
             parts.append(
                 f'<rect class="run" x="{left:.2f}%" y="{_RUNS_TOP}" width="{max(0.0, right - left):.2f}%" '
                 f'height="{_RUN_HEIGHT}" rx="3"/>'
@@ -118,7 +118,10 @@ class Timeline:
         return [*lines, *texts]
 
     def _axis(self) -> list[str]:
-        step = next((s for s in _STEPS_SECONDS if self._span_seconds / s <= _TICKS_AT_MOST), _STEPS_SECONDS[-1])
+        step = next(
+            (candidate for candidate in _STEPS_SECONDS if self._span_seconds / candidate <= _TICKS_AT_MOST),
+            _STEPS_SECONDS[-1],
+        )
         parts = [f'<line class="axis" x1="0" x2="100%" y1="{_AXIS_TOP}" y2="{_AXIS_TOP}"/>']
         for seconds in range(0, int(self._span_seconds) + 1, step):
             x = seconds / self._span_seconds * 100

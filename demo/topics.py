@@ -88,8 +88,8 @@ class Ends:
         return sum(self._ask(IsolationLevel.READ_UNCOMMITTED).values())
 
     def _ask(self, isolation: IsolationLevel) -> dict[int, int]:
-        asked = dict.fromkeys(self._partitions, OffsetSpec.latest())
-        futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=_TIMEOUT_SECONDS)
+        offset_specs = dict.fromkeys(self._partitions, OffsetSpec.latest())
+        futures = self._admin.list_offsets(offset_specs, isolation_level=isolation, request_timeout=_TIMEOUT_SECONDS)
         return {partition.partition: future.result().offset for partition, future in futures.items()}
 
 

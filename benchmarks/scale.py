@@ -144,8 +144,8 @@ def measure_transactions(config: dict[str, str], partitions: int, rounds: int) -
                 time.sleep(0.005)
             moments.append(time.perf_counter())
             best = {
-                step: min(quickest, after - start)
-                for (step, quickest), start, after in zip(best.items(), moments, moments[1:], strict=False)
+                step: min(quickest, end - start)
+                for (step, quickest), start, end in zip(best.items(), moments, moments[1:], strict=False)
             }
     return {f"{step}_milliseconds": 1000 * seconds for step, seconds in best.items()}
 

@@ -239,12 +239,12 @@ class Upgrade:
             return outcome
         return self._wait(plan, outcome, not_answered(self._home, outcome.token))
 
-    def _wait(self, plan: Plan, until: WaitCondition, error: ExactlyOnceError) -> WaitCondition:
+    def _wait(self, plan: Plan, condition: WaitCondition, error: ExactlyOnceError) -> WaitCondition:
         """Raise when the driver has taken longer than it may; the next try has as long again."""
         if time.time() - plan.entered > plan.options.stop_timeout:
             self._write(replace(plan, entered=time.time()))
             raise error
-        return replace(until, seconds=plan.options.stop_timeout)
+        return replace(condition, seconds=plan.options.stop_timeout)
 
     def _not_stopped(self, plan: Plan, token: str | None) -> NotAnsweredError:
         return not_stopped(self._home, plan.pipeline, token, plan.options.stop_timeout)

@@ -137,11 +137,15 @@ def forget(connection: psycopg.Connection[Any], key: Key, before: int) -> None:
 
 def place_of(connection: psycopg.Connection[Any], table: PostgresTable) -> object:
     """Return an identity of the table, unique over all clusters."""
-    name = table.quoted.as_string(connection)
+    name = {"table": table.quoted.as_string(connection)}
+    by_system, by_start = (
+        places.POSTGRESQL.format(server=server, table="%(table)s")
+        for server in (places.POSTGRESQL_SYSTEM, places.POSTGRESQL_START)
+    )
     try:
-        row = connection.execute(places.POSTGRESQL.format(table="%(table)s"), {"table": name}).fetchone()
+        row = connection.execute(by_system, name).fetchone()
     except psycopg.errors.InsufficientPrivilege:
-        return "postgresql", connection.info.host, connection.info.port, connection.info.dbname, name
+        row = connection.execute(by_start, name).fetchone()
     return "postgresql", *(row or ())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -118,18 +119,26 @@ def test_a_commit_is_what_the_tasks_wrote(case: Case) -> None:
     ]
 
 
+@pytest.mark.parametrize("may_ask_for_the_system", [True, False])
 def test_a_table_is_one_place_whatever_it_is_called_and_whoever_writes_to_it(
-    case: Case,
+    case: Case, may_ask_for_the_system: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    user = case.parameters.get("user", "postgres")
+    if not may_ask_for_the_system:
+        user = f"u_{case.parameters['dbname']}"
+        case.sql("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+        case.sql(f"CREATE ROLE {user} LOGIN")
+        monkeypatch.setenv("EXACTLYONCE_POSTGRES", json.dumps({"postgres_default": {**case.parameters, "user": user}}))
     case.sql('CREATE TABLE "Rows" (id bigint PRIMARY KEY, v text)')
     case.sql("CREATE TABLE parted (id bigint PRIMARY KEY, v text) PARTITION BY RANGE (id)")
     case.sql("CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (9)")
+    case.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}")
     tables = ["rows", "public.rows", '"rows"', "ROWS", '"Rows"', "parted", "low"]
     places = [case.connected(PostgresSink(name="s", table=table)).place for table in tables]
     assert len(set(places[:4])) == 1
     assert len({*places[:4], *places[4:5], *places[5:]}) == 3, "a partition is its table"
     host, database = case.parameters["host"], case.parameters["dbname"]
-    url = f"postgresql+psycopg://postgres@/{database}?host={host}"
+    url = f"postgresql+psycopg://{user}@/{database}?host={host}"
     assert UpsertSink(name="u", url=url, table="rows", key="id").open(CONTEXT).place == places[0]
     assert UpsertSink(name="u", url=url, table="Rows", key="id").open(CONTEXT).place == places[4]
     again = [case.connected(PostgresSink(name="s", table=table)) for table in ("rows", "public.rows")]

@@ -83,20 +83,20 @@ class KeyedHarness:
         :param watermark: the batch's watermark, in milliseconds; by default as the batch before
         :raises RefusedError: when a clock would go back
         """
-        self._set_clocks(processing_time, watermark)
         records = [Record.of(row) if isinstance(row, Mapping) else row for row in rows]
-        snapshot = self._memory.copy()
+        snapshot = self._memory.copy(), self.watermark, self._late
         try:
-            produced = list(self._batch([row for row in records if not self._is_late(row)]))
+            self._set_clocks(processing_time, watermark)
+            produced = [self._output(row) for row in self._batch([row for row in records if not self._is_late(row)])]
+            self._late = self.watermark
+            if self._delay is not None:
+                latest = max((self._event_time(row) for row in records if self._has_event_time(row)), default=_EPOCH)
+                milliseconds = dt.timedelta(milliseconds=1)
+                self.watermark = max(self.watermark, (latest - _EPOCH) // milliseconds - self._delay // milliseconds)
         except BaseException:
-            self._memory = snapshot
+            self._memory, self.watermark, self._late = snapshot
             raise
-        self._late = self.watermark
-        if self._delay is not None:
-            latest = max((self._event_time(row) for row in records if self._has_event_time(row)), default=_EPOCH)
-            milliseconds = dt.timedelta(milliseconds=1)
-            self.watermark = max(self.watermark, (latest - _EPOCH) // milliseconds - self._delay // milliseconds)
-        return [self._output(row) for row in produced]
+        return produced
 
     def state(self, name: str, key: Any) -> Any:
         """Return a key's state: a value, a result, a list, or a map as a dictionary.

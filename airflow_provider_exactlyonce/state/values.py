@@ -8,9 +8,9 @@ the same value is read in that batch and in any later one, in Spark and in the h
 from __future__ import annotations
 
 import datetime as dt
-import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from typing import Any, Final
 
@@ -151,9 +151,12 @@ def _instance_of(kind: type, name: str) -> Coerce:
 def _double(value: Any) -> Any:
     if type(value) is float or value is None:
         return value
-    if type(value) is int and int(float(value)) == value:
-        return float(value)
-    raise TypeMismatchError(value, "DOUBLE", "it would be rounded" if type(value) is int else "")
+    if type(value) is not int:
+        raise TypeMismatchError(value, "DOUBLE")
+    with suppress(OverflowError):  # larger than any double
+        if int(float(value)) == value:
+            return float(value)
+    raise TypeMismatchError(value, "DOUBLE", "it would be rounded")
 
 
 def _float(value: Any) -> Any:
@@ -162,10 +165,10 @@ def _float(value: Any) -> Any:
         return None
     if type(value) not in (float, int):
         raise TypeMismatchError(value, "FLOAT")
-    rounded = struct.unpack("f", struct.pack("f", value))[0]
-    if math.isinf(rounded) and not math.isinf(value):
-        raise TypeMismatchError(value, "FLOAT", "32 bits")
-    return rounded
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except (OverflowError, struct.error):  # a finite one that 32 bits have no room for
+        raise TypeMismatchError(value, "FLOAT", "32 bits") from None
 
 
 def _binary(value: Any) -> Any:

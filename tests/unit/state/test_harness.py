@@ -141,6 +141,26 @@ def test_a_batch_that_raises_changes_nothing() -> None:
     assert (harness.state("count", 1), harness.state("count", 2)) == (1, None)
 
 
+@pytest.mark.parametrize("clocks", [{"watermark": 9000}, {"watermark": 9000, "processing_time": 9}, {"watermark": 1}])
+def test_a_batch_that_raises_moves_no_clock(clocks: dict[str, int]) -> None:
+    class Poisoned(KeyedProcessFunction[Any, Any]):
+        event_time = "at"
+        output = "n BIGINT"
+
+        def process_element(self, value: Any, context: Context) -> Iterator[Any]:
+            yield (10 // value.v,)
+
+    def row(v: int, second: int) -> dict[str, Any]:
+        return {"k": 1, "v": v, "at": dt.datetime.fromtimestamp(second, dt.UTC)}
+
+    harness = KeyedHarness(Poisoned(), "k")
+    assert harness.process([row(5, 10)], watermark=5000, processing_time=7) == [(2,)]
+    with pytest.raises((ZeroDivisionError, RefusedError)):
+        harness.process([row(1, 20), row(0, 20)], **clocks)
+    assert (harness.watermark, harness.processing_time) == (5000, 7)
+    assert harness.process([row(2, 6)], watermark=6000) == [(5,)], "it is not late"
+
+
 def test_what_a_function_keeps_beside_its_states_is_gone_with_the_batch() -> None:
     class Forgetful(KeyedProcessFunction[Any, Any]):
         output = "n BIGINT, opened BIGINT"

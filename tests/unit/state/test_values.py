@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pendulum
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state import MapState, Record
@@ -15,6 +18,15 @@ from airflow_provider_exactlyonce.state.ddl import parse
 from airflow_provider_exactlyonce.state.values import TypeMismatchError, coerce
 
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+KINDS = [
+    *("BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL(12,2)", "DECIMAL(38,18)"),
+    *("STRING", "BINARY", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "ARRAY<FLOAT>", "MAP<STRING, DOUBLE>", "a INT, b DATE"),
+]
+NUMBERS = st.one_of(st.integers(), st.integers(-(10**400), 10**400), st.floats(), st.decimals(), st.booleans())
+VALUES = st.one_of(
+    *(NUMBERS, st.text(), st.binary(), st.dates(), st.datetimes(timezones=st.sampled_from([None, dt.UTC])), st.none()),
+    *(st.lists(NUMBERS, max_size=2), st.dictionaries(st.text(), NUMBERS, max_size=2), st.tuples(NUMBERS, st.dates())),
+)
 
 
 class Average(NamedTuple):
@@ -33,6 +45,7 @@ class Average(NamedTuple):
         ("DECIMAL(38,2)", Decimal("9" * 36 + ".99"), Decimal("9" * 36 + ".99")),
         ("DOUBLE", 5, 5.0),
         ("FLOAT", 0.1, 0.10000000149011612),
+        ("FLOAT", float("-inf"), float("-inf")),
         ("STRING", "é", "é"),
         ("BINARY", bytearray(b"x"), b"x"),
         ("DATE", dt.date(2026, 3, 1), dt.date(2026, 3, 1)),
@@ -69,8 +82,10 @@ def test_a_value_is_kept_as_the_store_gives_it_back(kind: str, value: Any, kept:
         ("DECIMAL(12,2)", Decimal("NaN"), "NaN"),
         ("DECIMAL(12,2)", 1.5, "1.5 does not fit DECIMAL"),
         ("DOUBLE", 2**53 + 1, "it would be rounded"),
+        ("DOUBLE", 10**400, "it would be rounded"),
         ("DOUBLE", Decimal(1), "does not fit DOUBLE"),
         ("FLOAT", 1e300, "32 bits"),
+        ("FLOAT", -(10**400), "32 bits"),
         ("STRING", b"x", "b'x' does not fit STRING"),
         ("BOOLEAN", 1, "1 does not fit BOOLEAN"),
         ("DATE", NOON, "does not fit DATE"),
@@ -91,6 +106,15 @@ def test_a_value_that_spark_would_change_or_drop_is_refused(kind: str, value: An
     with pytest.raises(TypeMismatchError) as raised:
         coerce(parse(kind))(value)
     assert why in str(raised.value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(kind=st.sampled_from(KINDS), value=VALUES)
+def test_whatever_is_written_is_kept_or_refused_by_name(kind: str, value: Any) -> None:
+    coerced = coerce(parse(kind))
+    with suppress(TypeMismatchError):
+        kept = coerced(value)
+        assert repr(coerced(kept)) == repr(kept), "what the store gives back is kept as it is"
 
 
 def test_a_type_that_python_cannot_look_up_is_no_key_of_a_map() -> None:

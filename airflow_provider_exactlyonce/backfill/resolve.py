@@ -163,13 +163,13 @@ class Resolver:
         for topic_partition, end in sorted(resolved.ends.items()):
             topic, partition = topic_partition
             begin = resolved.begins.get(topic_partition, resolved.starts[topic_partition])
-            if begin < end and first[topic_partition] > begin:
+            missing_end = min(end, first.get(topic_partition, end))  # of a topic that was deleted all is gone
+            if missing_end > begin:
                 raise RefusedError(
                     f"source records that the backfill reads are gone: {topic}-{partition}, offsets {begin} to "
-                    f"{min(end, first[topic_partition]) - 1}. Choose a later range, and keep the source's records "
-                    "longer"
+                    f"{missing_end - 1}. Choose a later range, and keep the source's records longer"
                 )
-            if end > stable[topic_partition]:
+            if end > stable.get(topic_partition, end):
                 raise RefusedError(
                     f"the range ends at offset {end} of {topic}-{partition}, and what is committed there ends at "
                     f"{stable[topic_partition]}"

@@ -48,8 +48,8 @@ class CommitSpan:
     :ivar records: source records, and versions of tables, that it read
     :ivar seconds: how long its batches took when they were committed
     :ivar versions: (version, first, last) of each part in turn
-    :ivar starts: {place: (offset that it reads from, the commit that reads there first)}
-    :ivar ends: {place: offset after the last that it reads}
+    :ivar starts: {partition: (offset that it reads from, the commit that reads there first)}
+    :ivar ends: {partition: offset after the last that it reads}
     :ivar topics: its sources' topics, as the first commits that name them knew them
     """
 
@@ -91,7 +91,7 @@ class CommitSpan:
     def missing_input(self, earliest: Mapping[TopicPartition, int]) -> MissingInput | None:
         """Return the first source records that the span reads and that are gone, None when all are there.
 
-        :param earliest: {place: first offset that is there}; a place that it lacks is gone as a whole
+        :param earliest: {partition: first offset that is there}; one that it lacks is gone as a whole
         """
         missing_ends = {
             topic_partition: min(end, earliest.get(topic_partition, end)) for topic_partition, end in self.ends.items()

@@ -133,7 +133,7 @@ class WrittenOffsets:
 class _Wrote:
     """The offsets that some commits wrote, up to a commit.
 
-    :param last: {place: (last offset, id of its topic)} as far as the records have them
+    :param last: {partition: (last offset, id of its topic)} as far as the records have them
     :param untold: {topic: newest commit} of the commits without offsets
     """
 

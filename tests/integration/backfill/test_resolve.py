@@ -172,3 +172,16 @@ def test_what_a_ledger_has_forgotten_is_missed_where_a_range_may_begin_in_it(
     with pytest.raises(RefusedError, match=r"may be one that the ledger of p-.* has forgotten: it has 10 to 11\."):
         ask(**given)
     assert ask(commits="11..11", warm_up=1).begins == positions(source, 2, 2), "commit 10 is there"
+
+
+def test_commits_whose_topic_was_deleted_are_missed(
+    ask: Callable[..., Resolved], source: str, kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    """A pattern reads on when one of its topics is deleted."""
+    pipeline = HandWrittenPipeline(kafka_config, source=f"{source}-deleted", sink=make_topic(), name=f"p-{source}")
+    pipeline.claim()
+    pipeline.commit({}, read_up_to={0: 3})
+    pipeline.commit({}, read_up_to={0: 3})
+    with pytest.raises(RefusedError, match=rf"are gone: {source}-deleted-0, offsets 0 to 2\. Choose a later range"):
+        ask(commits="1..1")
+    assert ask(commits="2..2").ends == {(f"{source}-deleted", 0): 3}, "nothing of it is read"

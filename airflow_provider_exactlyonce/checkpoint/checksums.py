@@ -69,6 +69,8 @@ def read(file: Path, like: str = _CRC32) -> str:
     :raises RefusedError: when it is of an unknown algorithm, or its package is missing
     """
     algorithm = like.partition(":")[0]
+    if algorithm not in (_CRC32C, _CRC32, _CHUNKED):
+        raise RefusedError(f"{file}: checksum {like!r} is of an unknown algorithm; upgrade the package")
     total = 0
     sums = bytearray()
     with store_of(file).reading(file) as opened:
@@ -77,14 +79,12 @@ def read(file: Path, like: str = _CRC32) -> str:
                 total = _crc32c(piece, total)
             elif algorithm == _CRC32:
                 total = zlib.crc32(piece, total)
-            elif algorithm == _CHUNKED:
+            else:
                 view = memoryview(piece)
                 chunks = [
                     zlib.crc32(view[start : start + _CHUNK_BYTES]) for start in range(0, len(piece), _CHUNK_BYTES)
                 ]
                 sums += struct.pack(f">{len(chunks)}I", *chunks)
-            else:
-                raise RefusedError(f"{file}: checksum {like!r} is of an unknown algorithm; upgrade the package")
     return f"{algorithm}:{zlib.crc32(sums) if algorithm == _CHUNKED else total:08x}"
 
 

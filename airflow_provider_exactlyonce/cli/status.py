@@ -51,15 +51,15 @@ def _status(given: argparse.Namespace) -> None:
     except KafkaException as error:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
     home = Home(given.home or tail.claim.home_path)
-    facts, deaths, sizes = _facts(tail.claim, tail.commit, home), _restarts(home), _state_sizes(home)
+    driver, deaths = status.read(home.status), _restarts(home)
+    facts, sizes = _facts(tail.claim, tail.commit, home, driver), _state_sizes(driver)
     facts["lost"] = lost
     body = {**facts, "state_sizes": sizes, "restarts": deaths}
     print_answer(given, body, "\n\n".join(filter(None, (pairs(facts), table(sizes), table(deaths)))))
 
 
-def _facts(claim: ClaimRecord, commit: CommitRecord | None, home: Home) -> dict[str, Any]:
+def _facts(claim: ClaimRecord, commit: CommitRecord | None, home: Home, driver: status.Status | None) -> dict[str, Any]:
     held, life = lease.look(home.lease)
-    driver = status.read(home.status)
     newest = driver if driver and driver.token == claim.token else None
     plan = upgrade_plan.read(home)
     is_here = is_there(home.path)
@@ -102,8 +102,7 @@ def _facts(claim: ClaimRecord, commit: CommitRecord | None, home: Home) -> dict[
     }
 
 
-def _state_sizes(home: Home) -> list[dict[str, Any]]:
-    driver = status.read(home.status)
+def _state_sizes(driver: status.Status | None) -> list[dict[str, Any]]:
     return [
         {
             "stateful_operator": size.operator,

@@ -100,7 +100,7 @@ class StandbyKeeper:
     def _start(self) -> Standby:
         launch, log, token = self._launch(), launching.next_log(self._home), str(uuid.uuid4())
         pid = os.getpid()
-        supervisor = f"{pid} {process_identity.process_start(pid)}"
+        supervisor = f"{pid} {process_identity.process_start(pid) or 0}"
         waiting_launch = replace(
             launch,
             command=[*launch.command, "--standby", standbys.WARM],

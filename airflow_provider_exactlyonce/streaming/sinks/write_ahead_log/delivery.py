@@ -132,11 +132,12 @@ class Delivery:
         """Wait for the outstanding deliveries, but not for longer than this, and end."""
         if self._thread is None:
             return
+        deadline = time.monotonic() + seconds
         with self._changed:
             self._changed.wait_for(lambda: not self.behind or self._is_over, seconds)
             self._ending = True
             self._changed.notify_all()
-        self._thread.join(seconds)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if behind := self.behind:
             log.warning("sink %s: %d commits are not delivered yet; the next run does it", self._sink, behind)
 

@@ -65,7 +65,7 @@ ROOMS: dict[str, set[str]] = {
         *("streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
     },
     "streaming.replay": {
-        *("storage", "control", "ledger", "checkpoint", "backfill"),
+        *("storage", "kafka", "control", "ledger", "checkpoint", "backfill"),
         *("streaming.sinks", "streaming.spark", "streaming.commit"),
     },
     "streaming.driver": {

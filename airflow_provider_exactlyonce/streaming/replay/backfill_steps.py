@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.backfill.resolve import Positions, positions_t
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, ClaimedCheckpoint, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted, composed
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka.topic_partition import by_partition
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
@@ -175,11 +176,7 @@ class BackfillSteps:
         if not self._has_one_start_per_batch:
             self.steering.query()  # before anything runs, if it can't be
         step = self.upcoming
-        ends = {
-            (topic, partition): end
-            for topic, partitions in planned.kafka_ends().items()
-            for partition, end in partitions.items()
-        }
+        ends = by_partition(planned.kafka_ends())
         wrong = [
             topic_partition
             for topic_partition in ends.keys() | step.ends.keys()

@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpo
 from airflow_provider_exactlyonce.checkpoint.offsets_text import composed
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.topic_partition import by_partition
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
 from airflow_provider_exactlyonce.ledger.source_clusters import SourceClusters
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
@@ -47,6 +48,7 @@ def plan(
     """
     number = lineage.batch_of(owed.commit)
     previous, planned = whole(checkpoint.offsets, number - 1), whole(checkpoint.offsets, number)
+    known = previous or planned
     ends = {
         topic: {partition: end for partition, (_, end) in partitions.items()}
         for topic, partitions in owed.source.items()
@@ -57,13 +59,12 @@ def plan(
     span = CommitSpan(first=owed.commit, last=owed.commit)
     span.reads(owed.commit, owed.source)
     check_input(clusters, span)
-    sources = _source_topics(checkpoint, previous or planned, declared)
+    sources = _source_topics(checkpoint, known, declared)
     if sorted(topic for source in sources for topic in source.share(ends)) != sorted(ends):
         raise RefusedError(
             f"commit {owed.commit} of a sink was made of the topics {', '.join(sorted(ends))}, and {checkpoint.path} "
             f"reads {', '.join(map(str, sources)) or 'none'}: start the version of the job that made it"
         )
-    known = previous or planned
     conf = known.conf if known is not None else fixed_settings(spark) if spark is not None else {}
     timestamp = int(time.time() * 1000) if owed.batch_timestamp is None else owed.batch_timestamp
     watermark = _watermark(checkpoint, number, owed)
@@ -78,27 +79,22 @@ def plan(
 
 def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> None:
     """Check that the batch goes on where the checkpoint is."""
-    starts = checkpoint.kafka_starts(lineage.batch_of(owed.commit))
-    owed_starts = {
-        (topic, partition): start
-        for topic, partitions in owed.source.items()
-        for partition, (start, _) in partitions.items()
-    }
-    for topic, partitions in starts.items():
-        for partition, start in partitions.items():
-            if owed_starts.get((topic, partition)) == start:
-                continue
-            cause = (
-                "a restore in mode reemit has put it there. Restore in mode suppress, run the pipeline until that "
-                "commit is in the ledger, and reemit then"
-                if lineage.reemits is not None
-                else "it is of another pipeline, or was changed. Put it back from a copy"
-            )
-            raise RefusedError(
-                f"a sink has commit {owed.commit}, which the ledger lacks, from offset "
-                f"{owed_starts.get((topic, partition))} of {topic}-{partition} on, and {checkpoint.path} goes on at "
-                f"{start}: {cause}"
-            )
+    starts = by_partition(checkpoint.kafka_starts(lineage.batch_of(owed.commit)))
+    owed_ranges = by_partition(owed.source)
+    for (topic, partition), start in starts.items():
+        owed_start, _ = owed_ranges.get((topic, partition), (None, None))
+        if owed_start == start:
+            continue
+        cause = (
+            "a restore in mode reemit has put it there. Restore in mode suppress, run the pipeline until that commit "
+            "is in the ledger, and reemit then"
+            if lineage.reemits is not None
+            else "it is of another pipeline, or was changed. Put it back from a copy"
+        )
+        raise RefusedError(
+            f"a sink has commit {owed.commit}, which the ledger lacks, from offset {owed_start} of {topic}-{partition} "
+            f"on, and {checkpoint.path} goes on at {start}: {cause}"
+        )
 
 
 def _source_topics(

@@ -368,6 +368,10 @@ def _recorded(
     newest = checkpoint.newest_commit()
     reader = LedgerReader(run.options.config, run.pipeline)
     commits = RecordedCommits(reader, lineage.commit_of(-1 if newest is None else newest) + 1, tail.place.commit)
-    span = commits.check()
-    check_input(run.sources, span)
+    try:
+        span = commits.check()
+        check_input(run.sources, span)
+    except BaseException:
+        commits.close()
+        raise
     return commits, span

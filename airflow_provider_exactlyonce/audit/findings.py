@@ -58,12 +58,12 @@ class Findings:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(
-        self, invariant: str, commit: int, message: str, place: TopicPartition = ("", -1), offset: int = -1
+        self, invariant: str, commit: int, message: str, partition: TopicPartition = ("", -1), offset: int = -1
     ) -> None:
         """Note one more violation, with the parameters of :class:`Violation`."""
         self.counts[invariant] += 1
         if len(self.kept) < KEPT:
-            self.kept.append(Violation(invariant, message, commit, *place, offset))
+            self.kept.append(Violation(invariant, message, commit, *partition, offset))
 
     def take(self, others: Findings, where: str) -> None:
         """Add the findings of another audit.

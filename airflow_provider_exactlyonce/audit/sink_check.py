@@ -37,7 +37,7 @@ class Totals:
 class JudgedRecords:
     """The records of a sink that are judged, and the limits.
 
-    :param topics: the sink's topics that can be judged; ranges in others are found_ranges out
+    :param topics: the sink's topics that can be judged; ranges in others are left out
     :param limits: {(topic, partition): offset} up to which everything is decided
     :param producer_ids: that the ledger's commits name
     :param backfill_ids: producer ids of the pipeline's backfills, whose records are judged by their own ledger
@@ -71,9 +71,9 @@ class SinkCheck:
         self._partitions: dict[TopicPartition, PartitionCheck] = {}
         self._remembered: OrderedDict[tuple[int, int], tuple[int, TopicPartition]] = OrderedDict()
 
-    def begin_at(self, place: TopicPartition, offset: int) -> None:
+    def begin_at(self, partition: TopicPartition, offset: int) -> None:
         """Judge a partition from an offset on; otherwise its first range is where it begins."""
-        self._partitions[place] = PartitionCheck(offset)
+        self._partitions[partition] = PartitionCheck(offset)
 
     def window(self, commits: Sequence[CommitRecord]) -> None:
         """Judge some commits and the readable records before and between them."""
@@ -82,7 +82,7 @@ class SinkCheck:
         for record in commits:
             for partition, written in by_partition(record.sink).items():
                 if partition[0] not in self.judged.topics or written.last >= self.judged.limits.get(partition, 0):
-                    continue  # message already: the topic is gone, or an open transaction holds it back
+                    continue  # said already: the topic is gone, or an open transaction holds it back
                 found_range = RangeFound(record.commit, written)
                 partition_ranges.setdefault(partition, []).append(found_range)
                 by_commit.setdefault(record.commit, []).append((partition, found_range))

@@ -22,21 +22,21 @@ class BatchProducers:
         self._client: Final = client
         self._fetched: dict[TopicPartition, list[BatchHeader]] = {}
 
-    def batch_at(self, place: TopicPartition, offset: int) -> BatchHeader | None:
+    def batch_at(self, partition: TopicPartition, offset: int) -> BatchHeader | None:
         """Return the batch that holds an offset; None when there is none, for compaction or deletion."""
         from airflow_provider_exactlyonce.kafka.batch_headers import read_headers
 
-        headers = self._fetched.get(place, [])
+        headers = self._fetched.get(partition, [])
         if not headers or not headers[0].first <= offset <= headers[-1].last:
-            headers = list(read_headers(self._client.fetch(*place, offset)))
+            headers = list(read_headers(self._client.fetch(*partition, offset)))
         while headers and headers[0].last < offset:
             headers.pop(0)
-        self._fetched[place] = headers
+        self._fetched[partition] = headers
         return headers[0] if headers and headers[0].first <= offset else None
 
-    def is_of(self, producer_ids: Collection[int], place: TopicPartition, offset: int) -> bool:
+    def is_of(self, producer_ids: Collection[int], partition: TopicPartition, offset: int) -> bool:
         """Whether a record is of a transaction of one of these producers."""
-        batch = self.batch_at(place, offset)
+        batch = self.batch_at(partition, offset)
         return batch is not None and batch.is_transactional and batch.producer_id in producer_ids
 
 

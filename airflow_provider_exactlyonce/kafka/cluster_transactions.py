@@ -138,9 +138,9 @@ class Transactions:
             ),
         )
 
-    def held(self, places: Iterable[TopicPartition]) -> list[HeldPartition]:
+    def held(self, partitions: Iterable[TopicPartition]) -> list[HeldPartition]:
         """Return how far readers get in these partitions."""
-        wanted = sorted(set(places))
+        wanted = sorted(set(partitions))
         stable = self._offsets.last_stable(wanted)
         return [
             HeldPartition(
@@ -152,12 +152,12 @@ class Transactions:
             for topic_partition, end in self._offsets.ends(wanted).items()
         ]
 
-    def open_in(self, places: Iterable[TopicPartition]) -> list[Hanging]:
+    def open_in(self, partitions: Iterable[TopicPartition]) -> list[Hanging]:
         """Return the open transactions in these partitions, whether a coordinator knows of them or not.
 
         :raises RefusedError: when the Kafka user may not read a topic
         """
-        wanted = [kafka.TopicPartition(*topic_partition) for topic_partition in sorted(places)]
+        wanted = [kafka.TopicPartition(*topic_partition) for topic_partition in sorted(partitions)]
         described = _asked(lambda: self._admin.describe_producers(wanted))
         return [
             Hanging(

@@ -24,12 +24,12 @@ Targets = Mapping[str, Mapping[str, int]]
 class Undecided:
     """A partition in which something below the target is not decided."""
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     last_stable: int
     target: int
 
     def __str__(self) -> str:
-        topic, partition = self.place
+        topic, partition = self.topic_partition
         return f"{topic}-{partition} is decided up to offset {self.last_stable} of {self.target}"
 
 
@@ -89,7 +89,7 @@ class Decisions:
                 answers[name] = _other_topic(truncated[0], ends[truncated[0]], targets[truncated[0]])
             else:
                 answers[name] = [
-                    Undecided(place=partition, last_stable=stable[partition], target=targets[partition])
+                    Undecided(topic_partition=partition, last_stable=stable[partition], target=targets[partition])
                     for partition in partitions
                 ]
         return answers
@@ -109,7 +109,7 @@ class Blockers:
         self._unknown = ""
         self._hanging: list[Hanging] = []
         self._known: dict[int, Transaction] = {}
-        partitions = {undecided.place for undecided in waiting}
+        partitions = {undecided.topic_partition for undecided in waiting}
         if not partitions:
             return
         try:
@@ -124,7 +124,7 @@ class Blockers:
         """Return a sentence for each transaction that holds these partitions back, with its age, oldest first."""
         if self._unknown:
             return [self._unknown]
-        targets = {undecided.place: undecided.target for undecided in waiting}
+        targets = {undecided.topic_partition: undecided.target for undecided in waiting}
         by_producer: dict[int, list[Hanging]] = {}
         for hanging in self._hanging:
             if hanging.first_offset < targets.get(hanging.topic_partition, 0):

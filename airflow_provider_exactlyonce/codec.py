@@ -5,10 +5,10 @@ The rule for every durable document and record, in a home, in a ledger and besid
 - *A newer minor is read.* A release may add a field, with a default, and leaves the schema's number as it is. An older
   release passes over fields that it does not know. A document that is read and written again keeps them: see
   :class:`Rewritten`.
-  - *A newer major is refused, by name.* A change that an older release must not pass over raises the schema's number.
-  - A document without a number is of schema 1.
+- *A newer major is refused, by name.* A change that an older release must not pass over raises the schema's number.
+- A document without a number is of schema 1.
 
-  ``tests/releases`` has documents of each release; every later release reads them.
+``tests/releases`` has documents of each release; every later release reads them.
 """
 
 from __future__ import annotations

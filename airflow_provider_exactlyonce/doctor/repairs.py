@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.control.moving import HomeDocument
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import MAKING, WHILE_RUNNING, Finding, Remedy
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError, required
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import transactional_id
 from airflow_provider_exactlyonce.storage.opening import is_there
@@ -80,10 +80,12 @@ def _ledger_settings(facts: Facts, home: Home, finding: Finding) -> str:
 
 
 def _abort(facts: Facts, home: Home, finding: Finding) -> str:
-    transaction = facts.transactions.own if facts.transactions else None
+    transaction = required(
+        facts.transactions.own if facts.transactions else None, "the finding is of an open transaction"
+    )
     with _transactions(facts) as transactions:
         alive = why_taken_for_alive(facts.config, facts.pipeline)
-        if transaction is None or alive is not None:
+        if alive is not None:
             raise AlreadyRunningError(f"the transaction is not aborted: {alive}")
         transactions.abort(transaction)
     return f"aborted the open transaction of {transaction.transactional_id}"

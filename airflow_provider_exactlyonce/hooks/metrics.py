@@ -98,7 +98,7 @@ def measure(home: Home, state: PipelineState, status: Status, now: float) -> Map
     values = {name: max(0.0, now - since) for name, since in ages.items() if since is not None}
     if status.lag is not None:
         values["lag_records"] = status.lag
-    deaths = [entry.died for entry in restarts.read(home.control / "restarts.json")]
+    deaths = [entry.died for entry in restarts.read(home.restarts)]
     return {
         **values,
         "transaction_age_seconds": 0.0 if status.batch_began is None else max(0.0, now - status.batch_began),

@@ -124,7 +124,7 @@ def proxy_options(environment: Mapping[str, str]) -> list[str]:
 def _explain(failure: str | None, tail: deque[str]) -> str:
     if failure is not None:
         return (
-            f"the broker's jars can't be downloaded ({failure}). The network is needed once; afterwards they are in the"
-            f" cache. Behind a proxy set HTTPS_PROXY; for a mirror set {SETTINGS_VARIABLE} to an ivysettings.xml"
+            f"the jars can't be downloaded ({failure}). The network is needed once; afterwards they are in the cache."
+            f" Behind a proxy set HTTPS_PROXY; for a mirror set {SETTINGS_VARIABLE} to an ivysettings.xml"
         )
-    return "Ivy could not resolve the broker's jars. The end of its output:\n" + "\n".join(tail)
+    return "Ivy could not resolve the jars. The end of its output:\n" + "\n".join(tail)

@@ -456,7 +456,7 @@ class Upgrade:
             try:
                 self._child = launching.start(self._home, launch, intent, judged=judged)
             except ChangedError as error:
-                raise AlreadyRunningError(f"the driver of version {plan.new} was not started: {error}") from error
+                raise AlreadyRunningError(f"the driver of pipeline {plan.pipeline} was not started: {error}") from error
         self._tools.tell(f"started {launch.printable}, output in {log}")
         return str(log)
 

@@ -19,8 +19,8 @@ from airflow_provider_exactlyonce.tables.table_log import TableFile, TableStore
 
 _BATCH_ROWS: Final = 10_000
 _FIELD_ID: Final = b"PARQUET:field_id"
-#: What a field of an Iceberg table may become, in Spark's words and in Arrow's; decimals get more digits.
 _OF_PARTS: Final = (dict, list, tuple)  # a type with others in it
+#: What a field of an Iceberg table may become, in Spark's words and in Arrow's; decimals get more digits.
 _WIDENED: Final = {("integer", "long"), ("float", "double"), (pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
 _DECIMAL: Final = re.compile(r"decimal\w*\((\d+), ?(\d+)\)")
 

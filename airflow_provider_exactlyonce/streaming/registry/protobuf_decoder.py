@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 _SMALLEST_TAG: Final = 8  # of field number 1
 _NO_TAG: Final = 2**32  # of a message that has ended; above all tags
-_DEEPEST: Final = 100
+_DEEPEST: Final = 100  # message indexes
+_READERS_KEPT: Final = 100  # of each schema
 #: The smallest and largest value, and the type, of what is written in a variable number of bytes; of 64 bits all fit.
 _VARINTS: Final[dict[str, tuple[int, int, str]]] = {
     "int32": (-(2**31), 2**31 - 1, "i4"),
@@ -118,7 +119,7 @@ class ProtobufDecoder:
                 reader = message if isinstance(message, str) else _MessageReader(message, self._columns, "")
             except SchemaMismatchError as error:
                 reader = f"schema {self._number} of the registry does not fit: {error}"
-            if len(self._readers) < _DEEPEST:  # broken records may have any
+            if len(self._readers) < _READERS_KEPT:  # broken records may have any
                 self._readers[path] = reader
         return reader
 

@@ -34,18 +34,18 @@ def numbers(encoded: bytes) -> list[int]:
 
 def test_an_error_in_the_midst_loses_no_member() -> None:
     growing, before = _GrowingJson(), [Member(number=number) for number in range(3)]
-    growing.of(before)
+    growing.encode(before)
     expired: list[BaseModel] = [*before[1:], FailingMember(number=3)]
     with pytest.raises(MemoryError):
-        growing.of(expired)
+        growing.encode(expired)
     grown = [*before, Member(number=4)]
-    assert numbers(growing.of(grown)) == [0, 1, 2, 4]
-    assert numbers(growing.of(expired)) == [1, 2, 3]
+    assert numbers(growing.encode(grown)) == [0, 1, 2, 4]
+    assert numbers(growing.encode(expired)) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("members", [[], [0], [0, 1], [1, 2], [0, 1, 2, 3], [2, 1, 0], [0, 4, 2]])
 def test_members_are_those_of_now(members: list[int]) -> None:
     every = [Member(number=number) for number in range(5)]
     growing = _GrowingJson()
-    growing.of(every[:3])
-    assert numbers(growing.of([every[number] for number in members])) == members
+    growing.encode(every[:3])
+    assert numbers(growing.encode([every[number] for number in members])) == members

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from airflow_provider_exactlyonce.backfill import progress, results, workspace
-from airflow_provider_exactlyonce.backfill.progress import Done
+from airflow_provider_exactlyonce.backfill.progress import BackfillProgress
 from airflow_provider_exactlyonce.backfill.resolve import Resolver
-from airflow_provider_exactlyonce.backfill.workspace import Begun, SavedRequest
+from airflow_provider_exactlyonce.backfill.workspace import SavedRequest, StartedBackfill
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import moving
@@ -37,7 +37,7 @@ def begin(
     clusters: SourceClusters,
     sources: Sequence[SourceTopics],
     sure: Sure,
-) -> tuple[Begun, Done | None] | Mapping[str, Any]:
+) -> tuple[StartedBackfill, BackfillProgress | None] | Mapping[str, Any]:
     """Resolve the request and store the range; or return the result, when nothing is left to run.
 
     Call it only while holding the turn.
@@ -83,7 +83,9 @@ def begin(
     is_same = begun is not None and (written.begun is None or begun.resolved.writes_the_same(written.begun))
     if begun is None or done is None or not is_same:
         with resolving() as resolver:
-            begun = Begun(version=version, name=name, resolved=resolver.resolve(saved_request.request, written.begun))
+            begun = StartedBackfill(
+                version=version, name=name, resolved=resolver.resolve(saved_request.request, written.begun)
+            )
         workspace.begin(home, begun, sure)
         done = None
     return begun, done
@@ -108,7 +110,7 @@ def _check_ledger(home: Home, saved_request: SavedRequest, config: Mapping[str, 
         workspace.adopt(home, claim.home)  # it is the pipeline's: earlier offsets were lost
 
 
-def _settled(home: Home) -> Done | None:
+def _settled(home: Home) -> BackfillProgress | None:
     """Return how far the lineage is; None when there is none that can be gone on with: it is made anew then."""
     try:
         lineage = home.current()

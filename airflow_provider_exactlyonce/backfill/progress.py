@@ -24,7 +24,7 @@ _BY_BATCH: Final = ("differences", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class BackfillProgress:
     """The progress; ``steps.json``.
 
     :param base: the batch that the lineage began with, -1 for none
@@ -58,20 +58,20 @@ class Done:
         )
 
 
-def write(checkpoint: Checkpoint, done: Done) -> None:
+def write(checkpoint: Checkpoint, done: BackfillProgress) -> None:
     """Store the progress."""
     batches = {name: {str(batch): outcome for batch, outcome in getattr(done, name).items()} for name in _BY_BATCH}
     json_store.write(checkpoint.path.parent / _FILE, {"schema": _SCHEMA, **codec.dump(done), **batches})
 
 
-def read(checkpoint: Checkpoint) -> Done | None:
+def read(checkpoint: Checkpoint) -> BackfillProgress | None:
     """Read ``steps.json``; None when it is lost, or of schema 1, which has only the newest batch's step."""
     path = checkpoint.path.parent / _FILE
     body = json_store.read(path, (1, _SCHEMA))
-    return None if body is None or body.get("schema") != _SCHEMA else codec.load(Done, body, str(path))
+    return None if body is None or body.get("schema") != _SCHEMA else codec.load(BackfillProgress, body, str(path))
 
 
-def settle(checkpoint: Checkpoint) -> Done | None:
+def settle(checkpoint: Checkpoint) -> BackfillProgress | None:
     """Return the progress up to the newest batch that is whole, and remove the remains of later batches.
 
     :returns: None when the checkpoint can't be continued

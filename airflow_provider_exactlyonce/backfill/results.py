@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, digits, ranges_to_json
 from airflow_provider_exactlyonce.backfill.resolve import Resolved, Span
-from airflow_provider_exactlyonce.backfill.workspace import Begun
+from airflow_provider_exactlyonce.backfill.workspace import StartedBackfill
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.topic_partition import by_topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
@@ -109,7 +109,7 @@ def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> BackfillW
 def describe(
     pipeline: str,
     request: BackfillRequest,
-    begun: Begun,
+    begun: StartedBackfill,
     written: Sequence[CommitRecord],
     *,
     suppressed: int,

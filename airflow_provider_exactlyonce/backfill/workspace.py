@@ -56,7 +56,7 @@ class SavedRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun:
+class StartedBackfill:
     """A request as it was resolved when it was begun.
 
     :param version: of the job that runs it
@@ -169,16 +169,16 @@ def owner_of(home: Home) -> Home:
     return Home(home.path.parent.parent)
 
 
-def begun(home: Home) -> Begun | None:
+def begun(home: Home) -> StartedBackfill | None:
     """Return a request as it was resolved when it was begun, None when it was not begun."""
     body = json_store.read(home.path / "resolved.json")
     if body is None:
         return None
     resolved = Resolved.from_json(body["resolved"])
-    return codec.load(Begun, {**body, "resolved": resolved}, f"{home}/resolved.json")
+    return codec.load(StartedBackfill, {**body, "resolved": resolved}, f"{home}/resolved.json")
 
 
-def begin(home: Home, what: Begun, sure: Sure) -> None:
+def begin(home: Home, what: StartedBackfill, sure: Sure) -> None:
     """Fix what a request means; forgets what an earlier version has left.
 
     :param sure: of the turn, see :func:`turn`

@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver, ClusterState
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
-from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.control.lease import Lease, Liveness
 from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver, FoundDriver, RemoteDriver
 from airflow_provider_exactlyonce.control.supervision import IfRunning, StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, StopRequestedError
@@ -69,7 +69,7 @@ class DriverLocator:
             intent = intents.read(self._home.intent)
             self.judged = None if intent is None else intent.token
             held, life = self._observed()
-            if held is not None and life is Life.ALIVE:
+            if held is not None and life is Liveness.ALIVE:
                 if intent is None or intent.token != held.token:
                     self._replace_stranger(held)
                     continue
@@ -84,7 +84,7 @@ class DriverLocator:
                 if self._is_being_started(intent):
                     self.wait(f"{intent.owner} is starting a driver; waiting for it", starts=intent)
                     continue
-                return self._find_here(intent, held if life is Life.STALE else None)
+                return self._find_here(intent, held if life is Liveness.STALE else None)
             if cluster := self._cluster_that_has(intent, held):
                 if attached := self._adopt(intent, ClusterDriver(intent.token, self._home.lease, cluster)):
                     return attached
@@ -98,9 +98,9 @@ class DriverLocator:
         """Whether the driver that we have left has certainly ended; kills one of this host that hangs."""
         held, life = self._observed()
         if held is not None and held.token == intent.token:
-            if life is Life.ALIVE:
+            if life is Liveness.ALIVE:
                 return False
-            if life is Life.STALE and intent.is_here:
+            if life is Liveness.STALE and intent.is_here:
                 _log.warning("the driver (pid %s) gives no sign of life; it is killed", held.pid)
                 processes.kill_leftovers(intent.token)
         elif drivers.is_there(self._home, intent.token):
@@ -121,7 +121,7 @@ class DriverLocator:
             raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
         time.sleep(self._home.look_every(self._supervision.poll_seconds))
 
-    def _observed(self) -> tuple[Lease | None, Life]:
+    def _observed(self) -> tuple[Lease | None, Liveness]:
         """Observe the lease; a silence tells nothing while the home takes no writes: a sign of life is one."""
 
         def check_takes_writes() -> None:
@@ -207,7 +207,9 @@ class DriverLocator:
     def _pass_stop_on(self, intent: Intent) -> None:
         """Ask a driver of ours to stop that may come up when nobody waits for it any more."""
         if (reason := self._stop.reason) is not None and self._supervision.is_ours(intent):
-            stopping.Asking(self._home, intent.token, reason=reason, owner=self._supervision.owner).go_on()
+            stopping.PersistentStopRequest(
+                self._home, intent.token, reason=reason, owner=self._supervision.owner
+            ).go_on()
 
     def _may_live_on_cluster(self, intent: Intent) -> bool:
         """Whether a driver without a sign of life is being submitted, or its cluster doesn't say that it has ended.

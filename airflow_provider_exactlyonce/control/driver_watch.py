@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
-from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
+from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Liveness
 from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.status import ENDED, Status, has_progressed
 from airflow_provider_exactlyonce.control.stopping import EXIT_GRACE_SECONDS, POLL_SECONDS
@@ -104,11 +104,11 @@ class DriverWatch:
             self._shown = status
             yield status
         life = self._heartbeats.look()
-        if life is Life.DEAD or (status is not None and status.state in ENDED):
+        if life is Liveness.DEAD or (status is not None and status.state in ENDED):
             self._over_since = self._over_since or now
-        if life is Life.STALE and not self._warned:
+        if life is Liveness.STALE and not self._warned:
             _log.warning("the driver has given no sign of life for %.0f s", leases.stale_seconds(self._home.lease))
-        self._warned = life is Life.STALE
+        self._warned = life is Liveness.STALE
 
     def _check_health(self, status: Status | None) -> None:
         reason = stuck(self.attached.intent, status, self._supervision.health, time.time())

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
-from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.control.lease import Lease, Liveness
 from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState
@@ -50,9 +50,9 @@ def find(home: Home) -> RunningDriver | None:
     """
     held, life = leases.observe(home.lease)
     intent = intents.read(home.intent)
-    if held is not None and life in (Life.ALIVE, Life.STALE):
+    if held is not None and life in (Liveness.ALIVE, Liveness.STALE):
         series = intent.series if intent is not None and intent.token == held.token else None
-        stale = life is Life.STALE
+        stale = life is Liveness.STALE
         return RunningDriver(
             token=held.token, series=series, stale=stale, is_lost=stale and _only_its_lease_tells(home, held)
         )
@@ -128,7 +128,7 @@ class FailureDetector:
                 observed, life = leases.observe(self._home.lease)
                 if observed is None or observed.token != token:
                     return False
-                held, is_silent = observed, life is Life.STALE
+                held, is_silent = observed, life is Liveness.STALE
         elif (ended := self._watched.ended()) is not None:  # it may be the result of an earlier read
             is_silent = ended.is_silence and self._last_heartbeat == (token, held.heartbeat)
         self._last_heartbeat = token, held.heartbeat

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.driver_output import DriverOutput
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.exceptions import (
@@ -83,7 +83,7 @@ def failure(home: Home, token: str, ended: Ended, output: DriverOutput | None) -
     if error_class is not None:
         return error_class(_logged_error(output) or _exit_sentence(ended.exit_code))
     held, life = leases.look(home.lease)
-    if held is not None and held.token != token and life is Life.ALIVE:
+    if held is not None and held.token != token and life is Liveness.ALIVE:
         return FencedError(
             f"the driver ended without an account; pid {held.pid} on {held.host} has taken over (run {held.run})"
         )

@@ -60,7 +60,7 @@ class Lease:
     run: int = 0
 
 
-class Life(Enum):
+class Liveness(Enum):
     """The observed state of the lease's holder; commands print the values."""
 
     NONE = "none"  # there is no lease
@@ -283,14 +283,14 @@ def is_dead(lease: Lease) -> bool:
     return is_here and process_identity.process_start(lease.pid) != lease.process_started
 
 
-def look(path: Path) -> tuple[Lease | None, Life]:
+def look(path: Path) -> tuple[Lease | None, Liveness]:
     """Read the lease and judge at once whether its holder lives, by the wall clocks of both hosts."""
     lease = read(path)
     if lease is None:
-        return None, Life.NONE
+        return None, Liveness.NONE
     if is_dead(lease):
-        return lease, Life.DEAD
-    return lease, Life.STALE if time.time() - lease.heartbeat > stale_seconds(path) else Life.ALIVE
+        return lease, Liveness.DEAD
+    return lease, Liveness.STALE if time.time() - lease.heartbeat > stale_seconds(path) else Liveness.ALIVE
 
 
 def heartbeat_seconds(path: Path) -> float:
@@ -315,7 +315,7 @@ class HeartbeatMonitor:
         self._heartbeat = 0.0
         self._heard_at = time.monotonic()
 
-    def look(self) -> Life:
+    def look(self) -> Liveness:
         """Read the lease and return the holder's state; ``NONE`` when the lease is another holder's, or missing.
 
         :raises OSError: when the file system does not answer; that time does not count as the holder's silence
@@ -329,19 +329,19 @@ class HeartbeatMonitor:
         self.not_counting(time.monotonic() - asked_at)
         if lease is None or lease.token != self._token:
             self._heard_at = time.monotonic()
-            return Life.NONE
+            return Liveness.NONE
         if is_dead(lease):
-            return Life.DEAD
+            return Liveness.DEAD
         if lease.heartbeat != self._heartbeat:
             self._heartbeat, self._heard_at = lease.heartbeat, time.monotonic()
-        return Life.STALE if time.monotonic() - self._heard_at > stale_seconds(self._path) else Life.ALIVE
+        return Liveness.STALE if time.monotonic() - self._heard_at > stale_seconds(self._path) else Liveness.ALIVE
 
     def not_counting(self, seconds: float) -> None:
         """Leave out of the silence for how long we were held up, and the holder perhaps, too."""
         self._heard_at += seconds
 
 
-def observe(path: Path, *, while_silent: Callable[[], None] = lambda: None) -> tuple[Lease | None, Life]:
+def observe(path: Path, *, while_silent: Callable[[], None] = lambda: None) -> tuple[Lease | None, Liveness]:
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
     Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
@@ -359,13 +359,13 @@ def observe(path: Path, *, while_silent: Callable[[], None] = lambda: None) -> t
         lease = read(path)
         heard_at += time.monotonic() - asked_at  # as in HeartbeatMonitor
         if lease is None:
-            return None, Life.NONE
+            return None, Liveness.NONE
         if is_dead(lease):
-            return lease, Life.DEAD
+            return lease, Liveness.DEAD
         if first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat):
-            return lease, Life.ALIVE
+            return lease, Liveness.ALIVE
         if time.monotonic() - heard_at >= stale_seconds(path):
-            return lease, Life.STALE
+            return lease, Liveness.STALE
         time.sleep(pause)
 
 
@@ -375,6 +375,6 @@ def check_stopped(path: Path, pipeline: str) -> Lease | None:
     :raises AlreadyRunningError: when its holder lives
     """
     held, life = observe(path)
-    if held is not None and life is Life.ALIVE:
+    if held is not None and life is Liveness.ALIVE:
         raise AlreadyRunningError(f"pipeline {pipeline} runs: pid {held.pid} on {held.host}. Stop it first")
     return held

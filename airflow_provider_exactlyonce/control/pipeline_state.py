@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import ENDED, Status
 
@@ -33,9 +33,9 @@ class PipelineState(StrEnum):
 def state_of(home: Home) -> tuple[PipelineState, Status | None]:
     """Return a pipeline's state, and the last account of its last driver. Never waits."""
     (held, life), status = leases.look(home.lease), statuses.read(home.status)
-    if held is not None and life is Life.STALE:
+    if held is not None and life is Liveness.STALE:
         return PipelineState.SILENT, status
-    if held is not None and life is Life.ALIVE:
+    if held is not None and life is Liveness.ALIVE:
         is_own = status is not None and status.token == held.token
         return PipelineState(status.state) if status is not None and is_own else PipelineState.STARTING, status
     if drivers.is_starting(home):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
-from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life, heartbeat_seconds
+from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Liveness, heartbeat_seconds
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.opening import store_of
 
@@ -130,7 +130,9 @@ class RemoteDriver(DriverProcess):
             self._looked_at, self._ended = time.monotonic(), None
             with contextlib.suppress(OSError):
                 life = self._heartbeats.look()
-                self._ended = None if life is Life.ALIVE else Ended(exit_code=None, is_silence=life is Life.STALE)
+                self._ended = (
+                    None if life is Liveness.ALIVE else Ended(exit_code=None, is_silence=life is Liveness.STALE)
+                )
         self._answered_at = time.monotonic()
         return self._ended
 

@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.control import exit_classification, requests
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Lease, Life
+from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Lease, Liveness
 from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.status import ENDED
 from airflow_provider_exactlyonce.exceptions import (
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 def waiting(home: Home) -> Lease | None:
     """Return the lease of the standby that is ready, None when there is none. Never waits."""
     held, life = leases.look(home.standby)
-    return held if life is Life.ALIVE else None
+    return held if life is Liveness.ALIVE else None
 
 
 def check_only(home: Home, pipeline: str) -> Lease | None:
@@ -52,7 +52,7 @@ def check_only(home: Home, pipeline: str) -> Lease | None:
     :raises AlreadyRunningError: when one does
     """
     held, life = leases.observe(home.standby)
-    if held is not None and life is Life.ALIVE:
+    if held is not None and life is Liveness.ALIVE:
         raise AlreadyRunningError(
             f"a standby of pipeline {pipeline} waits already: pid {held.pid} on {held.host}. A pipeline has one; end it"
         )
@@ -132,8 +132,8 @@ class LeaseTurn(StandbyTurn):
         if self._held is None or self._heartbeats is None:
             return True
         life = self._heartbeats.look()
-        self._lived = self._lived or life is Life.ALIVE
-        if life is Life.ALIVE or self._is_here(self._held):
+        self._lived = self._lived or life is Liveness.ALIVE
+        if life is Liveness.ALIVE or self._is_here(self._held):
             self._warn(life)
             return False
         if not self._lived:  # its end was none while somebody stood by
@@ -159,10 +159,10 @@ class LeaseTurn(StandbyTurn):
         status = exit_classification.status_of(self._home, held.token)
         return status is None or status.state not in ENDED
 
-    def _warn(self, life: Life) -> None:
-        if life is Life.STALE and not self._warned and self._held is not None:
+    def _warn(self, life: Liveness) -> None:
+        if life is Liveness.STALE and not self._warned and self._held is not None:
             _log.warning("the driver (pid %d) gives no sign of life and has not ended; waiting", self._held.pid)
-        self._warned = life is Life.STALE
+        self._warned = life is Liveness.STALE
 
     def _is_restartable(self, token: str) -> bool:
         """Whether the end of a driver is one that another start follows; false when another has followed already."""

@@ -83,7 +83,7 @@ def stop_and_wait(
     """
     _log.info("asking the driver to stop: %s", reason)
     detach(driver.token, timeout_seconds)
-    asking = Asking(home, driver.token, reason=reason, owner=owner)
+    asking = PersistentStopRequest(home, driver.token, reason=reason, owner=owner)
     asking.go_on()
 
     def has_ended() -> bool:
@@ -98,7 +98,7 @@ def stop_and_wait(
         processes.kill_leftovers(driver.token)
 
 
-class Asking:
+class PersistentStopRequest:
     """Asks a driver to stop until it is known to be asked: a home that does not answer now may do so later.
 
     :param owner: the task with which the driver ends, None for none

@@ -37,7 +37,7 @@ from airflow_provider_exactlyonce.control.driver_watch import DriverWatch
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver
 from airflow_provider_exactlyonce.control.restarts import RestartController
 from airflow_provider_exactlyonce.control.standby_keeper import StandbyKeeper
@@ -143,7 +143,7 @@ class Supervisor:
             self._end(self._attached)
         elif self._is_over and (token := self._unwatched()) is not None:
             stopping.detach(token, self.supervision.stop_timeout_seconds)
-            stopping.Asking(self.home, token, reason=reason, owner=self.supervision.owner).go_on()
+            stopping.PersistentStopRequest(self.home, token, reason=reason, owner=self.supervision.owner).go_on()
 
     def _unwatched(self) -> str | None:
         """Return the start token of a driver of ours that was just started, or is still looked for."""
@@ -309,7 +309,7 @@ class Supervisor:
     def _come_back(self) -> Intent | None:
         """Return our driver that was lost, if it is the one that its successor has found alive."""
         held, life = leases.observe(self.home.lease)
-        if self._dead is None or held is None or life is not Life.ALIVE or held.token != self._dead.token:
+        if self._dead is None or held is None or life is not Liveness.ALIVE or held.token != self._dead.token:
             return None
         return self._dead
 

@@ -13,7 +13,7 @@ _POLL_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class ReadyTopic:
     """A topic that is there.
 
     :param created: whether it was made now
@@ -23,7 +23,7 @@ class Made:
     created: bool
 
 
-def create_topic(bootstrap_servers: str, name: str, partitions: int | None = None) -> Made:
+def create_topic(bootstrap_servers: str, name: str, partitions: int | None = None) -> ReadyTopic:
     """Make a topic if it isn't there, and wait until it can be used.
 
     :param partitions: how many it has; None takes one that is there as it is, and makes one of one partition
@@ -57,4 +57,4 @@ def create_topic(bootstrap_servers: str, name: str, partitions: int | None = Non
             f"topic {name} is there with {count} partitions, not {partitions}: leave out --partitions to take it as it "
             "is, or choose another name"
         )
-    return Made(partitions=count, created=created)
+    return ReadyTopic(partitions=count, created=created)

@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.restart import RestartDecision
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.control.lease import Lease, Liveness
 from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
@@ -109,7 +109,7 @@ class DriverFacts:
     """
 
     lease: Lease | None = None
-    life: Life = Life.NONE
+    life: Liveness = Liveness.NONE
     status: Status | None = None
     told_by_another: bool = False
     superseded: Sequence[ClaimRecord] = ()
@@ -191,7 +191,7 @@ class Facts:
     @property
     def runs(self) -> bool:
         """Whether a driver holds the pipeline, or did during the examination: then changes are no fault."""
-        return self.in_motion or (self.driver is not None and self.driver.life is Life.ALIVE)
+        return self.in_motion or (self.driver is not None and self.driver.life is Liveness.ALIVE)
 
     @property
     def done(self) -> int | None:

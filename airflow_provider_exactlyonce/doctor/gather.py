@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts, HistoryFacts, HomeFacts, SavepointFacts
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.doctor.probes import driver, topics, transactions
@@ -69,7 +69,7 @@ def gather(
             facts.history = seen(facts, "the ledger", lambda: _history(facts, reader))
         if home is not None:
             facts.driver = seen(facts, "the driver", lambda: driver.look(facts, home))
-            is_silent = facts.driver is not None and facts.driver.life is Life.STALE
+            is_silent = facts.driver is not None and facts.driver.life is Liveness.STALE
             facts.in_motion = grown or (facts.in_motion and not is_silent)
         if client is not None:
             facts.topics = seen(facts, "the topics", lambda: topics.look(facts, client))
@@ -154,7 +154,7 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
 
 def _probe_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]]) -> None:
     home_facts = HomeFacts(home=home, exists=is_there(home.path))
-    facts.in_motion = leases.look(home.lease)[1] is Life.ALIVE
+    facts.in_motion = leases.look(home.lease)[1] is Liveness.ALIVE
     facts.home = home_facts
     if not home_facts.exists:
         return
@@ -210,7 +210,7 @@ def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> Checkp
                 raise
         if checkpoint_facts.restart is not None and checkpoint_facts.restart.source is RestartSource.CHECKPOINT:
             break
-        if leases.look(home.lease)[1] is not Life.ALIVE:
+        if leases.look(home.lease)[1] is not Liveness.ALIVE:
             break
         time.sleep(_PAUSE_SECONDS)
     return checkpoint_facts

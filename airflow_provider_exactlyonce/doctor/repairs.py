@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.control.moving import HomeDocument
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import MAKING, WHILE_RUNNING, Finding, Remedy
@@ -56,7 +56,7 @@ def _check_stopped(facts: Facts, home: Home) -> None:
         return
     unchanged = driver is not None and held == driver.lease
     life = driver.life if driver is not None and unchanged else leases.observe(home.lease)[1]
-    if life is Life.ALIVE or (life is Life.STALE and held.machine == process_identity.this_machine()):
+    if life is Liveness.ALIVE or (life is Liveness.STALE and held.machine == process_identity.this_machine()):
         raise AlreadyRunningError(f"pid {held.pid} on {held.host} holds the pipeline: stop it first, then --fix")
 
 
@@ -111,7 +111,7 @@ def _transactions(facts: Facts) -> Iterator[Transactions]:
 def _release(facts: Facts, home: Home, finding: Finding) -> str:
     seen_lease = facts.driver.lease if facts.driver else None
     held, life = leases.observe(home.lease)
-    if held is None or seen_lease is None or held.token != seen_lease.token or life is Life.ALIVE:
+    if held is None or seen_lease is None or held.token != seen_lease.token or life is Liveness.ALIVE:
         raise AlreadyRunningError("another driver has taken the lease meanwhile, or its holder has come back")
     leases.release(home.lease, held)
     return f"removed the lease of run {held.run}, pid {held.pid} on {held.host}"

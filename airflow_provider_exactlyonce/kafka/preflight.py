@@ -68,7 +68,7 @@ _TOPIC_SETTINGS: Final = (
 )
 
 
-class Use(Enum):
+class TopicUse(Enum):
     """A pipeline's use of a topic; the value is its name in messages."""
 
     SOURCE = "source"
@@ -77,10 +77,10 @@ class Use(Enum):
 
 
 #: Without the settings of a sink its bodies can't be cut to size; those of a ledger keep its commits.
-_RIGHTS: Final[Mapping[Use, tuple[str, ...]]] = {
-    Use.SOURCE: ("READ",),
-    Use.SINK: ("WRITE", "DESCRIBE_CONFIGS"),
-    Use.LEDGER: ("READ", "WRITE", "DESCRIBE_CONFIGS"),
+_RIGHTS: Final[Mapping[TopicUse, tuple[str, ...]]] = {
+    TopicUse.SOURCE: ("READ",),
+    TopicUse.SINK: ("WRITE", "DESCRIBE_CONFIGS"),
+    TopicUse.LEDGER: ("READ", "WRITE", "DESCRIBE_CONFIGS"),
 }
 
 
@@ -194,9 +194,9 @@ def check_topics(
     :raises RefusedError: when a topic does not exist, a setting breaks the guarantee, or a right is missing
     :raises ExactlyOnceError: when there is no answer, or replicas are missing for longer
     """
-    uses = {**dict.fromkeys(sources, Use.SOURCE), **dict.fromkeys(sinks, Use.SINK)}
+    uses = {**dict.fromkeys(sources, TopicUse.SOURCE), **dict.fromkeys(sinks, TopicUse.SINK)}
     if ledger is not None:
-        uses[ledger] = Use.LEDGER
+        uses[ledger] = TopicUse.LEDGER
     began = time.monotonic()
     while True:
         settings = _topic_settings(client, uses)
@@ -377,7 +377,7 @@ def _topic_settings(client: WireClient, topics: Iterable[str]) -> dict[str, dict
 
 
 def _check_rights(
-    described: Mapping[str, Any], uses: Mapping[str, Use], settings: Mapping[str, Any], user: str | None
+    described: Mapping[str, Any], uses: Mapping[str, TopicUse], settings: Mapping[str, Any], user: str | None
 ) -> None:
     missing = []
     for name, use in uses.items():
@@ -404,22 +404,22 @@ def _check_ledger_can_be_made(client: WireClient, name: str, user: str | None, a
     _check_replicas(client, {name: answer["topics"][0]["replication_factor"]}, allow_single_replica)
 
 
-def _check_topic(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]) -> None:
+def _check_topic(topic: Mapping[str, Any], use: TopicUse, settings: Mapping[str, str]) -> None:
     name = topic["name"]
     if not settings:
         log.warning("settings of %s topic %s can't be read (DESCRIBE_CONFIGS): not checked", use.value, name)
         return
     writable = int(settings["min.insync.replicas"])
     replicas = min((len(partition["replica_nodes"]) for partition in topic["partitions"]), default=writable)
-    requirements = (CLEAN_ELECTION,) if use is Use.SOURCE else (CLEAN_ELECTION, WRITABLE)
+    requirements = (CLEAN_ELECTION,) if use is TopicUse.SOURCE else (CLEAN_ELECTION, WRITABLE)
     check_settings(f"{use.value} topic {name}", settings, replicas, requirements)
 
 
-def _waiting_for(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]) -> Iterable[str]:
+def _waiting_for(topic: Mapping[str, Any], use: TopicUse, settings: Mapping[str, str]) -> Iterable[str]:
     if topic["error_code"] != Code.NONE:
         yield f"topic {topic['name']}: {describe(topic['error_code'])}"
         return
-    if use is Use.SINK and not settings:  # the right to see them is there, and bodies can't be cut without
+    if use is TopicUse.SINK and not settings:  # the right to see them is there, and bodies can't be cut without
         yield f"the cluster does not return the settings of topic {topic['name']}"
     needed = int(settings.get("min.insync.replicas", 1))
     for partition in topic["partitions"]:

@@ -42,7 +42,7 @@ from airflow_provider_exactlyonce.ledger.source_clusters import (
 )
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.ledger.topic_identity import check_sources, known_sources
-from airflow_provider_exactlyonce.ledger.written import WINDOW, Last, WrittenOffsets
+from airflow_provider_exactlyonce.ledger.written import WINDOW, LastOffset, WrittenOffsets
 
 _SHOWN: Final = 5
 _TIMEOUT_SECONDS: Final = 30.0
@@ -106,7 +106,7 @@ class _Ledger:
     tail: LedgerTail
     written: WrittenOffsets
     sources: SourceClusters
-    required: dict[str, dict[TopicPartition, Last]] = field(default_factory=dict)
+    required: dict[str, dict[TopicPartition, LastOffset]] = field(default_factory=dict)
 
 
 class Gates:
@@ -324,7 +324,7 @@ def _check_ends(sources: SourceClusters, newest: CommitRecord, ends: Mapping[Top
             )
 
 
-def _unreadable(stable: Mapping[TopicPartition, int], required: Mapping[TopicPartition, Last]) -> list[str]:
+def _unreadable(stable: Mapping[TopicPartition, int], required: Mapping[TopicPartition, LastOffset]) -> list[str]:
     problems = []
     for (topic, number), last in sorted(required.items(), key=itemgetter(0)):
         end, unknown_before = stable[topic, number], last.unknown_before

@@ -30,7 +30,7 @@ _GROWTH: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Last:
+class LastOffset:
     """Up to where a sink partition has to be readable.
 
     :param offset: the last one, -1 for nothing
@@ -42,7 +42,7 @@ class Last:
     unknown_before: int | None = None
 
 
-_NOTHING: Final = Last(offset=-1)
+_NOTHING: Final = LastOffset(offset=-1)
 
 
 class WrittenOffsets:
@@ -60,7 +60,7 @@ class WrittenOffsets:
 
     def up_to(
         self, offset: int, targets: Mapping[str, GateTarget], all_of: Collection[str]
-    ) -> dict[str, dict[TopicPartition, Last]]:
+    ) -> dict[str, dict[TopicPartition, LastOffset]]:
         """Return by gate the last offset per sink partition that was written up to the commit that met its target.
 
         That is the first of the newest commits that all meet it: after a restore that writes output again, older ones
@@ -87,13 +87,13 @@ class WrittenOffsets:
             last_offsets = {name: _latest(offsets, older) for name, offsets in last_offsets.items()}
         return last_offsets
 
-    def _untold(self, wanted: Mapping[str, _Wrote]) -> dict[str, dict[TopicPartition, Last]]:
+    def _untold(self, wanted: Mapping[str, _Wrote]) -> dict[str, dict[TopicPartition, LastOffset]]:
         """Return by gate where partitions end that are held, in topics of commits that don't tell where they wrote."""
         topics = {topic for wrote in wanted.values() for topic in wrote.untold}
         ends = self._held(topics).ends if topics else {}
         return {
             name: {
-                partition: Last(offset=end - 1, unknown_before=wrote.untold[partition[0]] + 1)
+                partition: LastOffset(offset=end - 1, unknown_before=wrote.untold[partition[0]] + 1)
                 for partition, end in ends.items()
                 if partition[0] in wrote.untold
             }
@@ -177,10 +177,10 @@ class _Window:
             else:
                 self.met.setdefault(name, self.all)
 
-    def last_offsets(self, wrote: _Wrote) -> dict[TopicPartition, Last]:
+    def last_offsets(self, wrote: _Wrote) -> dict[TopicPartition, LastOffset]:
         """Return the last offsets, without topics that were made anew before a later commit."""
         return {
-            partition: Last(offset=offset)
+            partition: LastOffset(offset=offset)
             for partition, (offset, topic_id) in wrote.last.items()
             if topic_id is None or self._topic_ids.get(partition[0], topic_id) == topic_id
         }
@@ -217,11 +217,11 @@ class _Older:
         self._previous: _Older | None = previous
         if previous is not None:
             previous._previous = None  # partitions that it lacks are searched for without it
-        self._last_offsets: dict[TopicPartition, Last] = {}
+        self._last_offsets: dict[TopicPartition, LastOffset] = {}
 
     def search(
-        self, reader: LedgerReader, newer: Iterable[Mapping[TopicPartition, Last]], span: int
-    ) -> dict[TopicPartition, Last]:
+        self, reader: LedgerReader, newer: Iterable[Mapping[TopicPartition, LastOffset]], span: int
+    ) -> dict[TopicPartition, LastOffset]:
         """Return the last offsets in partitions that hide something.
 
         :param newer: newer commits' writes, by gate; partitions that any gate lacks are searched for
@@ -245,7 +245,8 @@ class _Older:
             elif not known:
                 first_known, ends = unknown_before or number, self._held.ends
                 known = {
-                    partition: Last(offset=ends[partition] - 1, unknown_before=first_known) for partition in remaining
+                    partition: LastOffset(offset=ends[partition] - 1, unknown_before=first_known)
+                    for partition in remaining
                 }
             self._last_offsets.update(known)
             remaining -= known.keys()
@@ -253,7 +254,7 @@ class _Older:
 
     def _known_by_previous(
         self, end: int, number: int, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, Last]:
+    ) -> dict[TopicPartition, LastOffset]:
         """Return the last offsets that were found when the commits up to here were the only known ones."""
         previous = self._previous
         if previous is None or previous.end_offset != end or previous.first != number:
@@ -271,13 +272,13 @@ class _Older:
 
     def _read(
         self, reader: LedgerReader, offsets: range, partitions: set[TopicPartition], number: int
-    ) -> tuple[dict[TopicPartition, Last], int, int | None]:
+    ) -> tuple[dict[TopicPartition, LastOffset], int, int | None]:
         """Read a part of the ledger.
 
         :param number: of the first commit behind it
         :return: the writes found; the number of the first commit read; the commit before which something is unknown
         """
-        last_offsets: dict[TopicPartition, Last] = {}
+        last_offsets: dict[TopicPartition, LastOffset] = {}
         unknown_before: int | None = None
         first, previous_commit = number, 0
         for _, record in reader.records(offsets.start, offsets.stop):
@@ -292,7 +293,7 @@ class _Older:
             for partition, (offset, topic_id) in _last_written(record).items():
                 if partition in partitions:
                     is_there = topic_id is None or topic_id == self._held.topic_ids[partition[0]]
-                    last_offsets[partition] = Last(offset=offset) if is_there else _NOTHING
+                    last_offsets[partition] = LastOffset(offset=offset) if is_there else _NOTHING
         if previous_commit not in (0, number - 1):
             return {}, first, number
         return last_offsets, first, unknown_before
@@ -314,7 +315,9 @@ def _topics(record: CommitRecord) -> set[str]:
     return {*record.sink, *record.sink_topic_ids, *record.earlier_sink_topics, *record.former_sink_topics}
 
 
-def _latest(offsets: Mapping[TopicPartition, Last], other: Mapping[TopicPartition, Last]) -> dict[TopicPartition, Last]:
+def _latest(
+    offsets: Mapping[TopicPartition, LastOffset], other: Mapping[TopicPartition, LastOffset]
+) -> dict[TopicPartition, LastOffset]:
     """Merge two maps to the later offset of each partition, without partitions in which nothing was written."""
     joined = dict(offsets)
     for partition, last in other.items():

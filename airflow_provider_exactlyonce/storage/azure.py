@@ -21,7 +21,7 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from airflow_provider_exactlyonce.storage import conditional
 from airflow_provider_exactlyonce.storage.azure_environment import account_key, endpoint_of
-from airflow_provider_exactlyonce.storage.conditional import Condition, ConditionalStore, Found, UnmadeError
+from airflow_provider_exactlyonce.storage.conditional import Condition, ConditionalStore, ObjectMetadata, UnmadeError
 from airflow_provider_exactlyonce.storage.remote import COPIED_BYTES
 from airflow_provider_exactlyonce.storage.store import (
     ChangedError,
@@ -211,12 +211,12 @@ class AzureStore(ConditionalStore):
         _send_write(place, self._blob(place).delete_blob, condition)
 
     @override
-    def _metadata(self, place: Path) -> Found | None:
+    def _metadata(self, place: Path) -> ObjectMetadata | None:
         properties = _ask(place, self._blob(place).get_blob_properties)
         if properties is None or _is_directory(properties):
             return None
         facts = FileFacts(size=properties.size, modified=properties.last_modified.timestamp())
-        return Found(facts=facts, version=str(properties.etag), mark=properties.metadata.get(_MARK))
+        return ObjectMetadata(facts=facts, version=str(properties.etag), mark=properties.metadata.get(_MARK))
 
     @override
     def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:

@@ -34,7 +34,7 @@ class UnmadeError(OSError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ObjectMetadata:
     """An object's metadata, known without reading it.
 
     :param mark: of the write that made it, None for an object that others have written
@@ -143,7 +143,7 @@ class ConditionalStore(RemoteStore):
         """Send a request to delete an object."""
 
     @abstractmethod
-    def _metadata(self, place: Path) -> Found | None:
+    def _metadata(self, place: Path) -> ObjectMetadata | None:
         """Return an object's metadata, None when there is certainly no object; retries while there is no answer."""
 
     @abstractmethod

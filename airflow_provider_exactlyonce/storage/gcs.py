@@ -21,7 +21,13 @@ from gcsfs.retry import HttpError, NonRetryableError
 from google.auth.exceptions import GoogleAuthError
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.storage.conditional import MARK, Condition, ConditionalStore, Found, UnmadeError
+from airflow_provider_exactlyonce.storage.conditional import (
+    MARK,
+    Condition,
+    ConditionalStore,
+    ObjectMetadata,
+    UnmadeError,
+)
 from airflow_provider_exactlyonce.storage.store import ChangedError, FileFacts, OutcomeUnknownError, Stored
 
 if TYPE_CHECKING:
@@ -146,13 +152,15 @@ class GcsStore(ConditionalStore):
         self._send_write(place, "DELETE", self._url(place), condition)
 
     @override
-    def _metadata(self, place: Path) -> Found | None:
+    def _metadata(self, place: Path) -> ObjectMetadata | None:
         answer = self._ask("GET", place, self._url(place))
         if answer is None:
             return None
         metadata = answer.json()
         facts = FileFacts(size=int(metadata["size"]), modified=datetime.fromisoformat(metadata["updated"]).timestamp())
-        return Found(facts=facts, version=str(metadata["generation"]), mark=metadata.get("metadata", {}).get(MARK))
+        return ObjectMetadata(
+            facts=facts, version=str(metadata["generation"]), mark=metadata.get("metadata", {}).get(MARK)
+        )
 
     @override
     def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:

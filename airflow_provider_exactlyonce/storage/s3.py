@@ -13,7 +13,13 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, Con
 from botocore.parsers import ResponseParserError
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.storage.conditional import MARK, Condition, ConditionalStore, Found, UnmadeError
+from airflow_provider_exactlyonce.storage.conditional import (
+    MARK,
+    Condition,
+    ConditionalStore,
+    ObjectMetadata,
+    UnmadeError,
+)
 from airflow_provider_exactlyonce.storage.store import ChangedError, FileFacts, OutcomeUnknownError, Stored
 
 if TYPE_CHECKING:
@@ -130,7 +136,7 @@ class S3Store(ConditionalStore):
         self._send_write("delete_object", place, condition)
 
     @override
-    def _metadata(self, place: Path) -> Found | None:
+    def _metadata(self, place: Path) -> ObjectMetadata | None:
         try:
             answer = self._ask(place, lambda: self.system.call_s3("head_object", **self._object_key(place)))
         except OSError as error:
@@ -140,7 +146,7 @@ class S3Store(ConditionalStore):
         if answer is None:
             return None
         facts = FileFacts(size=answer["ContentLength"], modified=answer["LastModified"].timestamp())
-        return Found(facts=facts, version=answer["ETag"], mark=answer["Metadata"].get(MARK))
+        return ObjectMetadata(facts=facts, version=answer["ETag"], mark=answer["Metadata"].get(MARK))
 
     @override
     def _listed(self, bucket: str, prefix: str, delimiter: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.ledger.reader import tail_of
 
 
@@ -29,7 +29,7 @@ def why_taken_for_alive(config: Mapping[str, Any], pipeline: str) -> str | None:
     if home.identity() != claim.home:
         return f"its home is not at {home} on this machine, so that its lease can't be read; do this where it is"
     held, life = lease.observe(home.lease)
-    if held is None or life is not Life.ALIVE:
+    if held is None or life is not Liveness.ALIVE:
         return None
     seconds = time.time() - held.heartbeat
     return f"run {held.run} of pipeline {pipeline} lives: pid {held.pid} on {held.host}, heartbeat {seconds:.0f} s ago"

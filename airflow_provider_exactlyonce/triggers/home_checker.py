@@ -98,7 +98,7 @@ class _WatchedDriver:
         """Return why a worker has something to do, None while it has not."""
         from airflow_provider_exactlyonce.control import drivers, exit_classification
         from airflow_provider_exactlyonce.control.driver_watch import stuck
-        from airflow_provider_exactlyonce.control.lease import Life
+        from airflow_provider_exactlyonce.control.lease import Liveness
         from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
 
         life = self._heartbeats.look()
@@ -107,7 +107,7 @@ class _WatchedDriver:
                 return "the driver has ended"
             if time.monotonic() - self._began > _UNHEARD_SECONDS:
                 return "the driver has not reported yet"
-        if life is Life.STALE:
+        if life is Liveness.STALE:
             return "the driver gives no sign of life"
         self._metrics.report()
         if time.monotonic() < self._next_account:

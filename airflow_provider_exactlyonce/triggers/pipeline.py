@@ -106,7 +106,9 @@ class PipelineTrigger(BaseTrigger):
 
         token = self.intent["token"]
         stopping.detach(token, timeout_seconds)
-        asking = stopping.Asking(home_at(self.home), token, reason="the task was killed", owner=self.owner)
+        asking = stopping.PersistentStopRequest(
+            home_at(self.home), token, reason="the task was killed", owner=self.owner
+        )
         if not asking.go_on():  # the other kills wait for no home that does not answer
             limits = {"seconds": timeout_seconds, "poll_seconds": stopping.ASK_AGAIN_SECONDS}
             threading.Thread(target=poll_until, args=(asking.go_on,), kwargs=limits, name="kill", daemon=True).start()

@@ -39,7 +39,7 @@ from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import ranges, records
 from airflow_provider_exactlyonce.policies.termination import Bound, RunTarget
-from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
+from airflow_provider_exactlyonce.streaming.driver.stop_condition import StopCondition
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import LedgerProperty
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
@@ -123,7 +123,7 @@ def stop_target(of: Path) -> str | None:
 
 
 def goal(of: Path) -> str | None:
-    stop_goal = Goal(home(of), RunTarget(bound=Bound.COMMITS, value=1.0), "aa11")
+    stop_goal = StopCondition(home(of), RunTarget(bound=Bound.COMMITS, value=1.0), "aa11")
     stop_goal.begin(0)
     return stop_goal.reached(27, 0)
 
@@ -462,7 +462,7 @@ LOADED: Mapping[str, str | None] = {
     "LedgerProperty": "iceberg-property",
     "SinkEntry": "entry.json",
     "DeliveryProgress": "delivered.json",
-    "Done": "steps.json",
+    "BackfillProgress": "steps.json",
     "LedgerSeen": "backfills/ledger.json",
     "Intent": "intent.json",
     "ClaimRecord": "ledger/run.json",
@@ -484,7 +484,7 @@ LOADED: Mapping[str, str | None] = {
     "_Taker": "taking.json",
     "QueryPlan": "manifest.json",
     "SavedRequest": "backfills/commits/request.json",
-    "Begun": "resolved.json",
+    "StartedBackfill": "resolved.json",
     "ShadowRequest": None,
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from airflow_provider_exactlyonce import exceptions, process_identity
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
@@ -21,7 +21,7 @@ def is_alone(facts: Facts) -> Iterator[Finding]:
     if driver is None or claim is None:
         return
     held = driver.lease
-    if driver.life is Life.ALIVE and held is not None and 0 < held.run < claim.run:
+    if driver.life is Liveness.ALIVE and held is not None and 0 < held.run < claim.run:
         yield Finding(
             "two-drivers",
             f"run {held.run}, pid {held.pid} on {held.host}, holds the lease and lives, and run {claim.run}, pid "
@@ -47,10 +47,10 @@ def holds_no_stale_lease(facts: Facts) -> Iterator[Finding]:
     """Check that the holder of the lease lives."""
     driver = facts.driver
     held = driver.lease if driver else None
-    if driver is None or held is None or driver.life is Life.ALIVE:
+    if driver is None or held is None or driver.life is Liveness.ALIVE:
         return
     who = f"run {held.run}, pid {held.pid} on {held.host}"
-    if driver.life is Life.STALE and held.machine == process_identity.this_machine():
+    if driver.life is Liveness.STALE and held.machine == process_identity.this_machine():
         yield Finding(
             "silent-driver",
             f"{who}, holds the lease, its process is there, and has given no sign of life for "
@@ -59,7 +59,7 @@ def holds_no_stale_lease(facts: Facts) -> Iterator[Finding]:
             f"let it go on (kill -CONT {held.pid}), see that the home takes writes, or end it (kill -KILL {held.pid})",
         )
     else:
-        ended = "has ended" if driver.life is Life.DEAD else "gives no sign of life"
+        ended = "has ended" if driver.life is Liveness.DEAD else "gives no sign of life"
         yield Finding(
             "stale-lease",
             f"the lease is of {who}, which {ended}",

@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import Lease, Life, heartbeat_seconds, stale_seconds
+from airflow_provider_exactlyonce.control.lease import Lease, Liveness, heartbeat_seconds, stale_seconds
 from airflow_provider_exactlyonce.control.status import ENDED, Status
 from airflow_provider_exactlyonce.doctor.facts import DriverFacts, Facts
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
@@ -33,7 +33,7 @@ def look(facts: Facts, home: Home) -> DriverFacts:
         lease=held,
         life=life,
         status=status,
-        told_by_another=life is Life.ALIVE and held is not None and _is_told_by_another(home, held, status),
+        told_by_another=life is Liveness.ALIVE and held is not None and _is_told_by_another(home, held, status),
         superseded=[
             run for run in runs[-_CLAIMS:-1] if run.pid not in (os.getpid(), runs[-1].pid) and _lives_here(run)
         ],

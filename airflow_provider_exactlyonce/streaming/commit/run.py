@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     BatchFailedError,
@@ -295,7 +295,7 @@ class Run:
             return
         self._left, life = leases.observe(self.home.lease)
         held = self._left
-        if held is not None and life is Life.ALIVE and held.token != self.options.token:
+        if held is not None and life is Liveness.ALIVE and held.token != self.options.token:
             raise AlreadyRunningError(
                 f"pipeline {held.pipeline} runs already: run {held.run}, pid {held.pid} on {held.host}. Stop it first"
             )

@@ -21,10 +21,10 @@ from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import progress, results, workspace
 from airflow_provider_exactlyonce.backfill.begin import begin
 from airflow_provider_exactlyonce.backfill.plan import BackfillStep, PlanInputs, plan
-from airflow_provider_exactlyonce.backfill.progress import Done
+from airflow_provider_exactlyonce.backfill.progress import BackfillProgress
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Output
 from airflow_provider_exactlyonce.backfill.resolve import positions_to_json
-from airflow_provider_exactlyonce.backfill.workspace import Begun
+from airflow_provider_exactlyonce.backfill.workspace import StartedBackfill
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, ClaimedCheckpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import write_start
@@ -112,7 +112,7 @@ class BackfillDriver:
             workspace.write_result(home, result)
             workspace.forget(home, sure)
 
-    def _run_again(self, begun: Begun, done: Done | None) -> Mapping[str, Any]:
+    def _run_again(self, begun: StartedBackfill, done: BackfillProgress | None) -> Mapping[str, Any]:
         run = self._lifecycle.open_run(
             RunOptions(
                 config=self._options.config,
@@ -151,7 +151,7 @@ class BackfillDriver:
             self._pipeline.name, self._sink.topics, own_cluster_topics, allowed=self._pipeline.allow_feedback
         )
 
-    def _plan_steps(self, begun: Begun) -> list[BackfillStep]:
+    def _plan_steps(self, begun: StartedBackfill) -> list[BackfillStep]:
         request = self._asked.request
         limits = [
             (source.topics, source.max_offsets_per_trigger)
@@ -170,9 +170,9 @@ class BackfillDriver:
         run: Run,
         listener: SequencerListener,
         topics: Mapping[str, TopicFacts],
-        begun: Begun,
+        begun: StartedBackfill,
         steps: list[BackfillStep],
-        done: Done | None,
+        done: BackfillProgress | None,
     ) -> Mapping[str, Any]:
         config = self._options.config
         result = self._lifecycle.result(spark)
@@ -232,7 +232,7 @@ class BackfillDriver:
     def _writes(self) -> bool:
         return self._asked.request.kind is not Output.COMPARE
 
-    def _written(self, begun: Begun, topics: Mapping[str, TopicFacts]) -> results.BackfillWritten:
+    def _written(self, begun: StartedBackfill, topics: Mapping[str, TopicFacts]) -> results.BackfillWritten:
         """Return the written batches, now that the claim keeps others from writing more.
 
         :raises RefusedError: when one of their topics was recreated since
@@ -273,7 +273,7 @@ class BackfillDriver:
         )
         self._lifecycle.runner(run, stream, batches.process).run_recorded(steps)
 
-    def _complete(self, run: Run, begun: Begun, steps: BackfillSteps) -> Mapping[str, Any]:
+    def _complete(self, run: Run, begun: StartedBackfill, steps: BackfillSteps) -> Mapping[str, Any]:
         """Write the record that ends the backfill; returns the result."""
         done = steps.done
         result = results.describe(
@@ -322,15 +322,15 @@ class BackfillDriver:
         return result
 
     def _lineage(
-        self, begun: Begun, order: list[SourceTopics], done: Done | None, tail: LedgerTail | None
-    ) -> tuple[Lineage, Done]:
+        self, begun: StartedBackfill, order: list[SourceTopics], done: BackfillProgress | None, tail: LedgerTail | None
+    ) -> tuple[Lineage, BackfillProgress]:
         """Make the backfill's lineage, or find it, and advance it past other backfills' commits since."""
         home = self._options.home
         lineage = home.current() if done is not None else None
         if lineage is None or done is None:
             lineages.remove_unfinished(home.lineages, None)  # it is this backfill's turn
             lineage = self._new_lineage(begun, order)
-            done = Done(base=lineage.base_batch)
+            done = BackfillProgress(base=lineage.base_batch)
             progress.write(Checkpoint(home.checkpoint(lineage.id)), done)
             home.use(lineage.id)
             failpoints.reach("backfill-prepared")
@@ -346,7 +346,7 @@ class BackfillDriver:
         home.remember(lineage)
         return lineage, done
 
-    def _new_lineage(self, begun: Begun, order: list[SourceTopics]) -> Lineage:
+    def _new_lineage(self, begun: StartedBackfill, order: list[SourceTopics]) -> Lineage:
         home, resolved = self._options.home, begun.resolved
         if resolved.savepoint is None:
             lineage = Lineage(id=str(uuid.uuid4()))

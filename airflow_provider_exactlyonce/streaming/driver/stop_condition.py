@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.policies.termination import Bound, RunTarget
 
 
-class Goal:
+class StopCondition:
     """The target of one run.
 
     :param target: as it was asked for, None for a run without one

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.policies.termination import AVAILABLE, target_
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, is_no_answer
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
-from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
+from airflow_provider_exactlyonce.streaming.driver.stop_condition import StopCondition
 
 log = logging.getLogger("exactlyonce")
 
@@ -36,7 +36,7 @@ class StopReasons:
         self._previous_commit: CommitRecord | None = None
         self._until: Final = options.until
         self._report: Final = report
-        self._goal: Final = Goal(options.home, target_of(options.until), options.goal)
+        self._goal: Final = StopCondition(options.home, target_of(options.until), options.goal)
         self._home: Final = options.home
         self._next_question = 0.0
         self._source_reason: str | None = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import progress
 from airflow_provider_exactlyonce.backfill.plan import BackfillStep
-from airflow_provider_exactlyonce.backfill.progress import Done
+from airflow_provider_exactlyonce.backfill.progress import BackfillProgress
 from airflow_provider_exactlyonce.backfill.resolve import Positions, positions_to_json
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, ClaimedCheckpoint, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted, composed
@@ -55,7 +55,7 @@ class BackfillSteps:
         *,
         commits: RecordedCommits | None,
         sources: Sequence[SourceTopics],
-        done: Done,
+        done: BackfillProgress,
         written: Sequence[CommitRecord] | None,
     ) -> None:
         self._spark: Final = spark
@@ -208,7 +208,7 @@ class BackfillSteps:
     def finish(self, number: int, **changes: Any) -> None:
         """Note that a batch has been run, and tell Spark the next one.
 
-        :param changes: fields of :class:`Done`
+        :param changes: fields of :class:`BackfillProgress`
         """
         self.done = replace(self.done, ran=[*self.done.ran, self._next], **changes)
         progress.write(self._checkpoint, self.done)

@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.checkpoint.state import PARTITIONS, StateDirec
 from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError, required
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -103,8 +103,8 @@ def rescale(
     if home.pipeline() != pipeline:
         raise RefusedError(f"{home} is the home of {home.pipeline() or 'no pipeline'}, not of {pipeline}")
     held, life = leases.observe(home.lease)
-    if held is not None and life in (Life.ALIVE, Life.STALE):
-        silent = ", but gives no sign of life" if life is Life.STALE else ""
+    if held is not None and life in (Liveness.ALIVE, Liveness.STALE):
+        silent = ", but gives no sign of life" if life is Liveness.STALE else ""
         raise AlreadyRunningError(
             f"pipeline {pipeline} runs: pid {held.pid} on {held.host}{silent}. Stop it first, for example with "
             f"exactlyonce savepoint {pipeline} --stop"

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.backfill.application import application_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.backfill.results import written_of
-from airflow_provider_exactlyonce.backfill.workspace import Begun
+from airflow_provider_exactlyonce.backfill.workspace import StartedBackfill
 from airflow_provider_exactlyonce.control import releases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -119,7 +119,7 @@ def test_what_has_written_a_part_goes_on_with_its_version_though_the_pipeline_wa
         return Path(application_of(made, kafka_config)).stem
 
     assert runs() == "v", "what the pipeline runs"
-    workspace.begin(made, Begun(version="old", name="one", resolved=RANGE), nullcontext)
+    workspace.begin(made, StartedBackfill(version="old", name="one", resolved=RANGE), nullcontext)
     assert runs() == "v", "nothing is written"
     ledger = Ledger(kafka_config, pipeline.name)
     ledger.claim(1)

@@ -119,7 +119,7 @@ def test_a_stop_while_a_living_driver_is_looked_for_waits_for_its_end(
     first_supervisor_killed(home, "take-lease commit note=up until-stop", until_note="up")
     supervised, observe = supervisor(home, "exit=1"), lease.observe
 
-    def stopped(path: Path, **how: Any) -> tuple[lease.Lease | None, lease.Life]:
+    def stopped(path: Path, **how: Any) -> tuple[lease.Lease | None, lease.Liveness]:
         seen = observe(path, **how)
         supervised.stop("the task was killed")
         return seen

@@ -66,7 +66,7 @@ def test_a_driver_whose_supervisor_died_before_it_noted_the_pid_is_found_by_its_
 def test_a_driver_that_died_unseen_is_replaced(home: Home) -> None:
     first_supervisor_killed(home, "take-lease commit note=up go die", until_note="up")
     let_go(home)
-    wait_for(lambda: lease.look(home.lease)[1] is lease.Life.DEAD)
+    wait_for(lambda: lease.look(home.lease)[1] is lease.Liveness.DEAD)
     list(supervisor(home, "exit=1", "take-lease end=finished").run())
     assert len(notes(home, "started")) == 2
 

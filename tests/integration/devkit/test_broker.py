@@ -28,7 +28,7 @@ from airflow_provider_exactlyonce.devkit.metadata_log import METADATA_FOLDER
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.devkit.state import STATE_NAME, BrokerState
 from airflow_provider_exactlyonce.devkit.storage import is_taken_for_alive
-from airflow_provider_exactlyonce.devkit.topics import Made
+from airflow_provider_exactlyonce.devkit.topics import ReadyTopic
 from tests.waiting import HANG_SECONDS, eventually
 
 Run = Callable[..., tuple[int, dict[str, object]]]
@@ -266,12 +266,12 @@ def test_a_topic_is_made_once_and_one_with_other_partitions_is_not_taken_for_it(
     kafka_config: Mapping[str, str],
 ) -> None:
     servers, name = kafka_config["bootstrap.servers"], f"made-{uuid.uuid4().hex[:8]}"
-    assert topics.create_topic(servers, name, 3) == Made(partitions=3, created=True)
-    assert topics.create_topic(servers, name, 3) == Made(partitions=3, created=False)
-    assert topics.create_topic(servers, name) == Made(partitions=3, created=False)
+    assert topics.create_topic(servers, name, 3) == ReadyTopic(partitions=3, created=True)
+    assert topics.create_topic(servers, name, 3) == ReadyTopic(partitions=3, created=False)
+    assert topics.create_topic(servers, name) == ReadyTopic(partitions=3, created=False)
     with pytest.raises(DevkitError, match=f"topic {name} is there with 3 partitions, not 4: leave out --partitions"):
         topics.create_topic(servers, name, 4)
-    assert topics.create_topic(servers, f"{name}-one") == Made(partitions=1, created=True)
+    assert topics.create_topic(servers, f"{name}-one") == ReadyTopic(partitions=1, created=True)
 
 
 @pytest.mark.parametrize(("name", "partitions"), [("a b", 1), ("none", 0), ("less", -5), ("", 1)])

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.backfill.plan import BackfillStep
-from airflow_provider_exactlyonce.backfill.progress import Done
+from airflow_provider_exactlyonce.backfill.progress import BackfillProgress
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.wire import WireClient
@@ -227,7 +227,7 @@ def test_a_span_that_would_be_run_again_on_a_source_that_was_made_again_is_refus
 class Range:
     """A backfill's steps, none of which is written."""
 
-    done = Done(base=0)
+    done = BackfillProgress(base=0)
 
     def begin(self, number: int, planned: object) -> BackfillStep:
         return BackfillStep(ends={}, emits=False)

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import json_store, restarts, status
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.intent import Intent
-from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.control.lease import Lease, Liveness
 from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
@@ -69,7 +69,7 @@ def test_a_lease_is_renewed_released_and_taken_as_on_any_other_file_system(folde
     path = folder / "lease.json"
     assert leases.read(path) is None
     old = leases.acquire(path, "shop", "old")
-    assert leases.look(path)[1] is Life.ALIVE
+    assert leases.look(path)[1] is Liveness.ALIVE
     new = leases.acquire(path, "shop", "new", run=2)
     assert leases.renew(path, old) is None
     assert leases.renew(path, replace(old, run=1)) is None

@@ -98,7 +98,7 @@ def test_a_file_that_is_made_while_it_is_asked_for_is_read(
 ) -> None:
     look = adapter.GcsStore._metadata
 
-    def metadata(self: adapter.GcsStore, place: Path) -> conditional.Found | None:
+    def metadata(self: adapter.GcsStore, place: Path) -> conditional.ObjectMetadata | None:
         monkeypatch.undo()
         self.create(place, b"another's")
         return look(self, place)

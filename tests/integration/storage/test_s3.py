@@ -17,7 +17,7 @@ from upath import UPath
 from airflow_provider_exactlyonce.control import json_store, requests
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
+from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Liveness
 from airflow_provider_exactlyonce.exceptions import RefusedError, required
 from airflow_provider_exactlyonce.storage import s3
 from airflow_provider_exactlyonce.storage.opening import store_of
@@ -133,17 +133,17 @@ def test_an_outage_is_nobody_s_silence(place: Path, faults: Faults, monkeypatch:
     lease = place / "lease.json"
     leases.acquire(lease, "shop", "t")
     monitor = HeartbeatMonitor("t", lease)
-    assert monitor.look() is Life.ALIVE
+    assert monitor.look() is Liveness.ALIVE
     faults.plan("GET", *["drop"] * ALWAYS)
     clock.ahead += 300
     with pytest.raises(OSError):  # noqa: PT011
         monitor.look()
     faults.plan("GET")
-    assert monitor.look() is Life.ALIVE
+    assert monitor.look() is Liveness.ALIVE
     clock.ahead += leases.STALE_SECONDS + 1
-    assert monitor.look() is Life.ALIVE, "a request may have taken so long"
+    assert monitor.look() is Liveness.ALIVE, "a request may have taken so long"
     clock.ahead += leases.stale_seconds(lease)
-    assert monitor.look() is Life.STALE
+    assert monitor.look() is Liveness.STALE
 
 
 def test_a_driver_that_can_not_read_what_is_asked_of_it_goes_on_and_hears_of_it_later(

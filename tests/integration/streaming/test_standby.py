@@ -137,7 +137,7 @@ def test_a_pipeline_has_one_standby_whose_death_costs_nothing(world: World) -> N
     assert f"waits already: pid {standbys.waiting(Home(world.home)).pid}" in second.output()  # type: ignore[union-attr]
     kill(standby)
     kill(driver)
-    assert leases.look(Home(world.home).lease)[1] is leases.Life.DEAD
+    assert leases.look(Home(world.home).lease)[1] is leases.Liveness.DEAD
     world.send(400)
     alone = world.start("--standby", "warm")
     assert alone.wait() == 0, alone.output()[-3000:]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.backfill import progress
-from airflow_provider_exactlyonce.backfill.progress import Done
+from airflow_provider_exactlyonce.backfill.progress import BackfillProgress
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import json_store
 
@@ -27,9 +27,9 @@ def checkpoint(folder: Path, batches: int) -> Checkpoint:
     return made
 
 
-def done(batches: int) -> Done:
+def done(batches: int) -> BackfillProgress:
     differing = {batch: (batch, 1, "a", 1, "b") for batch in range(batches)}
-    return Done(base=-1, ran=list(range(batches)), differences=differing, diverged={0: 1})
+    return BackfillProgress(base=-1, ran=list(range(batches)), differences=differing, diverged={0: 1})
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 7])

@@ -82,7 +82,9 @@ def test_the_ledger_keeps_what_an_unfinished_backfill_reads(home: Home) -> None:
         backfill_home = made(home, commits)
         workspace.begin(
             backfill_home,
-            workspace.Begun(version="v", name="n", resolved=Resolved(starts={}, ends={}, begins={}, base_commit=base)),
+            workspace.StartedBackfill(
+                version="v", name="n", resolved=Resolved(starts={}, ends={}, begins={}, base_commit=base)
+            ),
             nullcontext,
         )
         assert workspace.oldest_needed(home) == {7: None, 3: 8}[base], "it has not made its lineage yet"

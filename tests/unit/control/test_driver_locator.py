@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control.driver_locator import DriverLocator
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 
@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """Give a home whose driver, of an earlier try of the same task on another host, lives."""
     home = Home(tmp_path / "home")
     held = leases.acquire(home.lease, "p", "t", run=1)
-    monkeypatch.setattr(leases, "observe", lambda _, **__: (held, Life.ALIVE))
+    monkeypatch.setattr(leases, "observe", lambda _, **__: (held, Liveness.ALIVE))
     elsewhere = Intent(
         token="t", owner=OWNER, until="forever", series="t", restarts=0, log="", host="worker-2", machine="m"
     )

@@ -10,39 +10,39 @@ import pytest
 
 from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.control import json_store, lease, processes
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Liveness
 from airflow_provider_exactlyonce.control.processes import RemoteDriver
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from tests.clocks import StandingClock
 
 
-def seen(path: Path, held: lease.Lease) -> Life:
+def seen(path: Path, held: lease.Lease) -> Liveness:
     json_store.write(path, asdict(held))
     return lease.look(path)[1]
 
 
 def test_no_lease_is_none(tmp_path: Path) -> None:
-    assert lease.look(tmp_path / "lease.json") == (None, Life.NONE)
+    assert lease.look(tmp_path / "lease.json") == (None, Liveness.NONE)
 
 
 def test_this_process_is_alive_until_it_falls_silent(tmp_path: Path) -> None:
     path = tmp_path / "l"
     held = lease.acquire(path, "p", "token")
-    assert lease.look(path) == (held, Life.ALIVE)
-    assert seen(path, replace(held, heartbeat=held.heartbeat - lease.STALE_SECONDS - 1)) is Life.STALE
+    assert lease.look(path) == (held, Liveness.ALIVE)
+    assert seen(path, replace(held, heartbeat=held.heartbeat - lease.STALE_SECONDS - 1)) is Liveness.STALE
 
 
 def test_a_recycled_pid_is_not_taken_for_the_holder(tmp_path: Path) -> None:
     held = lease.acquire(tmp_path / "l", "p", "t")
-    assert seen(tmp_path / "l", replace(held, process_started=held.process_started + 1)) is Life.DEAD
+    assert seen(tmp_path / "l", replace(held, process_started=held.process_started + 1)) is Liveness.DEAD
 
 
 def test_a_holder_on_another_host_is_judged_by_its_heartbeat_only(tmp_path: Path) -> None:
     path = tmp_path / "l"
     held = replace(lease.acquire(path, "p", "t"), machine="elsewhere", pid=2**22 + 1)
-    assert seen(path, held) is Life.ALIVE
-    assert seen(path, replace(held, heartbeat=held.heartbeat - lease.STALE_SECONDS - 1)) is Life.STALE
+    assert seen(path, held) is Liveness.ALIVE
+    assert seen(path, replace(held, heartbeat=held.heartbeat - lease.STALE_SECONDS - 1)) is Liveness.STALE
 
 
 def test_a_lease_that_was_taken_over_is_neither_renewed_nor_released_by_the_old_holder(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path, clock: 
     held = lease.acquire(path, "p", "t")
     clock.meanwhile = lambda: lease.renew(path, held)
     renewed, life = lease.observe(path)
-    assert life is Life.ALIVE
+    assert life is Liveness.ALIVE
     assert renewed is not None
     assert renewed.heartbeat > held.heartbeat
 
@@ -81,7 +81,7 @@ def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, clock: S
     path = tmp_path / "l"
     lease.acquire(path, "p", "t")
     began = clock.now
-    assert lease.observe(path)[1] is Life.STALE
+    assert lease.observe(path)[1] is Liveness.STALE
     assert clock.now - began >= lease.STALE_SECONDS
 
 
@@ -96,12 +96,12 @@ def test_settling_asks_as_often_as_a_heartbeat_was_due_whether_there_can_be_one(
         if len(asked) == 9:
             raise OSError("the disk is full")
 
-    assert lease.observe(path, while_silent=ask)[1] is Life.STALE
+    assert lease.observe(path, while_silent=ask)[1] is Liveness.STALE
     assert asked == pytest.approx([2, 4, 6, 8, 10], abs=0.3)
     with pytest.raises(OSError, match="the disk is full"):
         lease.observe(path, while_silent=ask)
     clock.meanwhile = lambda: lease.renew(path, held)
-    assert lease.observe(path, while_silent=ask)[1] is Life.ALIVE
+    assert lease.observe(path, while_silent=ask)[1] is Liveness.ALIVE
     assert len(asked) == 9
 
 
@@ -126,12 +126,12 @@ def test_a_monitor_does_not_take_a_late_answer_for_silence(
     held = lease.acquire(path, "p", "t")
     monitor = lease.HeartbeatMonitor("t", path)
     stalling(clock, monkeypatch, lambda: lease.renew(path, held))
-    assert monitor.look() is Life.ALIVE
+    assert monitor.look() is Liveness.ALIVE
     clock.now += lease.HEARTBEAT_SECONDS
-    assert monitor.look() is Life.ALIVE, "the holder was held up, too"
-    assert monitor.look() is Life.ALIVE
+    assert monitor.look() is Liveness.ALIVE, "the holder was held up, too"
+    assert monitor.look() is Liveness.ALIVE
     clock.now += lease.STALE_SECONDS + 1
-    assert monitor.look() is Life.STALE
+    assert monitor.look() is Liveness.STALE
 
 
 def test_settling_does_not_take_a_late_answer_for_silence(
@@ -140,7 +140,7 @@ def test_settling_does_not_take_a_late_answer_for_silence(
     path = tmp_path / "l"
     held = lease.acquire(path, "p", "t")
     stalling(clock, monkeypatch, lambda: lease.renew(path, held))
-    assert lease.observe(path)[1] is Life.ALIVE
+    assert lease.observe(path)[1] is Liveness.ALIVE
 
 
 def test_a_driver_elsewhere_is_not_lost_while_other_documents_are_waited_for(
@@ -168,8 +168,8 @@ def test_a_beating_holder_is_alive_and_a_silent_one_is_not_whatever_its_clock_sa
     json_store.write(path, asdict(theirs))
     later = replace(theirs, heartbeat=theirs.heartbeat + 2)
     clock.meanwhile = lambda: json_store.write(path, asdict(later))
-    assert lease.observe(path)[1] is Life.ALIVE
-    assert lease.observe(path)[1] is Life.STALE, "what is written is the same from now on"
+    assert lease.observe(path)[1] is Liveness.ALIVE
+    assert lease.observe(path)[1] is Liveness.STALE, "what is written is the same from now on"
 
 
 def test_a_higher_run_takes_its_lease_back_from_a_lower_one_that_was_frozen_while_it_renewed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.restart import RestartDecision, RestartSource
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.control.lease import Lease, Liveness
 from airflow_provider_exactlyonce.doctor import examine, repairs
 from airflow_provider_exactlyonce.doctor.facts import (
     CheckpointFacts,
@@ -150,7 +150,7 @@ def test_of_a_home_that_is_gone_it_is_told_where_it_was_and_what_to_do(facts: Fa
 
 def test_one_who_renews_the_status_beside_the_holder_of_the_lease_is_a_second_driver(facts: Facts) -> None:
     held = Lease(pipeline="p", token="t", host="h", machine="m", pid=7, process_started=1, heartbeat=0.0, run=2)
-    facts.driver = DriverFacts(lease=held, life=Life.ALIVE, told_by_another=True)
+    facts.driver = DriverFacts(lease=held, life=Liveness.ALIVE, told_by_another=True)
     assert "pid 7 on h holds the lease, and another driver renews" in sentences(facts)["two-drivers"]
 
 

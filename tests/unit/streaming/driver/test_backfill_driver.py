@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from airflow_provider_exactlyonce.backfill import results, workspace
-from airflow_provider_exactlyonce.backfill.progress import Done
+from airflow_provider_exactlyonce.backfill.progress import BackfillProgress
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.backfill.results import BackfillWritten
-from airflow_provider_exactlyonce.backfill.workspace import Begun
+from airflow_provider_exactlyonce.backfill.workspace import StartedBackfill
 from airflow_provider_exactlyonce.checkpoint.layout import ClaimedCheckpoint
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.kafka.wire import Producer
@@ -64,7 +64,7 @@ def completed(tmp_path: Path, written: Sequence[CommitRecord], wrote: Sequence[C
         [],
         commits=None,
         sources=[],
-        done=Done(base=-1),
+        done=BackfillProgress(base=-1),
         written=written,
     )
     for record in wrote:
@@ -79,7 +79,9 @@ def completed(tmp_path: Path, written: Sequence[CommitRecord], wrote: Sequence[C
         tail=LedgerTail(cluster_id="c", topic_id="t", end_offset=0),
         committed=lambda record, offset: None,
     )
-    begun = Begun(version="v", name="b", resolved=Resolved(starts=at(0), ends=at(30), begins=at(0), newest_commit=3))
+    begun = StartedBackfill(
+        version="v", name="b", resolved=Resolved(starts=at(0), ends=at(30), begins=at(0), newest_commit=3)
+    )
     result = driver._complete(run, begun, steps)
     (last,) = map(decode, session.written)
     assert isinstance(last, CommitRecord)

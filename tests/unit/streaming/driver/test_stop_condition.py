@@ -9,12 +9,12 @@ import pytest
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.policies.termination import target_of
 from airflow_provider_exactlyonce.streaming.driver import stop_condition as goals
-from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
+from airflow_provider_exactlyonce.streaming.driver.stop_condition import StopCondition
 from tests.clocks import StandingClock
 
 
-def goal(tmp_path: Path, until: str, name: str | None, *, commit: int) -> Goal:
-    made = Goal(Home(tmp_path), target_of(until), name)
+def goal(tmp_path: Path, until: str, name: str | None, *, commit: int) -> StopCondition:
+    made = StopCondition(Home(tmp_path), target_of(until), name)
     made.begin(commit)
     return made
 

@@ -18,9 +18,10 @@ from airflow_provider_exactlyonce.audit import topics
 from airflow_provider_exactlyonce.audit.findings import Findings, Report
 from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
 from airflow_provider_exactlyonce.audit.sink_check import JudgedRecords, SinkCheck, Totals
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.batch_producers import BatchProducers, producer_of
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
+from airflow_provider_exactlyonce.kafka.reach import unanswered
 from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
@@ -70,7 +71,7 @@ def audit(config: Mapping[str, Any], pipeline: str, options: AuditOptions) -> Re
         with LedgerReader(config, pipeline) as reader, WireClient(config) as client:
             return _Audit(config, pipeline, options, reader, client, Findings()).run()
     except (KafkaException, UnansweredError) as error:
-        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
+        raise unanswered(config, error) from error
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.audit.partition_check import PartitionCheck, R
 from airflow_provider_exactlyonce.audit.topics import SinkTopic
 from airflow_provider_exactlyonce.kafka.batch_producers import BatchProducers, producer_of
 from airflow_provider_exactlyonce.kafka.digest import record_digest
-from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
+from airflow_provider_exactlyonce.kafka.range_reader import RangeReader, position_of
 from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
@@ -107,7 +107,7 @@ class SinkCheck:
         checks = {partition: self._partitions[partition] for partition in partitions}
         spans = {partition: (check.next_offset, check.end) for partition, check in checks.items()}
         for number, message in enumerate(self.reader.read(spans), start=1):
-            partition, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+            partition, offset = position_of(message)
             check = checks[partition]
             if self.judged.backfill_ids and self.producers.is_of(self.judged.backfill_ids, partition, offset):
                 check.skip(offset)

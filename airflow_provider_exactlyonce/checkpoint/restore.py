@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import RefusedError, required
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
@@ -182,7 +183,7 @@ def _check(
     return None if mode is RestoreMode.REEMIT else span
 
 
-def _check_positions(savepoint: Savepoint, positions: Mapping[tuple[str, int], int]) -> None:
+def _check_positions(savepoint: Savepoint, positions: Mapping[TopicPartition, int]) -> None:
     """Check that the ledger goes on where the savepoint ends."""
     for (topic, partition), offset in positions.items():
         saved = savepoint.source.get(topic, {}).get(partition, offset)

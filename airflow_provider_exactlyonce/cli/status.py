@@ -14,7 +14,6 @@ from airflow_provider_exactlyonce.cli.output import print_answer, waiting
 from airflow_provider_exactlyonce.control import lease, restarts, standbys, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.pipeline_state import outlook, state_of
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
@@ -49,7 +48,7 @@ def _status(given: argparse.Namespace) -> None:
                 raise never_started(given.pipeline)
             lost = _lost(reader, tail.claim)
     except KafkaException as error:
-        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
+        raise reach.unanswered(config, error) from error
     home = Home(given.home or tail.claim.home_path)
     driver, deaths = status.read(home.status), _restarts(home)
     facts, sizes = _facts(tail.claim, tail.commit, home, driver), _state_sizes(driver)

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.driver_output import DriverOutput
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import Liveness
-from airflow_provider_exactlyonce.control.processes import Ended
+from airflow_provider_exactlyonce.control.processes import SIGNALLED, Ended
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
@@ -35,7 +35,6 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.policies.restart_strategy import RESTARTABLE
 
 _LOG_LINES: Final = 40
-_SIGNALLED: Final = 128  # a shell's exit code for a program that a signal has ended, less the signal
 _CHATTER: Final = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d INFO ")
 _LOGGED_ERROR: Final = re.compile(r" ERROR (\w+: .+)")
 
@@ -92,7 +91,7 @@ def failure(home: Home, token: str, ended: Ended, output: DriverOutput | None) -
             "the driver ended with exit code 0 and never reported that it finished; "
             "the application must call the pipeline's main(), as in: if __name__ == '__main__': shop_totals.main()"
         )
-    message = _logged_error(output) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None
+    message = _logged_error(output) if ended.exit_code is not None and 0 < ended.exit_code < SIGNALLED else None
     if ended.exit_code is None and ended.account:
         message = f"the driver ended without an account of its own: {ended.account}"
     return DriverFailedError(message or _exit_sentence(ended.exit_code))
@@ -124,8 +123,8 @@ def _exit_sentence(code: int | None) -> str:
         return "the driver ended without an account; its exit code could not be seen"
     if code < 0:
         return f"the driver was killed by signal {-code}"
-    if code > _SIGNALLED:
-        return f"the driver ended with exit code {code} (killed by signal {code - _SIGNALLED})"
+    if code > SIGNALLED:
+        return f"the driver ended with exit code {code} (killed by signal {code - SIGNALLED})"
     return f"the driver ended with exit code {code}"
 
 

@@ -232,7 +232,8 @@ def _signal_all(token: str, number: signal.Signals) -> int:
     return len(pids)
 
 
-_SIGNALLED: Final = 128  # a shell's exit code for a program that a signal has ended, less the signal
+#: A shell's exit code for a program that a signal has ended, less the signal.
+SIGNALLED: Final = 128
 _WORKERS: Final = b"\0pyspark."  # they run a module of PySpark's, or are given its name
 
 
@@ -260,7 +261,7 @@ def run_in_foreground(command: Sequence[str]) -> int:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
             signal.signal(number, tell)
     code = process.wait()
-    return code if code >= 0 else _SIGNALLED - code
+    return code if code >= 0 else SIGNALLED - code
 
 
 def _drivers(jvm: int) -> list[int]:

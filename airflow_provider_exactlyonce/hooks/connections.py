@@ -91,7 +91,7 @@ def _by_connection(conn_ids: Sequence[str], read: Callable[[Any], Mapping[str, A
     connections = {}
     for conn_id in conn_ids:
         parameters = read(Connection.get(conn_id))
-        connections[conn_id] = {name: _text(value) for name, value in parameters.items() if value not in (None, "")}
+        connections[conn_id] = {name: text_of(value) for name, value in parameters.items() if value not in (None, "")}
     return json.dumps(connections)
 
 
@@ -179,5 +179,6 @@ _READ: Final = {
 TYPES: Final = frozenset(_READ)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return a setting's value as Java and libpq read it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

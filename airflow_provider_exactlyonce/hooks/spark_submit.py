@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.hooks import clusters, packages
+from airflow_provider_exactlyonce.hooks.connections import text_of
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -68,7 +69,7 @@ def build_command(
 
     connected = _hook(submitted.conn_id, submitted.conf)
     cluster = clusters.cluster_of(connected)
-    conf = submit_settings({name: _text(value) for name, value in submitted.conf.items()})
+    conf = submit_settings({name: text_of(value) for name, value in submitted.conf.items()})
     jars = submitted.jars
     if clusters.is_image_complete(cluster, conf):
         conf.setdefault(packages.PACKAGES, "installed")
@@ -167,7 +168,3 @@ def _jars(submitted: DriverSettings, arguments: Sequence[str]) -> str | None:
     complete = not (submitted.jars or submitted.packages)
     jars = [*([submitted.jars] if submitted.jars else ()), *(spark_connector_jars() if complete else ())]
     return ",".join(map(str, [*jars, *driver_jars(arguments, complete=complete)])) or None
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

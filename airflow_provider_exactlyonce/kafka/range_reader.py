@@ -94,10 +94,7 @@ class RangeReader:
         try:
             while ends:
                 for message in self._arrived():
-                    partition, offset = (
-                        (str(message.topic()), int(message.partition() or 0)),
-                        int(message.offset() or 0),
-                    )
+                    partition, offset = position_of(message)
                     is_record = _is_record(message)
                     if is_record and offset < ends.get(partition, -1):
                         deadline = time.monotonic() + self._timeout_seconds
@@ -131,6 +128,11 @@ def read_range(config: Mapping[str, Any], spans: Mapping[str, Mapping[int, tuple
     ranges = {partition: (first, last + 1) for partition, (first, last) in by_partition(spans).items()}
     with RangeReader(config, "range") as reader:
         yield from reader.read(ranges)
+
+
+def position_of(message: Message) -> tuple[TopicPartition, int]:
+    """Return the partition and the offset of a message."""
+    return (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
 
 
 def _is_record(message: Message) -> bool:

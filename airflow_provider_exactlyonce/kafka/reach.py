@@ -53,6 +53,11 @@ def connected(config: dict[str, str]) -> WireClient:
         raise unreachable(config) from failure
 
 
+def unanswered(config: Mapping[str, str], error: Exception) -> ExactlyOnceError:
+    """Return the error for a cluster that was reached, and has not answered a question."""
+    return ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}")
+
+
 def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:
     """Return the error for a cluster that could not be connected to, with the reasons.
 

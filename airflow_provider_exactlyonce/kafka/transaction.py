@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.kafka import record_batch
 from airflow_provider_exactlyonce.kafka.retry import TAKEN_OVER, TRANSIENT, until_definite
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, Producer, UnansweredError, WireClient, describe
 
 #: The largest epoch that the coordinator gives out; the next request gets a new producer id with epoch 0.
@@ -105,7 +106,7 @@ class TransactionSession:
         self.timeout_milliseconds: Final = timeout_milliseconds
         self.producer = NO_PRODUCER
         self.state = SessionState.NEW
-        self._written: dict[tuple[str, int], int] = {}
+        self._written: dict[TopicPartition, int] = {}
 
     def __repr__(self) -> str:
         return f"TransactionSession({self.transactional_id!r}, {self.state.name}, {self.producer})"
@@ -170,7 +171,7 @@ class TransactionSession:
         self._written[topic, partition] = record_batch.advance_sequence(sequence, body.records)
         return offsets[partition]
 
-    def write_offsets(self, group: str, offsets: Mapping[tuple[str, int], int], metadata: str = "") -> None:
+    def write_offsets(self, group: str, offsets: Mapping[TopicPartition, int], metadata: str = "") -> None:
         """Commit a consumer group's offsets with the attempt: they become visible together with its records.
 
         The broker does not refuse a group with live members here; the caller has to check that first.

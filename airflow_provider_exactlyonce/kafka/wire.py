@@ -36,7 +36,7 @@ from kafka.protocol.producer.transaction import (
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_kafka_python
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
-from airflow_provider_exactlyonce.kafka.topic_partition import by_partition
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ class WireClient:
             lambda: KafkaAdminClient(kafka_client=_net_client, **_SETTINGS, **for_kafka_python(config))
         )
         self._manager: Any = self.admin._manager
-        self._leaders: dict[tuple[str, int], int] = {}
+        self._leaders: dict[TopicPartition, int] = {}
         self._config: Final = config
 
     def __enter__(self) -> Self:
@@ -242,7 +242,7 @@ class WireClient:
         transactional_id: str,
         producer: Producer,
         group: str,
-        offsets: Mapping[tuple[str, int], int],
+        offsets: Mapping[TopicPartition, int],
         metadata: str,
     ) -> int:
         """Write offsets of a group without members into the transaction; the first error of any partition counts.

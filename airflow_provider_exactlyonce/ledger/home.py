@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, UnknownPipelineError
+from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
+from airflow_provider_exactlyonce.kafka.reach import unanswered
 from airflow_provider_exactlyonce.ledger.reader import tail_of
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
 
@@ -22,7 +23,7 @@ def newest_claim(config: Mapping[str, Any], pipeline: str) -> ClaimRecord:
     try:
         tail = tail_of(config, pipeline)
     except KafkaException as error:
-        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
+        raise unanswered(config, error) from error
     if tail is None or tail.claim is None:
         raise never_started(pipeline)
     return tail.claim

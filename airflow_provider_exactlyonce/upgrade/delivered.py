@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.batch_producers import BatchProducers
-from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
+from airflow_provider_exactlyonce.kafka.range_reader import RangeReader, position_of
 from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition, by_partition
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
@@ -41,7 +41,7 @@ def read(
     with RangeReader(config, "delivered") as reader, WireClient(dict(config)) as client:
         producers = BatchProducers(client)
         for message in reader.read(spans):
-            partition, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+            partition, offset = position_of(message)
             if _contains(ranges[partition], offset) and producers.is_of(producer_ids, partition, offset):
                 key: Any = message.key()
                 value: Any = message.value()

@@ -7,6 +7,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce.doctor.facts import Facts, TransactionFacts
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
+from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 
 #: Producers of others have so long for theirs before it is worth a word.
 _PATIENCE_SECONDS: Final = 10.0
@@ -67,5 +68,5 @@ def others_are_ended(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _held(transactions: TransactionFacts, partitions: Iterable[tuple[str, int]]) -> int:
+def _held(transactions: TransactionFacts, partitions: Iterable[TopicPartition]) -> int:
     return sum(transactions.held.get(partition, 0) for partition in partitions)

@@ -177,7 +177,7 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
 
 def _written(facts: Facts, topics_facts: TopicsFacts) -> dict[tuple[TopicPartition, int], int]:
     """Read the times of the records from which a replay may have to read again."""
-    from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
+    from airflow_provider_exactlyonce.kafka.range_reader import RangeReader, position_of
 
     ends = facts.clusters.offsets.last_stable(topics_facts.ends)
     starts = [span.positions for span in facts.history.spans.values()] if facts.history else []
@@ -197,6 +197,6 @@ def _written(facts: Facts, topics_facts: TopicsFacts) -> dict[tuple[TopicPartiti
                     and offset >= topics_facts.earliest[partition]
                 }
                 for message in reader.read(spans):
-                    partition = str(message.topic()), int(message.partition() or 0)
+                    partition, _ = position_of(message)
                     written.setdefault((partition, spans[partition][0]), int(message.timestamp()[1]))
     return written

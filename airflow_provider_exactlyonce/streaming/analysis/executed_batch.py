@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import is_count
 from airflow_provider_exactlyonce.streaming.registry.encoded_values import DECODING
 from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, elements, simple_name, tree
+from airflow_provider_exactlyonce.streaming.spark.steering import KAFKA_STREAM
 from airflow_provider_exactlyonce.tables.positions import is_table
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ _LATE: Final = "numRowsDroppedByWatermark"
 _STATE: Final = "numTotalStateRows"
 _READ: Final = "numOutputRows"
 _RETURNED: Final = "pythonNumRowsReceived"
-_KAFKA_STREAM: Final = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 _SCAN: Final = "MicroBatchScanExec"
 _ADAPTIVE: Final = "AdaptiveSparkPlanExec"
 _SHUFFLE: Final = "ShuffleExchangeExec"
@@ -177,7 +177,7 @@ class ExecutedBatch:
 
 def _is_declared(node: Any) -> bool:
     """Tell whether it reads as a pipeline's sources do: from topics of Kafka, or from a table."""
-    if str(node.stream().getClass().getName()) == _KAFKA_STREAM:
+    if str(node.stream().getClass().getName()) == KAFKA_STREAM:
         return True
     position = json.loads(node.end().json())
     return isinstance(position, dict) and any(map(is_table, position))

@@ -15,13 +15,14 @@ import contextlib
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.state import StateDirectory, StatefulOperator
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.streaming.spark.jvm import analyzed, class_of
+from airflow_provider_exactlyonce.streaming.spark.session import settings_meanwhile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,7 +65,10 @@ def _planned_operators(frame: DataFrame, output_mode: str, conf: Mapping[str, st
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
-    with _settings(frame.sparkSession, conf), tempfile.TemporaryDirectory(prefix="exactlyonce-check-") as folder:
+    with (
+        settings_meanwhile(frame.sparkSession, conf),
+        tempfile.TemporaryDirectory(prefix="exactlyonce-check-") as folder,
+    ):
         offsets = Path(folder, "offsets", "0")  # Spark looks for state's metadata up to the newest of them
         offsets.parent.mkdir()
         offsets.touch()
@@ -93,18 +97,6 @@ def _cause(message: str) -> str:
     lines = [line.strip() for line in message.splitlines()]
     raised = [line for line in lines if _RAISED.match(line)]
     return raised[-1] if raised else lines[0]
-
-
-@contextlib.contextmanager
-def _settings(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
-    previous_settings = {name: spark.conf.get(name, None) for name in conf}
-    for name, value in conf.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, previous in previous_settings.items():
-            spark.conf.unset(name) if previous is None else spark.conf.set(name, previous)
 
 
 def _plan(frame: DataFrame, output_mode: str, conf: Mapping[str, str], folder: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce.jars import class_training
 from airflow_provider_exactlyonce.storage.opening import hadoop_url
 from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming.spark.session import settings_meanwhile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,17 +31,11 @@ def rehearse(spark: SparkSession) -> None:
     """
     if not str(spark.sparkContext.master).startswith("local"):
         return
-    previous_settings = {name: spark.conf.get(name, None) for name in _SETTINGS}
     try:
-        for name, value in _SETTINGS.items():
-            spark.conf.set(name, value)
-        with tempfile.TemporaryDirectory(prefix="exactlyonce-standby-", ignore_cleanup_errors=True) as folder:
+        with (
+            settings_meanwhile(spark, _SETTINGS),
+            tempfile.TemporaryDirectory(prefix="exactlyonce-standby-", ignore_cleanup_errors=True) as folder,
+        ):
             class_training.run(spark, hadoop_url(Path(folder, "checkpoint")))
     except Exception as error:  # whatever it is, it says nothing of the pipeline
         log.warning("the standby's rehearsal failed, so that its first batch will take longer: %s", error)
-    finally:
-        for name, setting in previous_settings.items():
-            if setting is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, setting)

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
@@ -73,6 +73,22 @@ def stop_session(spark: SparkSession) -> None:
     """
     spark.sparkContext._accumulatorServer = None  # type: ignore[assignment]
     spark.stop()
+
+
+@contextlib.contextmanager
+def settings_meanwhile(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    """Let a session have some settings, and afterwards those that it had before."""
+    previous_settings = {name: spark.conf.get(name, None) for name in conf}
+    try:
+        for name, value in conf.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, previous in previous_settings.items():
+            if previous is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, previous)
 
 
 def _submitted_conf() -> SparkConf:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _RUNTIME: Final = "org.apache.spark.sql.execution.streaming.runtime"
-_KAFKA_STREAM: Final = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
+KAFKA_STREAM: Final = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 #: Class, field: read or set by name.
 _FIELDS: Final = (
     (f"{_RUNTIME}.StreamExecution", "triggerClock"),
@@ -34,8 +34,8 @@ _FIELDS: Final = (
     (f"{_RUNTIME}.MicroBatchExecution", "watermarkTracker"),
     (f"{_RUNTIME}.WatermarkTracker", "operatorToWatermarkMap"),
     (f"{_RUNTIME}.ProcessingTimeExecutor", "intervalMs"),
-    (_KAFKA_STREAM, "allDataForTriggerAvailableNow"),
-    (_KAFKA_STREAM, "isTriggerAvailableNow"),
+    (KAFKA_STREAM, "allDataForTriggerAvailableNow"),
+    (KAFKA_STREAM, "isTriggerAvailableNow"),
 )
 _START_SECONDS: Final = 60.0
 _ENDING_SECONDS: Final = 60.0
@@ -82,8 +82,8 @@ class SteeredQuery:
         self._execution: Final = query._jsq.streamingQuery()
         self._sources: Final = list(elements(self._execution.sources()))
         for source in self._sources:
-            if source.getClass().getName() != _KAFKA_STREAM:
-                raise SteeringError(f"source {source.getClass().getName()} can't be steered; {_KAFKA_STREAM} can")
+            if source.getClass().getName() != KAFKA_STREAM:
+                raise SteeringError(f"source {source.getClass().getName()} can't be steered; {KAFKA_STREAM} can")
         self._fields: Final = {field: _field(spark, name, field) for name, field in _FIELDS}
         #: To restore: an object, the name of its field, and the former value; empty while nothing is steered.
         self._former: list[tuple[Any, str, Any]] = []

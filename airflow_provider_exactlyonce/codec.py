@@ -92,10 +92,12 @@ def _types(kind: type) -> Mapping[str, Any]:
 
 
 def _inner(annotation: Any, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        kind = next((part for part in (annotation, *get_args(annotation)) if _is_rewritten(part)), None)
-        return value if kind is None else _sorted_out(kind, value)
-    return value
+    kind = next((part for part in (annotation, *get_args(annotation)) if _is_rewritten(part)), None)
+    if kind is None:
+        return value
+    if isinstance(value, list):
+        return [_inner(kind, member) for member in value]
+    return _sorted_out(kind, value) if isinstance(value, Mapping) else value
 
 
 def _is_rewritten(annotation: Any) -> bool:
@@ -107,4 +109,8 @@ def _spread(body: dict[str, Any], thing: Any) -> None:
         value = getattr(thing, attribute.name)
         if is_dataclass(value):
             _spread(body[attribute.name], value)
+        elif isinstance(value, tuple | list):
+            for member_body, member in zip(body[attribute.name], value, strict=True):
+                if is_dataclass(member):
+                    _spread(member_body, member)
     body.update(body.pop(_UNKNOWN, {}))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import exit_classification, json_store, requests
 from airflow_provider_exactlyonce.control.home import Home
@@ -59,10 +58,18 @@ class Restart(Rewritten):
     relaunched: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedRestarts(Rewritten):
+    """The document: the newest restarts, oldest first."""
+
+    restarts: tuple[Restart, ...]
+    schema: int = 1
+
+
 def read(path: Path) -> tuple[Restart, ...]:
     """Return the recorded restarts, oldest first."""
-    body = json_store.read(path)
-    return tuple(codec.load(Restart, entry, str(path)) for entry in body["restarts"]) if body else ()
+    record = json_store.load(path, RecordedRestarts)
+    return record.restarts if record is not None else ()
 
 
 def of_series(path: Path, series: str) -> tuple[Restart, ...]:
@@ -72,26 +79,31 @@ def of_series(path: Path, series: str) -> tuple[Restart, ...]:
 
 def append(path: Path, restart: Restart) -> None:
     """Record a death; called before the delay, so that a supervisor that dies in it has left its trace."""
-    _write(path, (*read(path), restart))
+    _change(path, lambda recorded: (*recorded, restart))
 
 
 def relaunched(path: Path, token: str, at: float) -> None:
     """Record when the driver after the one with this token was started."""
-    _write(path, tuple(replace(entry, relaunched=at) if entry.token == token else entry for entry in read(path)))
+    _change(
+        path,
+        lambda recorded: tuple(replace(entry, relaunched=at) if entry.token == token else entry for entry in recorded),
+    )
 
 
 def withdraw(path: Path, token: str) -> bool:
     """Remove a death that was none: the driver with this token has come back. Returns whether it was on record."""
-    recorded = read(path)
-    remaining = tuple(entry for entry in recorded if entry.token != token)
-    if remaining == recorded:
-        return False
-    _write(path, remaining)
-    return True
+    return _change(path, lambda recorded: tuple(entry for entry in recorded if entry.token != token))
 
 
-def _write(path: Path, entries: tuple[Restart, ...]) -> None:
-    json_store.write(path, {"schema": 1, "restarts": [codec.dump(entry) for entry in entries[-_KEPT:]]})
+def _change(path: Path, decide: Callable[[tuple[Restart, ...]], tuple[Restart, ...]]) -> bool:
+    """Change the record, as it is then; returns whether it was changed."""
+
+    def changed(record: RecordedRestarts | None) -> RecordedRestarts | None:
+        before = record or RecordedRestarts(restarts=())
+        restarts = decide(before.restarts)[-_KEPT:]
+        return None if restarts == before.restarts else replace(before, restarts=restarts)
+
+    return json_store.change(path, RecordedRestarts, changed) is not None
 
 
 _POLL_SECONDS: Final = 0.1

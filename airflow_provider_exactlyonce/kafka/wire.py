@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -144,9 +145,20 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
             raise
 
 
-def _net_client(**settings: Any) -> KafkaNetClient:
-    net = NetworkSelector(**settings)
-    return KafkaNetClient(net, _Connections(net, **settings), **settings)
+def _admin_client(config: Mapping[str, str]) -> KafkaAdminClient:
+    """Connect. A client of kafka-python that can't leaves a thread behind, which would go on trying for ever."""
+    with ExitStack() as on_failure:
+
+        def net_client(**settings: Any) -> KafkaNetClient:
+            net = NetworkSelector(**settings)
+            client = KafkaNetClient(net, _Connections(net, **settings), **settings)
+            on_failure.callback(net.stop)
+            on_failure.callback(client.close)
+            return client
+
+        admin = KafkaAdminClient(kafka_client=net_client, **_SETTINGS, **for_kafka_python(config))
+        on_failure.pop_all()
+        return admin
 
 
 class WireClient:
@@ -161,9 +173,7 @@ class WireClient:
     def __init__(self, config: Mapping[str, str]) -> None:
         logging.getLogger("kafka").setLevel(logging.ERROR)
         #: kafka-python's public admin client, on the same connections.
-        self.admin: Final[KafkaAdminClient] = self._answered(
-            lambda: KafkaAdminClient(kafka_client=_net_client, **_SETTINGS, **for_kafka_python(config))
-        )
+        self.admin: Final[KafkaAdminClient] = self._answered(lambda: _admin_client(config))
         self._manager: Any = self.admin._manager
         self._leaders: dict[TopicPartition, int] = {}
         self._config: Final = config

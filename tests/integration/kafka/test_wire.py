@@ -257,11 +257,13 @@ def test_a_bootstrap_server_that_says_nothing_does_not_use_up_the_time_of_the_ot
     assert tried[0] == port
 
 
-def test_a_cluster_that_is_not_there_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_not_there_is_unanswered_and_nobody_goes_on_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_exactlyonce.kafka import wire
     from airflow_provider_exactlyonce.kafka.config import for_kafka_python
 
     impatient = {"bootstrap_timeout_ms": 500}
     monkeypatch.setattr(wire, "for_kafka_python", lambda config: {**for_kafka_python(config), **impatient})
+    before = set(threading.enumerate())
     with pytest.raises(UnansweredError):
         WireClient({"bootstrap.servers": "127.0.0.1:1"})
+    assert set(threading.enumerate()) <= before

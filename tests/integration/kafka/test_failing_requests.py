@@ -45,7 +45,7 @@ from tests.crash_matrix.observer import Observer
 from tests.crash_matrix.verdict import Findings, Judge
 from tests.integration.protocol import source
 from tests.integration.protocol.driver import PlainWriter, _process
-from tests.integration.protocol.tasks import arrow
+from tests.integration.protocol.tasks import arrow, close_connections
 
 SEED = int(os.environ.get("EXACTLYONCE_FAULT_SEED", "1"))
 BATCHES = 3
@@ -165,6 +165,7 @@ class Pipeline:
                 _process(spec, checkpoint, coordinator)
         finally:
             run.close()
+            close_connections()
 
 
 def pairs() -> list[list[Fault]]:

@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerL
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
 from tests.integration.kafka.proxy import Api, Proxy, cut_after
+from tests.integration.protocol.tasks import close_connections
 from tests.integration.streaming.harness import read_committed
 
 ROWS = 100
@@ -73,7 +74,7 @@ def writing(
             numbers = itertools.count()
             yield lambda rows: write_stage.write_rows(iter([rows]), task, next(numbers), 0), server
         session.commit()
-    write_stage._clients.popitem()[1].close()
+    close_connections()
     listener.socket.close()
 
 

@@ -31,7 +31,7 @@ from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerL
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.sink_routes import DIGEST_FIELD, column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkContext
-from tests.integration.protocol.tasks import arrow, digest, encoded
+from tests.integration.protocol.tasks import arrow, close_connections, digest, encoded
 
 
 class Frame:
@@ -114,6 +114,7 @@ class Alone:
         with ExitStack() as stack:
             run = Run(self.home, self.name, options)
             stack.callback(run.close)
+            stack.callback(close_connections)
             listener = stack.enter_context(SequencerListener(settings.sequencer_endpoint(lambda name: None, "local")))
             context = SinkContext(pipeline=self.name, home=self.home.path)
             committers = {sink.name: sink.open(context) for sink in self.sinks}

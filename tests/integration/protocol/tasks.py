@@ -52,6 +52,12 @@ def arrow(records: Sequence[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
         )
 
 
+def close_connections() -> None:
+    """Close what tasks in this process have connected, as the end of Spark's worker does."""
+    while write_stage._clients:
+        write_stage._clients.popitem()[1].close()
+
+
 def _name(owner: int, slot: int) -> str:
     return f"\0exactlyonce-test-task-{owner}-{slot}"
 

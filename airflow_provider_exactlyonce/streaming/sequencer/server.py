@@ -220,11 +220,8 @@ class SequencerServer:
         with self._lock:
             try:
                 if "ask" in message:
-                    self._grant(
-                        self._sequencer.ask(
-                            task, *partitions_of_topic(message, "ask"), number(message, "most", least=1)
-                        )
-                    )
+                    topic, partitions = partitions_of_topic(message, "ask")
+                    self._grant(self._sequencer.ask(task, topic, partitions, number(message, "most", least=1)))
                 elif "release" in message:
                     self._release(task, message)
                 elif "done" in message:
@@ -313,8 +310,8 @@ class _Deadlines:
         if not self._writing:  # with the first grant the broker's clock starts
             self._writing, self._clock_start = True, now
 
-    def released(self, released: TopicPartition) -> None:
-        self._held.pop(released, None)
+    def released(self, partition: TopicPartition) -> None:
+        self._held.pop(partition, None)
 
     def missed(self, now: float) -> str | None:
         for (topic, partition), (task, granted_at) in self._held.items():

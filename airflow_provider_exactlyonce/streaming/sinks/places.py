@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Of PostgreSQL, for one table by its quoted name and a server by the expression that identifies it: what no other
-#: table has, wherever a connection comes from. The partitions of a table are one place.
-POSTGRESQL: Final = """
+_POSTGRESQL: Final = """
 SELECT {server}::text,
        (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),
-       coalesce(pg_partition_root(to_regclass({table})), to_regclass({table}))::oid::bigint
+       coalesce(pg_partition_root(to_regclass({{table}})), to_regclass({{table}}))::oid::bigint
 """
-#: What identifies a PostgreSQL server; the right to ask for it may have been revoked.
-POSTGRESQL_SYSTEM: Final = "(SELECT system_identifier FROM pg_control_system())"
-#: What identifies it as long as it runs, which everybody may ask for.
-POSTGRESQL_START: Final = "pg_postmaster_start_time()"
+#: Of PostgreSQL, for one table by its quoted name: what no other table has, wherever a connection comes from. The
+#: partitions of a table are one place.
+POSTGRESQL: Final = _POSTGRESQL.format(server="(SELECT system_identifier FROM pg_control_system())")
+#: The same as long as the server runs, for whom the right to ask for its identifier was revoked.
+POSTGRESQL_UNPRIVILEGED: Final = _POSTGRESQL.format(server="pg_postmaster_start_time()")
 
 
 def taken(table: str, column: str, owner: tuple[str, str], release: str) -> str:

@@ -138,14 +138,10 @@ def forget(connection: psycopg.Connection[Any], key: Key, before: int) -> None:
 def place_of(connection: psycopg.Connection[Any], table: PostgresTable) -> object:
     """Return an identity of the table, unique over all clusters."""
     name = {"table": table.quoted.as_string(connection)}
-    by_system, by_start = (
-        places.POSTGRESQL.format(server=server, table="%(table)s")
-        for server in (places.POSTGRESQL_SYSTEM, places.POSTGRESQL_START)
-    )
     try:
-        row = connection.execute(by_system, name).fetchone()
+        row = connection.execute(places.POSTGRESQL.format(table="%(table)s"), name).fetchone()
     except psycopg.errors.InsufficientPrivilege:
-        row = connection.execute(by_start, name).fetchone()
+        row = connection.execute(places.POSTGRESQL_UNPRIVILEGED.format(table="%(table)s"), name).fetchone()
     return "postgresql", *(row or ())
 
 

@@ -71,14 +71,12 @@ def identity(connection: sa.Connection, table: sa.Table) -> tuple[object, ...]:
     url, dialect = connection.engine.url, connection.dialect.name
     name = connection.dialect.identifier_preparer.format_table(table)
     if dialect == "postgresql":
-        by_system, by_start = (
-            sa.text(places.POSTGRESQL.format(server=server, table=":table"))
-            for server in (places.POSTGRESQL_SYSTEM, places.POSTGRESQL_START)
-        )
+        query = sa.text(places.POSTGRESQL.format(table=":table"))
         # Else the right to ask for the cluster's identifier was revoked.
         with suppress(sa.exc.ProgrammingError), connection.begin_nested():
-            return "postgresql", *connection.execute(by_system, {"table": name}).one()
-        return "postgresql", *connection.execute(by_start, {"table": name}).one()
+            return "postgresql", *connection.execute(query, {"table": name}).one()
+        query = sa.text(places.POSTGRESQL_UNPRIVILEGED.format(table=":table"))
+        return "postgresql", *connection.execute(query, {"table": name}).one()
     if dialect in ("mysql", "mariadb"):
         query = sa.text("SELECT @@hostname, @@port, @@datadir")
         return "mysql", *connection.execute(query).one(), _whole_name(connection, table)

@@ -17,9 +17,7 @@ from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, StopRequestedError, UnhealthyError
 from airflow_provider_exactlyonce.policies.health_rules import HealthRules
-from airflow_provider_exactlyonce.policies.restart_strategy import Outage
-
-_KEPT: Final = 200
+from airflow_provider_exactlyonce.policies.restart_strategy import KEPT_OUTAGES, Outage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,8 @@ class Restart(Rewritten):
     :param commit: the last commit that it had reported
     :param cause: why it died, in a sentence
     :param exit_code: its exit code, negative for a signal, None when it was not seen
-    :param rows: rows that its run had committed to the primary sink
+    :param rows: rows that its run had committed to the primary sink. Here and in the next three the oldest that is
+        kept of a series has those of earlier ones, too
     :param rows_by_sink: {sink: rows that its run had committed}
     :param records: source records that its run's batches had read
     :param late_rows: rows behind the watermark that its run had left out
@@ -100,10 +99,30 @@ def _change(path: Path, decide: Callable[[tuple[Restart, ...]], tuple[Restart, .
 
     def changed(record: RecordedRestarts | None) -> RecordedRestarts | None:
         before = record or RecordedRestarts(restarts=())
-        restarts = decide(before.restarts)[-_KEPT:]
+        restarts = _newest(decide(before.restarts))
         return None if restarts == before.restarts else replace(before, restarts=restarts)
 
     return json_store.change(path, RecordedRestarts, changed) is not None
+
+
+def _newest(restarts: tuple[Restart, ...]) -> tuple[Restart, ...]:
+    """Return those that are kept; the figures of one that is not go to the next of its series: sums stay."""
+    kept = list(restarts[-KEPT_OUTAGES:])
+    for old in restarts[:-KEPT_OUTAGES]:
+        for index, entry in enumerate(kept):
+            if entry.series == old.series:
+                kept[index] = replace(
+                    entry,
+                    rows=entry.rows + old.rows,
+                    rows_by_sink={
+                        sink: old.rows_by_sink.get(sink, 0) + entry.rows_by_sink.get(sink, 0)
+                        for sink in {**old.rows_by_sink, **entry.rows_by_sink}
+                    },
+                    records=entry.records + old.records,
+                    late_rows=entry.late_rows + old.late_rows,
+                )
+                break
+    return tuple(kept)
 
 
 _POLL_SECONDS: Final = 0.1
@@ -133,7 +152,9 @@ class RestartController:
         recorded = of_series(self._home.restarts, dead.series)
         if any(entry.token == dead.token for entry in recorded):
             return  # a write that was not answered was made
-        outages = [Outage(died=restart.died, relaunched=restart.relaunched) for restart in recorded]
+        outages = [
+            Outage(died=restart.died, relaunched=restart.relaunched, number=restart.number) for restart in recorded
+        ]
         delay = self._supervision.strategy.delay(error, outages, died)
         if delay is None:
             raise error
@@ -167,7 +188,8 @@ class RestartController:
         self._supervision.on_poll()
         self.heed_stop(dead)
         self._supervision.on_delay(dead, entry.due)
-        while (seconds := min(entry.due - time.time(), entry.due - entry.died)) > 0:  # the clock may be set back
+        longest_until = time.monotonic() + entry.due - entry.died  # the clock may be set back
+        while (seconds := min(entry.due - time.time(), longest_until - time.monotonic())) > 0:
             time.sleep(min(seconds, _POLL_SECONDS))
             self._supervision.on_poll()
             self.heed_stop(dead)

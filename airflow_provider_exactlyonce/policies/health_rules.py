@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from airflow_provider_exactlyonce.policies.restart_strategy import check_remembered
+
 
 @dataclass(frozen=True, kw_only=True)
 class HealthRules:
@@ -24,8 +26,10 @@ class HealthRules:
     def __post_init__(self) -> None:
         if self.max_restarts is not None and not isinstance(self.max_restarts, int):
             raise ValueError(f"max_restarts={self.max_restarts!r}: a whole number")
-        if self.max_restarts is not None and self.max_restarts < 0:
-            raise ValueError(f"max_restarts={self.max_restarts}: not negative")
+        if self.max_restarts is not None:
+            if self.max_restarts < 0:
+                raise ValueError(f"max_restarts={self.max_restarts}: not negative")
+            check_remembered("max_restarts", self.max_restarts)
         for name in ("restart_window", "no_commit_within"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, timedelta):

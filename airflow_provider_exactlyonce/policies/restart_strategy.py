@@ -21,16 +21,22 @@ from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 RESTARTABLE: Final = frozenset({Decision.RESTART, Decision.REPLAY_BATCH, Decision.ASK_LEDGER})
 
 
+#: The newest outages of a pipeline, which its home remembers one by one.
+KEPT_OUTAGES: Final = 200
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outage:
     """A death of a driver that was followed by a restart.
 
     :param died: seconds since the epoch
     :param relaunched: seconds since the epoch when the next driver was started, None when that is not known
+    :param number: 1 for the first since the first start
     """
 
     died: float
     relaunched: float | None = None
+    number: int
 
 
 class RestartStrategy(ABC):
@@ -43,7 +49,7 @@ class RestartStrategy(ABC):
         """Return how long to wait before the next start, None for no further start.
 
         :param error: why the driver ended
-        :param past: earlier outages since the first start, oldest first
+        :param past: the newest outages since the first start, up to :data:`KEPT_OUTAGES`, oldest first
         :param died: when it ended, seconds since the epoch
         """
         return self._delay(past, died) if error.decision in RESTARTABLE else None
@@ -99,6 +105,7 @@ class RestartStrategy(ABC):
         _check_pause("interval", interval)
         if max_failures < 1:
             raise ValueError(f"max_failures={max_failures}: at least 1; for none use RestartStrategy.none()")
+        check_remembered("max_failures", max_failures)
         if interval <= timedelta(0):
             raise ValueError(f"interval={interval}: above 0")
         _check_pause("delay", delay)
@@ -124,8 +131,11 @@ class LimitedRestarts(RestartStrategy):
     pause: timedelta
 
     def _delay(self, past: Sequence[Outage], died: float) -> timedelta | None:
-        recent = [outage for outage in past if died - outage.died <= self.interval.total_seconds()]
-        return self.pause if len(recent) < self.failures else None
+        if self.interval == timedelta.max:
+            failures = past[-1].number if past else 0
+        else:
+            failures = sum(died - outage.died <= self.interval.total_seconds() for outage in past)
+        return self.pause if failures < self.failures else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +171,15 @@ class ExponentialDelay(RestartStrategy):
             backoff = first if next_death - began >= self.reset_after.total_seconds() else grown
         varied = backoff * (1 + random.uniform(-self.jitter, self.jitter))
         return timedelta(seconds=max(first, min(varied, longest)))
+
+
+def check_remembered(name: str, value: int) -> None:
+    """Check that a number of failures within a time can be counted.
+
+    :raises ValueError: when a home does not remember so many
+    """
+    if value > KEPT_OUTAGES:
+        raise ValueError(f"{name}={value}: at most {KEPT_OUTAGES}, for so many failures are remembered")
 
 
 def _check_pause(name: str, value: timedelta) -> None:

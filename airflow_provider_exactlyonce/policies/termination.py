@@ -68,7 +68,9 @@ def text_of(until: str | Commits | Watermark | timedelta) -> str:
     :param until: a ``timedelta`` or a ``pendulum.Duration`` counts from the first start on
     :raises ValueError: when it is no value of ``until``
     """
-    text = f"{Bound.DURATION.value}:{until.total_seconds():g}" if isinstance(until, timedelta) else str(until).strip()
+    text = (
+        f"{Bound.DURATION.value}:{until.total_seconds():.15g}" if isinstance(until, timedelta) else str(until).strip()
+    )
     if text not in (AVAILABLE, FOREVER, RUNNING):
         target_of(text)
     return text

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.control import restarts
-from airflow_provider_exactlyonce.control.restarts import Restart
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.restarts import Restart, RestartController
+from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
+from airflow_provider_exactlyonce.policies.restart_strategy import KEPT_OUTAGES, RestartStrategy
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from tests import frozen
+from tests.clocks import StandingClock
 
 DEATH = Restart(series="s", number=1, token="first", run=1, commit=7, cause="a signal", exit_code=-9, died=1.0)
 
@@ -46,3 +51,45 @@ def test_a_supervisor_that_was_frozen_does_not_forget_what_its_successor_recorde
         return frozen_supervisor, successor
 
     assert frozen.at_each(frozen.ALL, LocalStore, scene) > 1
+
+
+def test_what_drivers_have_committed_is_counted_beyond_the_deaths_that_are_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "restarts.json"
+    restarts.append(path, replace(DEATH, series="other", token="other", rows=1000))
+    for number in range(1, KEPT_OUTAGES + 3):
+        rows = {"Kafka": 2, f"sink {min(number, 2)}": 1}
+        restarts.append(
+            path, replace(DEATH, number=number, token=str(number), rows=2, rows_by_sink=rows, records=3, late_rows=1)
+        )
+    recorded = restarts.of_series(path, "s")
+    deaths = KEPT_OUTAGES + 2
+    assert [len(recorded), recorded[-1].number] == [KEPT_OUTAGES, deaths]
+    assert sum(restart.rows for restart in recorded) == 2 * deaths
+    assert sum(restart.records for restart in recorded) == 3 * deaths
+    assert sum(restart.late_rows for restart in recorded) == deaths
+    rows_by_sink = [
+        sum(restart.rows_by_sink.get(sink, 0) for restart in recorded) for sink in ("Kafka", "sink 1", "sink 2")
+    ]
+    assert rows_by_sink == [2 * deaths, 1, deaths - 1]
+
+
+class StepClock(StandingClock):
+    """Its wall clock is set back by an hour at the first sleep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = self.now
+
+    def time(self) -> float:
+        return self.now if self.now == self.began else self.now - 3600
+
+
+def test_a_clock_that_is_set_back_does_not_make_a_delay_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = StepClock()
+    monkeypatch.setattr(restarts, "time", clock)
+    home = Home(tmp_path)
+    restarts.append(home.restarts, replace(DEATH, died=clock.now, due=clock.now + 10))
+    supervision = Supervision(owner="d/t/r/-1", until="forever", strategy=RestartStrategy.none())
+    dead = Intent(token="first", owner="d/t/r/-1", until="forever", series="s", restarts=0, log="")
+    assert RestartController(home, supervision, StopSignal()).wait(dead) == 1
+    assert clock.now - clock.began == pytest.approx(10, abs=0.2)

@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.policies.restart_strategy import Outage, RestartStrategy
 
 LOST = DriverFailedError("killed by signal 9")
@@ -24,7 +25,10 @@ LOST = DriverFailedError("killed by signal 9")
 
 def seconds(strategy: RestartStrategy, *deaths: float, ran: float = 1.0) -> float | None:
     """Return the delay after the last of these deaths, each ``ran`` seconds after its driver's start."""
-    past = [Outage(died=died, relaunched=following - ran) for died, following in pairwise(deaths)]
+    past = [
+        Outage(died=died, relaunched=following - ran, number=number)
+        for number, (died, following) in enumerate(pairwise(deaths), 1)
+    ]
     delay = strategy.delay(LOST, past, deaths[-1])
     return None if delay is None else delay.total_seconds()
 
@@ -32,6 +36,22 @@ def seconds(strategy: RestartStrategy, *deaths: float, ran: float = 1.0) -> floa
 def test_a_fixed_delay_is_the_same_for_a_number_of_restarts() -> None:
     strategy = RestartStrategy.fixed_delay(attempts=2, delay=timedelta(seconds=7))
     assert [seconds(strategy, *range(number)) for number in (1, 2, 3)] == [7, 7, None]
+
+
+def test_a_number_of_restarts_is_counted_beyond_the_outages_that_are_remembered() -> None:
+    strategy = RestartStrategy.fixed_delay(attempts=300, delay=timedelta(seconds=7))
+    remembered = [Outage(died=0, number=number) for number in range(101, 301)]
+    assert strategy.delay(LOST, remembered[:-1], 1.0) == timedelta(seconds=7)
+    assert strategy.delay(LOST, remembered, 1.0) is None
+
+
+def test_more_failures_within_a_time_than_are_remembered_can_not_be_counted() -> None:
+    with pytest.raises(ValueError, match="max_failures=201: at most 200, for so many failures are remembered"):
+        RestartStrategy.failure_rate(max_failures=201)
+    with pytest.raises(ValueError, match="max_restarts=201: at most 200, for so many failures are remembered"):
+        HealthRules(max_restarts=201)
+    RestartStrategy.failure_rate(max_failures=200)
+    HealthRules(max_restarts=200)
 
 
 def test_the_default_exponential_delay_grows_from_a_second_to_a_minute_and_never_ends() -> None:
@@ -47,13 +67,14 @@ def test_a_driver_that_has_run_long_enough_resets_the_delay() -> None:
     assert seconds(strategy, 0, 100, 200) == 2.25
     assert seconds(strategy, 0, 100, 900, ran=599) == 2.25
     assert seconds(strategy, 0, 100, 900, ran=600) == 1
-    grown = [Outage(died=0, relaunched=10), Outage(died=900, relaunched=901), Outage(died=950, relaunched=951)]
+    times = enumerate([(0, 10), (900, 901), (950, 951)], 1)
+    grown = [Outage(died=died, relaunched=relaunched, number=number) for number, (died, relaunched) in times]
     assert strategy.delay(LOST, grown, 990.0) == timedelta(seconds=2.25), "it grows again after the reset"
 
 
 def test_an_outage_without_a_known_start_counts_from_the_death() -> None:
     strategy = RestartStrategy.exponential(jitter=0, reset_after=timedelta(minutes=10))
-    assert strategy.delay(LOST, [Outage(died=0)], 700.0) == timedelta(seconds=1)
+    assert strategy.delay(LOST, [Outage(died=0, number=1)], 700.0) == timedelta(seconds=1)
 
 
 def test_the_jitter_spreads_delays_either_way_and_within_the_bounds() -> None:

@@ -71,7 +71,7 @@ class DriverLocator:
             held, life = self._observed()
             if held is not None and life is Liveness.ALIVE:
                 if intent is None or intent.token != held.token:
-                    self._replace_stranger(held)
+                    self._replace_stranger(held, intent)
                     continue
                 if attached := self._adopt(intent, self._driver_of(intent, held)):
                     return attached
@@ -95,12 +95,10 @@ class DriverLocator:
             self.wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it", starts=intent)
 
     def has_ended(self, intent: Intent) -> bool:
-        """Whether the driver that we have left has certainly ended; kills one of this host that hangs."""
+        """Whether the driver that we have left has certainly ended; kills a silent one of this host."""
         held, life = self._observed()
-        if held is not None and held.token == intent.token:
-            if life is Liveness.ALIVE:
-                return False
-            if life is Liveness.STALE and intent.is_here:
+        if held is not None and held.token == intent.token and life is Liveness.STALE:
+            if intent.is_here:
                 _log.warning("the driver (pid %s) gives no sign of life; it is killed", held.pid)
                 processes.kill_leftovers(intent.token)
         elif drivers.is_there(self._home, intent.token):
@@ -244,9 +242,10 @@ class DriverLocator:
                 self._replace(driver, description)
                 return None
         if intent.until == untils.FOREVER and not is_ours:
+            way = "`exactlyonce stop`" if intent.owner == self._supervision.owner else "if_running='replace'"
             raise AlreadyRunningError(
                 f"{intent.owner} runs this pipeline until it is stopped, so it has no end to wait for; "
-                "wait for a commit with CommitGateSensor, or stop that driver first: if_running='replace' does"
+                f"wait for a commit with CommitGateSensor, or stop that driver first: {way} does"
             )
         if is_ours and self._stop.reason is None and requests.killed_by(self._home, intent.token) is not None:
             if isinstance(driver, ClusterDriver):  # who wanted it stopped could only ask it; we reach its manager
@@ -265,7 +264,13 @@ class DriverLocator:
             _log.info("a driver of %s runs; waiting for its end before ours is started", intent.owner)
         return DriverAttachment(driver=driver, intent=intent, ours=is_ours)
 
-    def _replace_stranger(self, held: Lease) -> None:
+    def _replace_stranger(self, held: Lease, intent: Intent | None) -> None:
+        """Stop a driver that this intent has not started, unless another was written while we observed the lease.
+
+        :raises AlreadyRunningError: when it is to be left alone, or does not end
+        """
+        if intents.read(self._home.intent) != intent:
+            return  # another supervisor has started it meanwhile
         if self._supervision.if_running is not IfRunning.REPLACE:
             raise AlreadyRunningError(
                 f"pipeline {held.pipeline} in {self._home} is run by pid {held.pid} on {held.host} (run "

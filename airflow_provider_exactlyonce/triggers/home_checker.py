@@ -92,6 +92,7 @@ class _WatchedDriver:
         self._began: Final = time.monotonic()
         self._shown: Any = None
         self._next_account = 0.0
+        self._over_since: float | None = None  # when its end was known first
         self.line = ""
 
     def look(self, home: Home) -> str | None:
@@ -99,21 +100,29 @@ class _WatchedDriver:
         from airflow_provider_exactlyonce.control import drivers, exit_classification
         from airflow_provider_exactlyonce.control.driver_watch import stuck
         from airflow_provider_exactlyonce.control.lease import Liveness
-        from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
+        from airflow_provider_exactlyonce.control.status import ENDED, has_progressed, progress_line
+        from airflow_provider_exactlyonce.control.stopping import EXIT_GRACE_SECONDS
 
+        now = time.monotonic()
         life = self._heartbeats.look()
         if not drivers.is_there(home, self._intent.token):
             if not drivers.is_unheard(home, self._intent.token):
                 return "the driver has ended"
-            if time.monotonic() - self._began > _UNHEARD_SECONDS:
+            if now - self._began > _UNHEARD_SECONDS:
                 return "the driver has not reported yet"
         if life is Liveness.STALE:
             return "the driver gives no sign of life"
+        if life is Liveness.DEAD:
+            self._over_since = self._over_since or now
+        if self._over_since is not None and now - self._over_since > EXIT_GRACE_SECONDS:
+            return "the driver has ended, and its process has not"
         self._metrics.report()
-        if time.monotonic() < self._next_account:
+        if now < self._next_account:
             return None
-        self._next_account = time.monotonic() + home.look_every(0.0, reads=_READS_OF_AN_ACCOUNT)
+        self._next_account = now + home.look_every(0.0, reads=_READS_OF_AN_ACCOUNT)
         status = exit_classification.status_of(home, self._intent.token)
+        if status is not None and status.state in ENDED:
+            self._over_since = self._over_since or now
         if status is not None and has_progressed(self._shown, status):
             self._shown, self.line = status, progress_line(status)
         return stuck(self._intent, status, self._rules, time.time())

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control import requests
+from airflow_provider_exactlyonce.control import processes, requests
 from airflow_provider_exactlyonce.control.driver_locator import DriverLocator
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Liveness
+from airflow_provider_exactlyonce.control.processes import FoundDriver
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 
 OWNER = "d/t/r/-1"
+OURS = Supervision(owner=OWNER, until="forever", strategy=RestartStrategy.none())
 
 
 @pytest.fixture
@@ -33,8 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def found(home: Home) -> tuple[str, bool]:
-    ours = Supervision(owner=OWNER, until="forever", strategy=RestartStrategy.none())
-    attached = DriverLocator(home, ours, StopSignal()).find()
+    attached = DriverLocator(home, OURS, StopSignal()).find()
     assert attached is not None
     return attached.intent.token, attached.ours
 
@@ -53,3 +58,51 @@ def test_a_driver_that_ends_with_an_earlier_try_is_asked_to_stop_unless_that_try
 def test_a_driver_that_nobody_has_killed_is_taken_over_and_asked_for_nothing(home: Home) -> None:
     assert found(home) == ("t", True)
     assert requests.stop_requested(home, "t") is None
+
+
+def test_a_driver_that_another_supervisor_starts_while_the_lease_is_observed_is_no_stranger(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, elsewhere = leases.read(home.lease), intents.read(home.intent)
+    assert elsewhere is not None
+    intents.remove(home.intent, elsewhere.token)
+
+    def observe(_: Path, **__: object) -> object:
+        intents.write(home.intent, elsewhere)
+        return held, Liveness.ALIVE
+
+    monkeypatch.setattr(leases, "observe", observe)
+    assert found(home) == ("t", True)
+
+
+def test_a_driver_that_no_task_has_started_is_left_alone(home: Home) -> None:
+    intents.remove(home.intent, "t")
+    with pytest.raises(AlreadyRunningError, match="which no Airflow task has started"):
+        found(home)
+
+
+def test_a_jvm_that_is_left_when_its_driver_has_ended_is_watched_to_its_end(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intent, held = intents.read(home.intent), leases.read(home.lease)
+    assert intent is not None
+    here = replace(intent, host=socket.gethostname(), machine=process_identity.this_machine())
+    intents.write(home.intent, here)
+    monkeypatch.setattr(leases, "is_dead", lambda _: True)
+    monkeypatch.setattr(leases, "observe", lambda _, **__: (held, Liveness.DEAD))
+    leader = FoundDriver("t", 4711, 1)
+    leaders: list[FoundDriver | None] = [leader, None]
+    monkeypatch.setattr(processes, "leader", lambda _: leaders[0])
+    assert not DriverLocator(home, OURS, StopSignal()).has_ended(here)
+    assert found(home) == ("t", True)
+    del leaders[0]
+    assert DriverLocator(home, OURS, StopSignal()).has_ended(here)
+
+
+@pytest.mark.parametrize(
+    ("owner", "way"), [(OWNER, "`exactlyonce stop` does"), ("d/other/r/-1", "if_running='replace' does")]
+)
+def test_what_is_told_to_do_about_a_driver_without_an_end_does_it(home: Home, owner: str, way: str) -> None:
+    supervision = replace(OURS, owner=owner, until="available")
+    with pytest.raises(AlreadyRunningError, match=f"stop that driver first: {way}"):
+        DriverLocator(home, supervision, StopSignal()).find()

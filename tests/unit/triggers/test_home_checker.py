@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import drivers, json_store, processes
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
@@ -95,3 +97,24 @@ def test_a_driver_that_is_asked_for_something_and_lost_with_its_host_is_waited_f
     while why(checker, subject) is None and clock.now < began + 60:
         clock.now += 1
     assert leases.STALE_SECONDS <= clock.now - began <= 2 * leases.STALE_SECONDS
+
+
+@pytest.mark.parametrize("has_reported", [True, False])
+def test_a_driver_of_this_host_that_has_ended_and_whose_process_stays_is_not_waited_for(
+    home: Home, clock: StandingClock, monkeypatch: pytest.MonkeyPatch, *, has_reported: bool
+) -> None:
+    here = replace(QUEUED, host=socket.gethostname(), machine=process_identity.this_machine(), written=clock.now)
+    monkeypatch.setattr(processes, "leader", lambda _: object())
+    checker, subject = looking(home, here)
+    assert why(checker, subject) is None
+    if has_reported:
+        statuses.write(home.final_status_path("t"), Status(pipeline="p", token="t", state=DriverState.FINISHED))
+    else:
+        leases.acquire(home.lease, "p", "t", run=1)
+        monkeypatch.setattr(leases, "is_dead", lambda _: True)
+    clock.now += 1
+    assert why(checker, subject) is None
+    clock.now += 30
+    assert why(checker, subject) is None, "it has time to end"
+    clock.now += 1
+    assert why(checker, subject) == "the driver has ended, and its process has not"

@@ -304,6 +304,8 @@ class Upgrade:
                 lag = stability.lag_of(plan.pipeline, self._tools.config(), self._tools.find)
                 plan = self._write(replace(plan, lag_peak=lag))
             return moved(plan, Event.STARTED, log=self._start_driver(plan, self._job_file(str(plan.new))))
+        except AlreadyRunningError:
+            raise
         except RefusedError as error:
             return self._unstable(plan, f"its driver could not be started: {error}")
 
@@ -363,6 +365,8 @@ class Upgrade:
         self._use(plan, Release(version=str(plan.old), since=int(plan.entered * 1000)))
         try:
             log = self._start_driver(plan, self._job_file(str(plan.old)))
+        except AlreadyRunningError:
+            raise
         except RefusedError as error:
             return _failed(plan, f"the driver of version {plan.old} could not be started: {error}")
         return moved(plan, Event.STARTED, log=log)

@@ -33,6 +33,7 @@ from airflow_provider_exactlyonce.control.status import DriverState, ReplayRepor
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
 from airflow_provider_exactlyonce.storage.local import LocalStore
+from airflow_provider_exactlyonce.storage.store import ChangedError
 from airflow_provider_exactlyonce.upgrade import machine, stability
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
@@ -357,6 +358,26 @@ def test_what_waited_at_a_versions_start_is_not_what_waits_when_the_lost_start_i
     assert isinstance(going_on(home).advance(), WaitCondition), "the lag has grown"
     new_version.has_committed(9, lag=200)
     assert isinstance(going_on(home).advance(), Plan)
+
+
+@pytest.mark.parametrize("step", [UpgradeStep.START, UpgradeStep.START_OLD])
+def test_a_start_that_another_supervisor_forestalled_is_repeated(
+    home: Home, new_version: NewVersion, monkeypatch: pytest.MonkeyPatch, step: UpgradeStep
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise ChangedError("another start was announced meanwhile")
+
+    monkeypatch.setattr(launching, "start", start)
+    under_way(home, step, old="old", new="new", token="t")
+    with pytest.raises(AlreadyRunningError, match="another start was announced"):
+        going_on(home).advance()
+    plan = upgrade_plan.read(home)
+    assert plan is not None
+    assert plan.step is step
+    monkeypatch.setattr(launching, "start", new_version.start)
+    new_version.dies_after_launch = True
+    with pytest.raises(KeyboardInterrupt):
+        going_on(home).advance()
 
 
 @pytest.fixture

@@ -98,6 +98,23 @@ def stop_and_wait(
         processes.kill_leftovers(driver.token)
 
 
+def ask_for_savepoint(home: Home, token: str, *, label: str) -> None:
+    """Ask a driver that is about to be stopped for a savepoint with its end; a home that does not answer gets none.
+
+    May be repeated.
+
+    :param token: the driver's start token
+    :param label: what people call the savepoint
+    """
+    request = requests.SavepointRequest(request=token.replace("-", "")[:16], token=token, label=label, stop=True)
+    try:
+        requests.request_savepoint(home, request)
+    except (OSError, OutcomeUnknownError) as error:
+        if not is_no_answer(error):
+            raise
+        _log.warning("nobody knows whether the driver was asked for a savepoint: %s", error)
+
+
 class PersistentStopRequest:
     """Asks a driver to stop until it is known to be asked: a home that does not answer now may do so later.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_exactlyonce import codec, moments
-from airflow_provider_exactlyonce.control import requests
+from airflow_provider_exactlyonce.control import stopping
 from airflow_provider_exactlyonce.exceptions import (
     ExactlyOnceError,
     RefusedError,
@@ -420,12 +421,8 @@ class _TaskSupervision:
 
     def _ask_for_savepoint(self) -> None:
         intent = self._supervisor.living
-        if intent is None:
-            return
-        request = requests.SavepointRequest(
-            request=intent.token.replace("-", "")[:16], token=intent.token, label="worker shutdown", stop=True
-        )
-        requests.request_savepoint(self._home, request)
+        if intent is not None and not self._supervisor.waits_for_another:
+            stopping.ask_for_savepoint(self._home, intent.token, label="worker shutdown")
 
     def _defer(self, intent: Intent, due: float | None = None) -> NoReturn:
         task = self._task
@@ -451,6 +448,9 @@ class _TaskSupervision:
         if last is None:
             raise RefusedError("the driver ended in order and without an account")
         earlier = restarts.of_series(self._home.restarts, self._supervisor.series)
+        rows_by_sink: Counter[str] = Counter()
+        for rows in (*(restart.rows_by_sink for restart in earlier), last.rows_by_sink):
+            rows_by_sink.update(rows)
         watermark = moments.text(last.watermark) if last.watermark else None
         return {
             "pipeline": last.pipeline,
@@ -459,10 +459,7 @@ class _TaskSupervision:
             "commit": last.commit,
             "batch": last.batch,
             "rows": last.rows + sum(restart.rows for restart in earlier),
-            "rows_by_sink": {
-                name: rows + sum(restart.rows_by_sink.get(name, 0) for restart in earlier)
-                for name, rows in last.rows_by_sink.items()
-            },
+            "rows_by_sink": dict(rows_by_sink),
             "records": last.records + sum(restart.records for restart in earlier),
             "late_rows": last.late_rows + sum(restart.late_rows for restart in earlier),
             "watermark": watermark,

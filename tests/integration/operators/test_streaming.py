@@ -122,6 +122,13 @@ def test_it_returns_where_the_pipeline_is_over_all_restarts(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("calls")
+def test_rows_by_sink_are_those_of_all_drivers_though_the_last_has_committed_nothing(tmp_path: Path) -> None:
+    task = operator(tmp_path, "take-lease commit commit sleep=0.2 die", "take-lease end=finished")
+    result = execute(task)
+    assert (result["rows"], result["rows_by_sink"]) == (200, {"Kafka": 200})
+
+
+@pytest.mark.usefixtures("calls")
 def test_links_are_pushed_while_the_driver_runs_and_again_at_the_end(tmp_path: Path) -> None:
     ti, seen, known = TaskInstance(), dict[str, Any](), tmp_path / "known"
     task = operator(tmp_path, f"take-lease commit wait-for={known} end=finished")
@@ -255,6 +262,25 @@ def test_a_worker_that_shuts_down_does_with_the_driver_what_was_chosen(
     else:
         assert execute(operator(tmp_path, *plans))["commit"] == 2, "the next try begins anew"
     assert len(calls()) == (1 if detached else 2)
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_worker_that_shuts_down_leaves_a_driver_of_another_task_as_it_is(tmp_path: Path) -> None:
+    home, plan = Home(tmp_path / "home"), "take-lease commit until-stop"
+    first = operator(tmp_path, plan, retries=1)
+    with alarm(committed(tmp_path), first.on_kill), pytest.raises(WorkerShutdownError, match="the driver goes on"):
+        execute(first)
+    waiting, ti = operator(tmp_path, plan, on_worker_shutdown="stop_with_savepoint"), TaskInstance(run_id="run2")
+    with alarm(lambda: "pipeline_status" in ti.pushed, waiting.on_kill), pytest.raises(WorkerShutdownError):
+        execute(waiting, ti)
+    held = leases.read(home.lease)
+    assert held is not None
+    assert requests.savepoint_requests(home, held.token) == []
+    assert requests.stop_requested(home, held.token) is None
+    assert last_state(tmp_path) is DriverState.RUNNING
+    requests.request_stop(home, held.token, reason="test")
+    with pytest.raises(StopRequestedError, match="somebody stopped the driver"):
+        execute(operator(tmp_path, plan))
 
 
 @pytest.mark.usefixtures("calls")

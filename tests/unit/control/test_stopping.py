@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,27 @@ def test_a_driver_that_waits_for_room_is_named_by_what_its_cluster_knows_it_by(
     queued(home, StandingClock(), monkeypatch)
     assert drivers.describe(home, "t").startswith("the driver that was submitted to yarn")
     assert "start token t" in drivers.describe(home, "t")
+
+
+def test_a_home_that_does_not_answer_gets_no_savepoint_and_its_driver_is_stopped_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, token = Home(tmp_path), "6f1c0a52-0000-4000-8000-000000000001"
+    for error in (OSError(errno.EIO, "no answer"), OutcomeUnknownError("no answer")):
+        with monkeypatch.context() as patched:
+            patched.setattr(requests, "request_savepoint", raising(error))
+            stopping.ask_for_savepoint(home, token, label="worker shutdown")
+    with monkeypatch.context() as patched:
+        patched.setattr(requests, "request_savepoint", raising(PermissionError("read-only")))
+        with pytest.raises(PermissionError):
+            stopping.ask_for_savepoint(home, token, label="worker shutdown")
+    stopping.ask_for_savepoint(home, token, label="worker shutdown")
+    (request,) = requests.savepoint_requests(home, token)
+    assert (request.label, request.stop) == ("worker shutdown", True)
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def raises(*_: object) -> None:
+        raise error
+
+    return raises

@@ -33,7 +33,7 @@ def _explain(given: argparse.Namespace) -> int:
     conf = settings.pairs(given.conf)
     job = loader.load(given.job, given.pipeline)
     with planning_session(conf) as spark:
-        with loader.blamed(given.job, "planning it"):
+        with loader.running(given.job, "planning it"):
             result = job.planned(spark)
             job.check(result)
         plan = guarantees.examine(job, result, determinism.find(result), conf)

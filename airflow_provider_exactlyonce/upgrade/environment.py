@@ -73,8 +73,8 @@ def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, sa
             f"that the job does when it is imported takes so long. `exactlyonce check {application} --against "
             f"{location_of(savepoint)}` shows how far it gets"
         ) from error
-    if completed.returncode in (0, RefusedError.exit_code) and completed.stdout.strip():
-        answer: dict[str, Any] = json.loads(completed.stdout)
+    answer = _answer_in(completed.stdout)
+    if completed.returncode in (0, RefusedError.exit_code) and answer is not None:
         return answer
     output = completed.stderr.strip()[-_SHOWN_CHARACTERS:]
     if completed.returncode == RefusedError.exit_code:
@@ -82,6 +82,14 @@ def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, sa
         last_line = output.splitlines()[-1] if output else f": {application} was refused"
         raise RefusedError(last_line.partition(": ")[2].rpartition(" (exactlyonce help ")[0] or last_line)
     raise ExactlyOnceError(f"the check of {application} ended with exit code {completed.returncode}: {output}")
+
+
+def _answer_in(output: str) -> dict[str, Any] | None:
+    try:
+        answer: dict[str, Any] = json.loads(output)
+    except ValueError:
+        return None
+    return answer
 
 
 def run_to_end(launch: Launch, log: Path, token: str) -> int:

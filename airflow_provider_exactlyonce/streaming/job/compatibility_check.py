@@ -41,7 +41,7 @@ def check_compatibility(
     """
     conf = Checkpoint(checkpoint).conf()
     file = inspect.getsourcefile(job.function) or "the job"
-    with loader.blamed(file, f"the function of pipeline {job.name}"):
+    with loader.running(file, f"the function of pipeline {job.name}"):
         result = job.planned(spark)
     operators, refused = _planned(job, result, {**conf, _PARTITIONS: "1"}, file)
     plan, shuffle_partitions = _described(job, result, file), (asked or {}).get(_PARTITIONS)

@@ -45,15 +45,18 @@ def load(job: str, name: str | None = None, *, if_several: str | None = None) ->
 
 
 @contextlib.contextmanager
-def blamed(job: str, doing: str) -> Iterator[None]:
-    """Turn a job's errors into a refusal that names its line.
+def running(job: str, doing: str) -> Iterator[None]:
+    """Run a job's code: its errors become a refusal that names its line, and what it prints goes to stderr.
+
+    Commands that look into a job give their answer on stdout, to programs.
 
     :param job: the file
-    :param doing: the action that used the job
+    :param doing: what its code is run for
     :raises RefusedError: with the kind of the error, its first line and the line of the job that led to it
     """
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     except ExactlyOnceError as error:
         raise RefusedError(f"{place(job, error)}: {error}") from error
     except SystemExit as error:
@@ -79,7 +82,7 @@ def _module(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent))  # stays: the job's function may import what lies beside it, too
     try:
         sys.argv = [str(file)]
-        with blamed(str(file), "importing it"):
+        with running(str(file), "importing it"):
             exec(job_file.compiled(str(file)), vars(module))
     finally:
         sys.argv = arguments

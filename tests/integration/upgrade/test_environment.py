@@ -99,6 +99,17 @@ def test_a_job_of_another_name_is_compared_and_not_refused_before(tmp_path: Path
         check_version(tools, str(job), "p", tmp_path / "1-ab")
 
 
+def test_what_a_job_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    tools = UpgradeEnvironment(config=dict, launch=lambda file, _: launch(file))
+    job = tmp_path / "job.py"
+    job.write_text("print('hello')\nimport nothing_like_this\n")
+    with pytest.raises(RefusedError, match=f"^{job}:2: importing it fails"):
+        check_version(tools, str(job), "p", tmp_path / "1-ab")
+    job.write_text("import os\nos.write(1, b'hello')\nimport nothing_like_this\n")
+    with pytest.raises(RefusedError, match=f"^{job}:3: importing it fails"):
+        check_version(tools, str(job), "p", tmp_path / "1-ab")
+
+
 def test_a_check_that_takes_too_long_is_ended_and_told_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

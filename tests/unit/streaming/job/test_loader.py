@@ -41,6 +41,17 @@ def test_the_pipeline_that_is_named_is_meant_and_without_a_name_the_only_one(one
     assert loader.load(one, if_several="stock").name == "shop", "whoever asks so compares the names"
 
 
+def test_what_a_job_prints_is_no_part_of_a_commands_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Path(declaring(tmp_path, "shop"))
+    job.write_text(f"print('imported')\n{job.read_text()}")
+    assert loader.load(str(job)).name == "shop"
+    with loader.running(str(job), "planning it"):
+        print("planned")
+    print("the answer")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("the answer\n", "imported\nplanned\n")
+
+
 def test_what_is_named_and_not_declared_is_refused_with_what_is(one: str, two: str, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"1\.py declares no pipeline stock, but shop; name one of these"):
         loader.load(one, "stock")

@@ -199,7 +199,7 @@ def _facts(transaction: Transaction, held_back: Mapping[TopicPartition, int]) ->
         "epoch": transaction.epoch,
         "coordinator": transaction.coordinator,
         "partitions": [f"{topic}-{partition}" for topic, partition in transaction.partitions],
-        "held_back": sum(held_back[topic_partition] for topic_partition in transaction.partitions),
+        "held_back": _offsets_held_back(transaction.partitions, held_back),
     }
 
 
@@ -211,8 +211,17 @@ def _hanging_facts(hanging: Hanging, held_back: Mapping[TopicPartition, int]) ->
         "producer_id": hanging.producer_id,
         "epoch": hanging.epoch,
         "last_written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(hanging.written_milliseconds / 1000)),
-        "held_back": held_back[hanging.topic_partition],
+        "held_back": _offsets_held_back([hanging.topic_partition], held_back),
     }
+
+
+def _offsets_held_back(
+    topic_partitions: Sequence[TopicPartition], held_back: Mapping[TopicPartition, int]
+) -> int | None:
+    """Return how many in all partitions, None when one of them does not tell."""
+    if any(topic_partition not in held_back for topic_partition in topic_partitions):
+        return None
+    return sum(held_back[topic_partition] for topic_partition in topic_partitions)
 
 
 def _abort_if_wanted(

@@ -134,7 +134,7 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
     if location is not None:
         return Home(location)
     if claim is not None:
-        return Home(claim.home_path)
+        return seen(facts, f"the home {claim.home_path}", lambda: Home(claim.home_path))
     if facts.reachable and facts.tail is None and not facts.unseen:
         facts.unseen.append(
             Finding(
@@ -153,16 +153,25 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
 
 
 def _probe_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]]) -> None:
+    facts.home = seen(facts, f"the home {home}", lambda: _look_at_home(facts, home))
+    if facts.home is None or not facts.home.exists or facts.home.moved is not None:
+        return
+    if (lineage := facts.home.lineage) is not None:
+        facts.checkpoint = seen(facts, "the checkpoint", lambda: _checkpoint(home, lineage, facts.tail))
+    facts.savepoints = seen(facts, "the savepoints", lambda: _savepoints(Savepoints(home.savepoints), verified))
+
+
+def _look_at_home(facts: Facts, home: Home) -> HomeFacts:
+    """Look at the home's own documents; nothing is known of a home that can't be read to the end."""
     home_facts = HomeFacts(home=home, exists=is_there(home.path))
     facts.in_motion = leases.look(home.lease)[1] is Liveness.ALIVE
-    facts.home = home_facts
     if not home_facts.exists:
-        return
+        return home_facts
     try:
         home_facts.identity, home_facts.pipeline = home.identity(), home.pipeline()
     except HomeMovedError as error:
         home_facts.moved = str(error)
-        return
+        return home_facts
     except RefusedError as error:
         home_facts.torn = str(error)
     try:
@@ -172,10 +181,7 @@ def _probe_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]])
     claim = facts.tail.claim if facts.tail else None
     home_facts.successors = _successors(home, claim.lineage) if claim else []
     home_facts.unfinished = [str(path) for path in lineages.unfinished(home.lineages)]
-    if home_facts.lineage is not None:
-        lineage = home_facts.lineage
-        facts.checkpoint = seen(facts, "the checkpoint", lambda: _checkpoint(home, lineage, facts.tail))
-    facts.savepoints = seen(facts, "the savepoints", lambda: _savepoints(Savepoints(home.savepoints), verified))
+    return home_facts
 
 
 def _successors(home: Home, lineage_id: str) -> list[Lineage]:

@@ -20,6 +20,7 @@ from kafka.admin import AbortTransactionSpec, KafkaAdminClient
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.retry import TAKEN_OVER, until_definite
+from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
 from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.kafka.wire import Code, Producer, UnansweredError, WireClient, describe
 
@@ -139,8 +140,16 @@ class Transactions:
         )
 
     def held(self, partitions: Iterable[TopicPartition]) -> list[HeldPartition]:
-        """Return how far readers get in these partitions."""
+        """Return how far readers get in these partitions; those that are gone or have no leader are left out."""
         wanted = sorted(set(partitions))
+        try:
+            return self._held(wanted)
+        except MissingPartitionError:  # a coordinator names a transaction's partitions whatever becomes of them
+            if len(wanted) == 1:
+                return []
+        return [held for topic_partition in wanted for held in self.held([topic_partition])]
+
+    def _held(self, wanted: Sequence[TopicPartition]) -> list[HeldPartition]:
         stable = self._offsets.last_stable(wanted)
         return [
             HeldPartition(

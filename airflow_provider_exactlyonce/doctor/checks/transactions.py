@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from airflow_provider_exactlyonce.doctor.facts import Facts, TransactionFacts
@@ -68,5 +68,6 @@ def others_are_ended(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _held(transactions: TransactionFacts, partitions: Iterable[TopicPartition]) -> int:
-    return sum(transactions.held.get(partition, 0) for partition in partitions)
+def _held(transactions: TransactionFacts, partitions: Sequence[TopicPartition]) -> str:
+    known = [transactions.held[partition] for partition in partitions if partition in transactions.held]
+    return f"{'' if len(known) == len(partitions) else 'at least '}{sum(known)}"

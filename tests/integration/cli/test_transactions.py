@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 
 from airflow_provider_exactlyonce.control.home import Home
@@ -23,6 +24,7 @@ from airflow_provider_exactlyonce.kafka import record_batch
 from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
 from airflow_provider_exactlyonce.kafka.preflight import check_cluster
 from airflow_provider_exactlyonce.kafka.retry import until_definite
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, WireClient
 from airflow_provider_exactlyonce.ledger.records import transactional_id
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
@@ -96,6 +98,27 @@ def test_an_open_transaction_is_listed_described_and_aborted_and_its_producer_is
     with pytest.raises(KafkaException, match="fenced"):
         producer.commit_transaction(10)
     assert read_committed(kafka_config, topic) == []
+
+
+def test_a_transaction_of_which_a_topic_is_gone_is_listed_and_aborted(
+    command: Command, kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic, gone = make_topic(partitions=1), make_topic(partitions=1)
+    name, producer = open_one(kafka_config, topic)
+    producer.produce(gone, b"x", partition=0)
+    assert producer.flush(30) == 0
+    admin = AdminClient(dict(kafka_config))
+    admin.delete_topics([gone])[gone].result(30)
+    eventually(lambda: gone not in StableOffsets(kafka_config).topics(), "the topic is gone")
+    listed = command.listed(name)
+    assert listed is not None
+    assert listed["held_back"] is None
+    assert name in command("list")
+    described = command.json("describe", name)
+    assert [partition["topic"] for partition in described["partitions"]] == [topic]
+    assert command.json("abort", name, "--yes")["aborted"]
+    eventually(lambda: open_transactions(kafka_config, topic) == {}, "the marker is written")
+    del producer
 
 
 def test_a_producer_that_took_over_while_somebody_was_asked_is_left_alone(

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import lease
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.doctor import gather
 from airflow_provider_exactlyonce.doctor.checks import transactions as transaction_room
 from airflow_provider_exactlyonce.doctor.examine import examine
@@ -248,6 +249,25 @@ def test_what_does_not_answer_is_told_and_the_rest_is_looked_at(
     assert {finding.name for finding in examine("never-started", patient.case.config, None).findings} == {
         "ledger-missing"
     }
+
+
+@pytest.mark.parametrize("document", ["identity", "current"])
+def test_a_home_that_does_not_answer_is_told_and_nothing_is_judged_by_what_is_not_known(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch, document: str
+) -> None:
+    faults.torn_state(patient)
+
+    def no_answer(_: Home) -> None:
+        raise TimeoutError("no answer for 30 s")
+
+    monkeypatch.setattr(Home, document, no_answer)
+    examination = examine(patient.case.name, patient.case.config, None, fix=True)
+    (finding,) = examination.findings
+    assert (finding.name, finding.what) == (
+        "not-looked-at",
+        f"the home {patient.home} could not be looked at: no answer for 30 s",
+    )
+    assert examination.done == []
 
 
 def test_files_are_not_mended_while_a_driver_lives_and_the_damaged_ones_are_kept(

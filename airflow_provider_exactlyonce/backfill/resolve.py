@@ -235,21 +235,27 @@ class Resolver:
         log_ends = self._offsets.ends(self._partitions)
         starts, ends = self._offsets_at(start, log_ends), self._offsets_at(end, log_ends)
         self._check_decided(ends)
-        for topic_partition, begin in self._offsets.starts(self._partitions).items():
-            if 0 < begin == starts[topic_partition]:
-                log_is = f"the log of {topic_partition[0]}-{topic_partition[1]}"
-                if begin == log_ends[topic_partition]:
-                    raise RefusedError(
-                        f"{log_is} is empty, and what was before its offset {begin} may have been of "
-                        f"{moments.text(start)} or later: records of the range may be gone. Give the range by offsets, "
-                        "without this partition"
-                    )
+        for topic_partition in self._cut_off(starts):
+            begin, log_is = starts[topic_partition], f"the log of {topic_partition[0]}-{topic_partition[1]}"
+            if begin == log_ends[topic_partition]:
                 raise RefusedError(
-                    f"{log_is} begins at offset {begin}, and what was before it may have been of "
-                    f"{moments.text(start)} or later: records of the range may be gone. Choose a later start, or "
-                    "offsets"
+                    f"{log_is} is empty, and what was before its offset {begin} may have been of "
+                    f"{moments.text(start)} or later: records of the range may be gone. Give the range by offsets, "
+                    "without this partition"
                 )
+            raise RefusedError(
+                f"{log_is} begins at offset {begin}, and what was before it may have been of {moments.text(start)} "
+                "or later: records of the range may be gone. Choose a later start, or offsets"
+            )
         return starts, ends
+
+    def _cut_off(self, begins: Positions) -> list[TopicPartition]:
+        """Return the partitions whose log begins at these offsets of a time: what it had before may have been later."""
+        return [
+            topic_partition
+            for topic_partition, log_start in self._offsets.starts(self._partitions).items()
+            if 0 < log_start == begins[topic_partition]
+        ]
 
     def _offsets_at(self, milliseconds: int, log_ends: Positions) -> Positions:
         offsets = self._offsets.at_timestamp(self._partitions, milliseconds)
@@ -369,6 +375,12 @@ class Resolver:
             start = request.time[0] if request.time else 0
             warm_up_start = start - round(request.warm_up.total_seconds() * 1000)
             begins = self._offsets_at(warm_up_start, self._offsets.ends(self._partitions))
+            for topic, partition in self._cut_off(begins):
+                raise RefusedError(
+                    f"the log of {topic}-{partition} begins at offset {begins[topic, partition]}, and what was before "
+                    f"it may have been of {moments.text(warm_up_start)} or later: records of the warm-up may be gone. "
+                    "Give a shorter warm_up"
+                )
         else:
             last = first - 1 if first is not None else self._last_before(starts)
             if last + 1 - request.warm_up < self._oldest > 1:

@@ -223,11 +223,12 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             start, end = context.get("data_interval_start"), context.get("data_interval_end")
             if start is None or end is None:
                 raise RefusedError("this run has no data interval: give commits, offsets, watermark, or start and end")
-        if start is not None and str(start) == str(end):
-            raise RefusedError(
-                f"the data interval of this run is empty, {start}: in Airflow 3 a cron expression as schedule gives "
-                "one moment. Use schedule=CronDataIntervalTimetable('0 * * * *', timezone='UTC'), or give start and end"
-            )
+            if start == end:
+                raise RefusedError(
+                    f"the data interval of this run is empty, {start}: in Airflow 3 a cron expression as schedule "
+                    "gives one moment. Use schedule=CronDataIntervalTimetable('0 * * * *', timezone='UTC'), or give "
+                    "start and end"
+                )
         with arguments.reading(self, *_RANGES, "state", "warm_up", "output_to"):
             return BackfillRequest.parse(
                 commits=self.commits,

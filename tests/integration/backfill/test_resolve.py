@@ -132,6 +132,10 @@ def test_records_that_retention_has_taken_are_missed(
         ask(offsets={source: {0: [2, 5]}})
     resolved = ask(start="2026-01-01T01:00", end="2026-01-02T00:00")
     assert resolved.starts == positions(source, 4, 4, 0)
+    with pytest.raises(RefusedError, match=rf"the log of {source}-0 begins at offset 3, .*of the warm-up may be gone"):
+        ask(start="2026-01-01T01:00", end="2026-01-02T00:00", warm_up="30m")
+    warm = ask(start="2026-01-01T01:15", end="2026-01-02T00:00", warm_up="15m")
+    assert warm.begins == positions(source, 4, 4, 0)
 
 
 def test_of_a_partition_that_retention_has_emptied_no_start_is_advised(

@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.exceptions import (
     NotAnsweredError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.kafka.reach import unanswered
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.polling import poll_until
@@ -217,6 +218,8 @@ def _take_of(
     label: str | None,
     request: str,
 ) -> Savepoint:
+    from confluent_kafka import KafkaException
+
     old_lease = leases.check_stopped(home.lease, pipeline)
     with leases.holding(home.lease, pipeline, _holder(request), old_lease):
         checkpoint = Checkpoint(path)
@@ -225,8 +228,11 @@ def _take_of(
             reasons = f": {'; '.join(map(str, defects[:3]))}" if defects else ""
             raise RefusedError(f"{checkpoint.path} has no whole batch, so there is nothing to save{reasons}")
         commit = lineage.commit_of(batch)
-        with LedgerReader(config, pipeline) as reader:
-            record = record_of(reader, commit) if lineage.state_of(batch) == commit else None
+        try:
+            with LedgerReader(config, pipeline) as reader:
+                record = record_of(reader, commit) if lineage.state_of(batch) == commit else None
+        except KafkaException as error:
+            raise unanswered(config, error) from error
         if record is None:
             raise RefusedError(
                 f"the ledger of {pipeline} has no commit of batch {batch} of lineage {lineage.id}: start the pipeline, "

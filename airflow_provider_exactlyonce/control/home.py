@@ -102,8 +102,9 @@ class _Pointer:
 class Home:
     """Reads and writes the documents of one pipeline's home.
 
-    :param location: a local path, a ``file:`` URI, ``s3://bucket/directory`` or ``gs://bucket/directory`` with the
-        environment's credentials, or ``hdfs://host:port/directory``
+    :param location: a local path, a ``file:`` URI, ``s3://bucket/directory``, ``gs://bucket/directory`` or
+        ``abfss://container@account.dfs.core.windows.net/directory`` with the environment's credentials, or
+        ``hdfs://host:port/directory``
     :param place: where that is, when it takes more than the location to open it: it names an Airflow connection
     :raises RefusedError: when the location is of another kind
     """

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
-from airflow_provider_exactlyonce.kafka.reach import unanswered
 from airflow_provider_exactlyonce.ledger.reader import tail_of
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord
 
@@ -18,12 +17,7 @@ def newest_claim(config: Mapping[str, Any], pipeline: str) -> ClaimRecord:
     :raises UnknownPipelineError: when the pipeline was never started on this cluster
     :raises ExactlyOnceError: when the cluster does not answer
     """
-    from confluent_kafka import KafkaException
-
-    try:
-        tail = tail_of(config, pipeline)
-    except KafkaException as error:
-        raise unanswered(config, error) from error
+    tail = tail_of(config, pipeline)
     if tail is None or tail.claim is None:
         raise never_started(pipeline)
     return tail.claim

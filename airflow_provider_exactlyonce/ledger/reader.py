@@ -14,6 +14,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.answers import answer_of
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
+from airflow_provider_exactlyonce.kafka.reach import unanswered
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.records import (
     ClaimRecord,
@@ -188,7 +189,15 @@ class LedgerReader:
                 yield int(message.offset() or 0), value
 
 
-def tail_of(config: Mapping[str, Any] | LedgerConnections, pipeline: str) -> LedgerTail | None:
-    """Read the end of a pipeline's ledger, and nothing else of it; parameters as of :class:`LedgerReader`."""
-    with LedgerReader(config, pipeline) as reader:
-        return reader.tail()
+def tail_of(config: Mapping[str, Any], pipeline: str) -> LedgerTail | None:
+    """Read the end of a pipeline's ledger, and nothing else of it; parameters as of :class:`LedgerReader`.
+
+    :raises ExactlyOnceError: when the cluster does not answer
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        with LedgerReader(config, pipeline) as reader:
+            return reader.tail()
+    except KafkaException as error:
+        raise unanswered(config, error) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import processes
 from airflow_provider_exactlyonce.jars import class_archive
+from airflow_provider_exactlyonce.jars.spark import python_environment
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.driver import options
 
@@ -58,7 +58,7 @@ def _run(given: argparse.Namespace) -> int:
     command = submit_command(
         given.job, [*given.forwarded, *job_arguments], master=given.master, conf=conf, packages=given.packages
     )
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    for name, value in python_environment().items():
+        os.environ.setdefault(name, value)
     os.environ.update(class_archive.environment(os.environ, conf))
     return processes.run_in_foreground(command)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.jars import class_archive
-from airflow_provider_exactlyonce.jars.spark import spark_submit
+from airflow_provider_exactlyonce.jars.spark import python_environment, spark_submit
 from airflow_provider_exactlyonce.streaming import file_systems, settings
 
 
@@ -45,5 +44,8 @@ def environment(config: Mapping[str, str], conf: Mapping[str, str]) -> dict[str,
     :param config: client configuration in librdkafka's names
     :param conf: the user's Spark settings
     """
-    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    return {**python, **class_archive.environment(os.environ, conf), settings.KAFKA_VARIABLE: json.dumps(config)}
+    return {
+        **python_environment(),
+        **class_archive.environment(os.environ, conf),
+        settings.KAFKA_VARIABLE: json.dumps(config),
+    }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.jars.spark import python_environment
 from airflow_provider_exactlyonce.storage.opening import LOCAL, is_local
 from airflow_provider_exactlyonce.storage.s3_environment import KEYS
 from airflow_provider_exactlyonce.storage.s3_environment import VARIABLE as S3_VARIABLE
@@ -71,7 +72,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     local: dict[str, str | None] = {}
     if cluster is None:
         reach = object_storage.driver_environment(home.location, home.here)
-        local = {**settings.env_vars, **spark_submit.python_environment(), **secrets}
+        local = {**settings.env_vars, **python_environment(), **secrets}
         local |= class_archive.environment({**os.environ, **settings.env_vars}, settings.conf)
         local |= reach
     elif not anywhere:

@@ -131,14 +131,6 @@ def _deploy_mode_of(hook: SparkSubmitHook) -> str:
     return hook._connection["deploy_mode"] or "client"
 
 
-def python_environment() -> dict[str, str]:
-    """Return the variables that make driver and workers use this process's interpreter.
-
-    Spark's Python workers are otherwise the PATH's ``python3``, without the packages of this environment.
-    """
-    return {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-
-
 def submission_environment() -> dict[str, str]:
     """Return the variable with which this environment's spark-submit finds its Spark, whatever Python the PATH has.
 

@@ -10,7 +10,6 @@ import hashlib
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from airflow_provider_exactlyonce.files import flush
 from airflow_provider_exactlyonce.jars.cache import CHECKSUMS, CLASSES_PREFIX, cache_directory, exclusive
 from airflow_provider_exactlyonce.jars.ivy import Progress
 from airflow_provider_exactlyonce.jars.java import find_java, java_executable
-from airflow_provider_exactlyonce.jars.spark import spark_jars, spark_submit
+from airflow_provider_exactlyonce.jars.spark import python_environment, spark_jars, spark_submit
 
 #: Options for the JVM that spark-submit starts here. Those of ``spark.driver.extraJavaOptions`` follow them on the
 #: JVM's command line: none is lost, and an archive that they name is used instead.
@@ -129,8 +128,7 @@ def _let_a_job_write(archive: Path) -> None:
         [spark_submit(), "--master", "local[2]", str(_TRAINING), str(archive.parent)],
         env={
             **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            **python_environment(),
             OPTIONS_VARIABLE: f"{shlex.quote(f'{_WRITING}={archive}')} {_QUIET}",
         },
         stdin=subprocess.DEVNULL,

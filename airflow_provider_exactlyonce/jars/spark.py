@@ -16,6 +16,14 @@ def spark_submit() -> str:
     return shutil.which("spark-submit") or str(Path(sys.executable).with_name("spark-submit"))
 
 
+def python_environment() -> dict[str, str]:
+    """Return the variables that make driver and workers use this process's interpreter.
+
+    Spark's Python workers are otherwise the PATH's ``python3``, without the packages of this environment.
+    """
+    return {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
 def spark_jars() -> Path:
     """Return the folder of Spark's jars, of SPARK_HOME or of the installed pyspark.
 

@@ -9,8 +9,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_exactlyonce.hooks import arguments, kafka
-from airflow_provider_exactlyonce.links.audit import AuditReportLink
-from airflow_provider_exactlyonce.links.pushed import xcom_page
+from airflow_provider_exactlyonce.links.audit import AuditReportLink, push_report
 from airflow_provider_exactlyonce.operators.retry import failing_for_good
 
 if TYPE_CHECKING:
@@ -74,9 +73,7 @@ class AuditPipelineOperator(BaseOperator):
         for violation in report.found:
             self.log.error("%s", violation)
         if not report.is_clean:
-            ti = context["ti"]
-            ti.xcom_push(key="return_value", value=facts)
-            ti.xcom_push(key=AuditReportLink().xcom_key, value=xcom_page(ti))
+            push_report(context["ti"], facts)
             counts = ", ".join(f"{invariant} {count}" for invariant, count in report.violations.items())
             raise AirflowFailException(f"{self.pipeline} violates {counts}; the earliest: {report.found[0]}")
         self.log.info("%s: commits %d to %d, %d rows agree", self.pipeline, report.first, report.last, report.rows)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError, RefusedError
 from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.links import pipeline as links
-from airflow_provider_exactlyonce.links.audit import AuditReportLink
-from airflow_provider_exactlyonce.links.pushed import xcom_page
+from airflow_provider_exactlyonce.links.audit import AuditReportLink, push_report
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
 
 if TYPE_CHECKING:
@@ -200,9 +199,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             raise DriverFailedError(f"the driver of the backfill in {home} ended without a result")
         result = {**written, "restarts": facts["restarts"]}
         if not result["clean"]:
-            ti = context["ti"]
-            ti.xcom_push(key="return_value", value=result)
-            ti.xcom_push(key=AuditReportLink().xcom_key, value=xcom_page(ti))
+            push_report(context["ti"], result)
             first = result["found"][0]
             raise AuditFailedError(
                 f"{len(result['found'])} of {result['compared']} commits of {result['pipeline']} give other rows than "
@@ -223,12 +220,12 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             start, end = context.get("data_interval_start"), context.get("data_interval_end")
             if start is None or end is None:
                 raise RefusedError("this run has no data interval: give commits, offsets, watermark, or start and end")
-            if start == end:
-                raise RefusedError(
-                    f"the data interval of this run is empty, {start}: in Airflow 3 a cron expression as schedule "
-                    "gives one moment. Use schedule=CronDataIntervalTimetable('0 * * * *', timezone='UTC'), or give "
-                    "start and end"
-                )
+        if start is not None and str(start) == str(end):
+            raise RefusedError(
+                f"the range of time is empty: it begins and ends at {start}. The data interval of a run is empty in "
+                "Airflow 3, where a cron expression as schedule gives one moment. Use "
+                "schedule=CronDataIntervalTimetable('0 * * * *', timezone='UTC'), or give another start and end"
+            )
         with arguments.reading(self, *_RANGES, "state", "warm_up", "output_to"):
             return BackfillRequest.parse(
                 commits=self.commits,

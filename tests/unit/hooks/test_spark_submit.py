@@ -12,7 +12,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
-from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings, build_command, python_environment
+from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings, build_command
 from airflow_provider_exactlyonce.jars.cache import EXCLUSIVE_FILES_JAR
 
 
@@ -122,7 +122,3 @@ def test_spark_submit_beside_the_interpreter_is_found_when_the_path_has_none(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(RefusedError, match=r"spark-submit is neither on the PATH nor beside .*exactlyonce\[spark\]"):
         built()
-
-
-def test_driver_and_workers_use_this_interpreter() -> None:
-    assert python_environment() == {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}

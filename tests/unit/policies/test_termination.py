@@ -28,6 +28,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
         (Watermark("2026-11-21 12:00:00"), RunTarget(bound=Bound.WATERMARK, value=1795262400000)),
         ("watermark:2026-11-21T13:00:00+01:00", RunTarget(bound=Bound.WATERMARK, value=1795262400000)),
         (timedelta(minutes=90), RunTarget(bound=Bound.DURATION, value=5400)),
+        (timedelta(days=20, seconds=7), RunTarget(bound=Bound.DURATION, value=1728007)),
         (pendulum.duration(hours=1, seconds=0.5), RunTarget(bound=Bound.DURATION, value=3600.5)),
         ("duration:0.25", RunTarget(bound=Bound.DURATION, value=0.25)),
     ],

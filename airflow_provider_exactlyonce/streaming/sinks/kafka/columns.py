@@ -95,6 +95,8 @@ def _check_columns(sink: KafkaSink, frame: DataFrame) -> None:
 
 
 def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
+    if sink.key is not None and sink.key not in frame.columns:
+        raise RefusedError(f"KafkaSink(key={sink.key!r}): the result has the columns {', '.join(frame.columns)}")
     routing = {getattr(sink, role) for role in _ROUTING_TYPES}
     types = {name: kind for name, kind in frame.dtypes if name not in routing}
     is_raw = "value" in types and types.keys() <= _RAW_COLUMNS and set(types.values()) <= _TEXT_TYPES
@@ -103,8 +105,9 @@ def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
             "KafkaSink(value_format='raw'): besides the columns that the sink names the result must have value, or key "
             f"and value, string or binary; it has {', '.join(f'{name} {kind}' for name, kind in types.items())}"
         )
-    if sink.key is None and is_raw and sink.value_format in (None, "raw"):
-        return (F.col("key") if "key" in types else F.lit(None).cast("binary")), F.col("value")
+    if sink.value_format == "raw" or (is_raw and sink.value_format is None and sink.key is None):
+        key = sink.key or ("key" if "key" in types else None)
+        return (F.lit(None).cast("binary") if key is None else F.col(key)), F.col("value")
     value_columns = [F.col(f"`{name}`") for name in types]
     content = F.struct(*value_columns)
     if isinstance(sink.value_format, RegistryFormat):
@@ -113,8 +116,6 @@ def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
         value = F.to_json(content, {"ignoreNullFields": "false"})
     if sink.key is None:
         return F.lit(None).cast("binary"), value
-    if sink.key not in dict(frame.dtypes):
-        raise RefusedError(f"KafkaSink(key={sink.key!r}): the result has the columns {', '.join(frame.columns)}")
     column = F.col(f"`{sink.key}`")
     return (column if dict(frame.dtypes)[sink.key] in _TEXT_TYPES else column.cast("string")), value
 

@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.streaming.registry.registry_format import Regi
 class KafkaSink:
     """Writes each micro-batch to one topic or several in one transaction.
 
-    Unless ``value_format`` says otherwise, a frame whose only columns are ``value`` or ``key`` and ``value`` (string or
+    Without ``value_format`` and ``key``, a frame whose only columns are ``value`` or ``key`` and ``value`` (string or
     binary) is written as it is, as Spark's own sink does. Everything else becomes one JSON object a row, with nulls.
     The columns named by ``headers``, ``partition``, ``timestamp`` and ``topic_column`` are not part of the value.
 

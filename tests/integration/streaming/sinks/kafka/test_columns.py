@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.digest import MODULUS, record_digest
 from airflow_provider_exactlyonce.streaming import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
@@ -46,6 +49,31 @@ def test_a_readers_digest_is_the_sinks(spark: Any) -> None:
         record_digest(key, value, headers and [(name, _bytes(content)) for name, content in headers])
         for key, value, headers in records
     ]
+
+
+@pytest.mark.parametrize(
+    ("sink", "key", "value"),
+    [
+        (KafkaSink("t"), "k", "v"),
+        (KafkaSink("t", value_format="raw"), "k", "v"),
+        (KafkaSink("t", key="key", value_format="raw"), "k", "v"),
+        (KafkaSink("t", key="value", value_format="raw"), "v", "v"),
+        (KafkaSink("t", key="key"), "k", '{"key":"k","value":"v"}'),
+        (KafkaSink("t", value_format="json"), None, '{"key":"k","value":"v"}'),
+    ],
+)
+def test_a_value_is_written_as_it_is_where_that_is_asked_for_or_nothing_else_is_named(
+    spark: Any, sink: KafkaSink, key: str | None, value: str
+) -> None:
+    (row,) = columns.encode(sink, spark.sql("SELECT 'k' AS key, 'v' AS value")).collect()
+    assert (row.key, row.value) == (key, value)
+
+
+@pytest.mark.parametrize("value_format", [None, "raw"])
+def test_a_key_that_the_result_does_not_have_is_refused(spark: Any, value_format: str | None) -> None:
+    sink = KafkaSink("t", key="id", value_format=value_format)
+    with pytest.raises(RefusedError, match=r"KafkaSink\(key='id'\): the result has the columns key, value"):
+        columns.encode(sink, spark.sql("SELECT 'k' AS key, 'v' AS value"))
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -159,6 +159,10 @@ class BatchFailedError(ExactlyOnceError):
     decision = Decision.REPLAY_BATCH
 
 
+class AttemptTimedOutError(BatchFailedError):
+    """A batch attempt was ended because it took longer than its transaction may."""
+
+
 class BatchTimedOutError(ExactlyOnceError):
     """A batch took longer than its transaction may, in every attempt; it would again."""
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.exceptions import (
+    AttemptTimedOutError,
     BatchFailedError,
     CommitUnknownError,
     ExactlyOnceError,
@@ -35,6 +36,8 @@ from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, Producer,
 LAST_EPOCH: Final = 32_766
 _REQUEST_PATIENCE_SECONDS: Final = 60.0
 
+#: The answers about a transaction that the coordinator has ended: as a rule because it was open for too long.
+_ENDED: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_TXN_STATE})
 _LIVE_GROUP: Final = frozenset({Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION})
 
 
@@ -79,6 +82,10 @@ class ProducerLostError(ExactlyOnceError):
 
     A newer run, a straggler of our own aborted attempt, or an expired transactional id: the ledger tells which.
     """
+
+
+class TransactionGoneError(CommitUnknownError):
+    """The coordinator has ended the transaction before its commit came, or a newer run has; the ledger decides."""
 
 
 class BatchTooLargeError(BatchFailedError):
@@ -196,13 +203,14 @@ class TransactionSession:
                 "theirs; name a group that nobody consumes with"
             )
         if code != Code.NONE:
-            raise BatchFailedError(f"{request} answered {describe(code)}")
+            raise _attempt_failed(code, f"{request} answered {describe(code)}")
 
     def commit(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Commit; the answer is definite when this returns.
 
         :param give_up: asked between repetitions, true when the process has to stop
         :raises CommitUnknownError: when the outcome is unknown; the ledger tells. Never abort then
+        :raises TransactionGoneError: so, and the coordinator has nothing of ours to commit
         """
         self._move(SessionEvent.COMMIT_SENT)
         try:
@@ -213,7 +221,8 @@ class TransactionSession:
             raise CommitUnknownError(f"EndTxn(commit) of {self.transactional_id}: {error}") from error
         if code != Code.NONE:
             self._move(SessionEvent.LOST)
-            raise CommitUnknownError(f"EndTxn(commit) of {self.transactional_id} answered {describe(code)}")
+            kind = TransactionGoneError if code in _ENDED else CommitUnknownError
+            raise kind(f"EndTxn(commit) of {self.transactional_id} answered {describe(code)}")
         self._move(SessionEvent.COMMITTED)
 
     def abort(self) -> None:
@@ -272,7 +281,7 @@ def add_partitions(
     code = _definite(request, lambda: client.add_partitions(transactional_id, producer, topic, partitions))
     _check_rights(code, transactional_id, topic=topic)
     if code != Code.NONE:
-        raise BatchFailedError(f"{request} answered {describe(code)}")
+        raise _attempt_failed(code, f"{request} answered {describe(code)}")
 
 
 def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapping[int, bytes]) -> dict[int, int]:
@@ -318,10 +327,14 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
     if code == Code.MESSAGE_TOO_LARGE:
         raise BatchTooLargeError(refused_partition, answer)
     if code in TAKEN_OVER:
-        raise BatchFailedError(f"{answer}: a newer run, or the batch took longer than its transaction time-out")
+        answer = f"{answer}: a newer run, or the batch took longer than its transaction time-out"
     if code != Code.NONE:
-        raise BatchFailedError(answer)
+        raise _attempt_failed(code, answer)
     return offsets
+
+
+def _attempt_failed(code: int, message: str) -> BatchFailedError:
+    return (AttemptTimedOutError if code in _ENDED else BatchFailedError)(message)
 
 
 def _definite(request: str, send: Callable[[], int]) -> int:

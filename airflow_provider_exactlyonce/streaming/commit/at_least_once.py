@@ -8,7 +8,6 @@ so that replays compare, and no offsets.
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -117,14 +116,11 @@ class AtLeastOnceWriter(BatchWriter):
 
     def _save(self, records: DataFrame) -> None:
         context, tag = records.sparkSession.sparkContext, f"exactlyonce-{uuid.uuid4()}"
-        limit = threading.Timer(self._attempt.time_limit_seconds, context.cancelJobsWithTag, (tag,))
         context.addJobTag(tag)
-        limit.start()
         try:
-            with _errors_known():
+            with self._attempt.limited(context, tag), _errors_known():
                 records.drop("digest").write.format("kafka").options(**self._options()).save()
         finally:
-            limit.cancel()
             context.removeJobTag(tag)
 
     def _options(self) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, required
+from airflow_provider_exactlyonce.exceptions import AttemptTimedOutError, BatchFailedError, required
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.streaming.analysis import late_rows
@@ -21,6 +23,7 @@ from airflow_provider_exactlyonce.streaming.sinks.sink_routes import SinkRoutes
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
 _WRITING_SHARE: Final = 0.9  # of the transaction's time; the rest is for pre-commit and commit
@@ -87,6 +90,32 @@ class BatchAttempt:
     def time_limit_seconds(self) -> float:
         """How long writing may take."""
         return self.run.options.transaction_timeout_milliseconds / 1000 * _WRITING_SHARE
+
+    @contextmanager
+    def limited(self, context: SparkContext, tag: str) -> Iterator[None]:
+        """Cancel the Spark jobs of a tag when they take longer than writing may.
+
+        :raises AttemptTimedOutError: when that has ended them
+        """
+        over = threading.Event()
+
+        def cancel() -> None:
+            over.set()
+            context.cancelJobsWithTag(tag)
+
+        timer = threading.Timer(self.time_limit_seconds, cancel)
+        timer.start()
+        try:
+            yield
+        except BatchFailedError as error:
+            if not over.is_set():
+                raise
+            limit = f"{self.time_limit_seconds:g} s"
+            raise AttemptTimedOutError(
+                f"the batch's Spark job took longer than {limit}, and was ended: {error}"
+            ) from error
+        finally:
+            timer.cancel()
 
     def open(self, batch: Batch) -> None:
         """Begin with a new batch."""

@@ -73,6 +73,7 @@ class TransactionalSink(ABC):
         *If it raises*, any part may have been written; abort next. *If we die here*, the next run's start aborts.
 
         :raises BatchFailedError: the batch can be attempted again
+        :raises AttemptTimedOutError: so, and it was ended for the time that it took
         :raises DataError: it would fail again
         """
 
@@ -91,6 +92,7 @@ class TransactionalSink(ABC):
         *If we die here*, the next run finds the batch in the ledger or attempts it again.
 
         :raises CommitUnknownError: recover next
+        :raises TransactionGoneError: so, and if it is not committed, it took too long
         :raises ProducerLostError: it was not committed and may still be open; recover next
         """
 

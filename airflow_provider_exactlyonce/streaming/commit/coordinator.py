@@ -7,7 +7,6 @@ a retry of the whole batch available together.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.exceptions import (
+    AttemptTimedOutError,
     BatchFailedError,
     BatchTimedOutError,
     ClaimFailedError,
@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     StopRequestedError,
 )
-from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, TransactionGoneError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
@@ -81,6 +81,7 @@ class CommitCoordinator:
         self._callbacks: Final = callbacks
         self._max_batch_attempts: Final = max_batch_attempts
         self._first_pause_seconds: Final = first_pause_seconds
+        self._timed_out = 0  # attempts of the batch that were ended for the time that they took
 
     def process(self, frame: DataFrame, number: int) -> None:
         """Commit one micro-batch; the callback of ``foreachBatch``.
@@ -90,21 +91,17 @@ class CommitCoordinator:
         """
         self._honour_stop()
         began = time.monotonic()
-        timed_out = 0
+        self._timed_out = 0
         for attempt in range(1, self._max_batch_attempts + 1):
-            attempt_began = math.inf  # an unplanned batch has taken none of its time
             try:
-                batch = self._planned(number)
-                attempt_began = time.monotonic()
-                record, was_committed = self._attempt(frame, batch)
+                record, was_committed = self._attempt(frame, self._planned(number))
             except (BatchFailedError, CommitUnknownError, ProducerLostError) as error:
                 log.warning("batch %d, attempt %d of %d failed: %s", number, attempt, self._max_batch_attempts, error)
-                timed_out += time.monotonic() - attempt_began >= self._sink.time_limit_seconds
                 if not isinstance(error, BatchFailedError):
                     self._recover(number)
                 if attempt == self._max_batch_attempts:
                     self._honour_stop()  # a sink may have ended its tries for that
-                    if timed_out == attempt:
+                    if self._timed_out == attempt:
                         raise self._too_long(number, attempt) from error
                     raise BatchFailedError(f"batch {number} failed {attempt} times; the last time: {error}") from error
                 self._pause(attempt)
@@ -137,7 +134,8 @@ class CommitCoordinator:
                 self._sink.rebuild(frame, known, partial(self._callbacks.diverged, known))
         except CommitUnknownError:
             raise  # what may have been committed is not aborted
-        except Exception:
+        except Exception as error:
+            self._timed_out += isinstance(error, AttemptTimedOutError)  # the abort may raise an error of its own
             self._sink.abort()
             raise
         if known is not None:
@@ -149,6 +147,7 @@ class CommitCoordinator:
             log.warning("batch %d: %s; the ledger decides", batch.number, error)
             self._recover(batch.number)
             if self._sink.committed(batch) is None:
+                self._timed_out += isinstance(error, TransactionGoneError)
                 raise BatchFailedError(f"the commit did not take place: {error}") from error
         return record, False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, required
+from airflow_provider_exactlyonce.exceptions import AttemptTimedOutError, BatchFailedError, required
 from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.kafka.topic_partition import TopicPartition
 from airflow_provider_exactlyonce.ledger.records import SinkRange
@@ -109,11 +108,12 @@ class TransactionalWriter(BatchWriter):
             attempt_timeout_seconds=self._attempt.time_limit_seconds,
             on_failure=lambda: self._cancel_tasks(frame, tag),
         ) as server:
-            answers = self._run_tasks(frame, server, tag)
             try:
+                answers = self._run_tasks(frame, server, tag)
                 written = server.result(len(answers))
-            except AttemptFailedError as error:
-                raise BatchFailedError(str(error)) from error
+            except (AttemptFailedError, BatchFailedError) as error:
+                kind = AttemptTimedOutError if server.timed_out else BatchFailedError
+                raise kind(str(error)) from error
         self._ranges = _agreed(written, answers)
         self._check_late_topic()
 
@@ -130,13 +130,9 @@ class TransactionalWriter(BatchWriter):
             )
 
     def _write_to_others(self, frame: DataFrame, tag: str) -> None:
-        limit = threading.Timer(self._attempt.time_limit_seconds, self._cancel_tasks, (frame, tag))
-        limit.start()
-        try:
+        with self._attempt.limited(frame.sparkSession.sparkContext, tag):
             self._run_job(frame, tag)
             self._attempt.count(frame, tag)
-        finally:
-            limit.cancel()
         self._attempt.judge_late_rows()
 
     def _write_task(self, address: Address) -> write_stage.WriteTask:

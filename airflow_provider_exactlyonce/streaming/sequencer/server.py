@@ -65,6 +65,7 @@ class SequencerServer:
     :param attempt_timeout_seconds: how long it may take from the first task to the first grant, and from there to the
         end; the transaction is open for the second of these
     :param on_failure: called when the attempt has failed and the Spark job has not ended by itself, to cancel it
+    :ivar timed_out: the attempt has failed after its time was over
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class SequencerServer:
         self._selector: Final = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._closing = False
+        self.timed_out = False
         self._thread: Final = threading.Thread(target=self._run, name="sequencer", daemon=True)
 
     def __enter__(self) -> Self:
@@ -272,12 +274,13 @@ class SequencerServer:
         for stranger in [peer for peer in self._strangers if now - peer.since > _HANDSHAKE_SECONDS]:
             self._refuse(stranger, f"it has not shown the secret within {_HANDSHAKE_SECONDS:.0f} s")
         with self._lock:
-            reason = self._deadlines.missed(now)
+            reason = self._deadlines.grant_missed(now) or self._deadlines.attempt_missed(now)
             if reason is not None and self._sequencer.failure is None:
                 self._sequencer.fail(f"{reason}; {self._sequencer.unfinished()}")
             if self._sequencer.failure is None or self._failure_sent:
                 return
             if self._failure_due is None:
+                self.timed_out = self._deadlines.attempt_missed(now) is not None
                 self._failure_due = now + _GRACE_SECONDS
             elif now >= self._failure_due:
                 self._send_failure()
@@ -313,11 +316,14 @@ class _Deadlines:
     def released(self, partition: TopicPartition) -> None:
         self._held.pop(partition, None)
 
-    def missed(self, now: float) -> str | None:
+    def grant_missed(self, now: float) -> str | None:
         for (topic, partition), (task, granted_at) in self._held.items():
             if now - granted_at > self._grant_timeout_seconds:
                 limit = f"{self._grant_timeout_seconds:.0f} s"
                 return f"task {task} held the grant of {topic}-{partition} for more than {limit}"
+        return None
+
+    def attempt_missed(self, now: float) -> str | None:
         if self._clock_start is not None and now - self._clock_start > self._attempt_timeout_seconds:
             start = "the first record" if self._writing else "the first of them began, and have written nothing"
             return (

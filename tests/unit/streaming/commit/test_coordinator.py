@@ -8,6 +8,7 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets
 from airflow_provider_exactlyonce.exceptions import (
+    AttemptTimedOutError,
     BadRecordError,
     BatchFailedError,
     BatchTimedOutError,
@@ -18,7 +19,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     StopRequestedError,
 )
-from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, TransactionGoneError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.batch_sink import TransactionalSink
@@ -38,18 +39,13 @@ RECORD = commit_record(8, batch=7)
 class ScriptedSink(TransactionalSink):
     """Raises what the script says at each call of a method, and writes down the calls."""
 
-    def __init__(
-        self, script: dict[str, list[Exception | None]], *, committed: list[bool], limits: list[float] | None = None
-    ) -> None:
+    time_limit_seconds = 0  # which no attempt keeps
+
+    def __init__(self, script: dict[str, list[Exception | None]], *, committed: list[bool]) -> None:
         self.script, self.answers, self.calls = script, committed, list[str]()
-        self.limits = limits or []
 
     def prepare(self, result: Any) -> Any:
         return result
-
-    @property
-    def time_limit_seconds(self) -> float:
-        return self.limits.pop(0) if self.limits else 60.0
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -85,6 +81,7 @@ class ScriptedSink(TransactionalSink):
 
 
 FAILED, LOST, UNKNOWN = BatchFailedError("failed"), ProducerLostError("lost"), CommitUnknownError("unknown")
+TIMED_OUT, GONE = AttemptTimedOutError("too long"), TransactionGoneError("gone")
 ONCE = ["begin", "write", "pre_commit", "commit"]
 
 
@@ -181,20 +178,29 @@ def test_a_batch_whose_rerun_differs_is_refused_and_nothing_is_left_open() -> No
 
 
 @pytest.mark.parametrize(
-    ("limits", "error"), [([0, 0, 0], BatchTimedOutError), ([0, 60, 0], BatchFailedError), ([60] * 3, BatchFailedError)]
+    ("script", "error"),
+    [
+        ({"write": [TIMED_OUT] * 3}, BatchTimedOutError),
+        ({"write": [TIMED_OUT] * 3, "abort": [LOST] * 3}, BatchTimedOutError),
+        ({"write": [TIMED_OUT, None, None], "pre_commit": [TIMED_OUT, None], "commit": [GONE]}, BatchTimedOutError),
+        ({"write": [TIMED_OUT, FAILED, TIMED_OUT]}, BatchFailedError),
+        ({"write": [FAILED] * 3}, BatchFailedError),
+        ({"write": [FAILED] * 3, "abort": [LOST] * 3}, BatchFailedError),
+        ({"commit": [UNKNOWN] * 3}, BatchFailedError),
+    ],
 )
-def test_only_a_batch_that_took_too_long_in_every_attempt_has_timed_out(
-    limits: list[float], error: type[ExactlyOnceError]
+def test_only_a_batch_that_its_limit_has_ended_in_every_attempt_has_timed_out(
+    script: dict[str, list[Exception | None]], error: type[ExactlyOnceError]
 ) -> None:
-    sink = ScriptedSink({"write": [FAILED] * 3}, committed=[], limits=list(limits))
-    callbacks = Callbacks(plan=lambda number: BATCH, stop_reason=lambda: None, committed=lambda *_: None)
-    with pytest.raises(error, match=r"^batch 7 "):
-        CommitCoordinator(sink, callbacks, max_batch_attempts=3, first_pause_seconds=0).process(cast(Any, None), 7)
+    script = {name: list(steps) for name, steps in script.items()}
+    raised = processed(script)[3]
+    assert type(raised) is error
+    assert str(raised).startswith("batch 7 ")
 
 
-@pytest.mark.parametrize("limits", [[0, 0, 0], [60] * 3])
-def test_a_stop_in_the_last_attempt_is_no_failure_of_the_batch(limits: list[float]) -> None:
-    sink = ScriptedSink({"write": [FAILED] * 3}, committed=[], limits=list(limits))
+@pytest.mark.parametrize("error", [FAILED, TIMED_OUT])
+def test_a_stop_in_the_last_attempt_is_no_failure_of_the_batch(error: Exception) -> None:
+    sink = ScriptedSink({"write": [error] * 3}, committed=[])
     callbacks = Callbacks(
         plan=lambda number: BATCH,
         stop_reason=lambda: "please" if sink.calls.count("write") == 3 else None,
@@ -240,14 +246,14 @@ class Plans:
 
 
 def test_a_sources_cluster_that_is_away_is_asked_again_before_anything_is_begun() -> None:
-    sink, plans = ScriptedSink({}, committed=[], limits=[0]), Plans(unanswered=6)
+    sink, plans = ScriptedSink({}, committed=[]), Plans(unanswered=6)
     callbacks = Callbacks(plan=plans, stop_reason=lambda: None, committed=lambda *_: None)
     CommitCoordinator(sink, callbacks, max_batch_attempts=1, first_pause_seconds=0).process(cast(Any, None), 7)
     assert (plans.asked, sink.calls) == (7, ONCE)
 
 
 def test_a_sources_cluster_that_stays_away_is_no_batch_that_takes_too_long() -> None:
-    sink, plans = ScriptedSink({}, committed=[], limits=[0, 0]), Plans(unanswered=100)
+    sink, plans = ScriptedSink({}, committed=[]), Plans(unanswered=100)
     callbacks = Callbacks(plan=plans, stop_reason=lambda: None, committed=lambda *_: None)
     made = CommitCoordinator(sink, callbacks, max_batch_attempts=2, first_pause_seconds=0)
     with pytest.raises(BatchFailedError, match=r"^batch 7 failed 2 times; .*the source's cluster does not answer"):

@@ -124,6 +124,18 @@ def test_a_grant_that_is_held_too_long_fails_the_attempt() -> None:
         client.ask("t", [0])
         assert failed.wait(HANG_SECONDS)
         assert "held the grant of t-0" in str(server.failure)
+        assert not server.timed_out
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_an_attempt_that_its_limit_has_ended_says_so(*, writes: bool) -> None:
+    failed = threading.Event()
+    with serving(failed.set, attempt_timeout_seconds=0.2) as server, SequencerClient(server.address, 0, 0) as client:
+        if writes:
+            client.ask("t", [0])
+        assert failed.wait(HANG_SECONDS)
+        assert "transaction_timeout_seconds" in str(server.failure)
+        assert server.timed_out
 
 
 def test_a_failing_task_says_why_before_it_goes() -> None:

@@ -21,7 +21,6 @@ from airflow_provider_exactlyonce.exceptions import (
     DataError,
     FencedError,
     RecordRefusedError,
-    RefusedError,
     invariant,
     required,
 )
@@ -81,8 +80,9 @@ class PostgresCommitter(SinkCommitter):
         try:
             self._table: Final = find(self._connection, sink.table, sink.rights)
             if self._counted_column is not None:
-                staging.check_commit_column(self._connection, self._key, self._table, self._counted_column)
-        except RefusedError:
+                with translated_errors(f"checking its column {self._counted_column}", str(self._table)):
+                    staging.check_commit_column(self._connection, self._key, self._table, self._counted_column)
+        except BaseException:
             self._connection.close()
             raise
         server = self._connection.info

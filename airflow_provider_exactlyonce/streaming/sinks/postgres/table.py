@@ -11,6 +11,7 @@ from psycopg import sql
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.json_text import without_json
+from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import translated_errors
 from airflow_provider_exactlyonce.streaming.sinks.table_checks import check_complete, check_has, check_key
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _ACCEPTED: Final[Mapping[str, Sequence[str]]] = {
     "struct": _JSON,
     "map": _JSON,
 }
+#: The server's errors about a text that can't be a table's name; a server that goes away has others.
+_NO_NAME: Final = (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError)
 _ROUNDED: Final = ("timestamptz", "timestamp", "time")  # to fewer digits than Spark's six, when the column says so
 
 _COLUMNS: Final = """
@@ -213,14 +216,20 @@ def find(connection: psycopg.Connection[Any], table: str, rights: Sequence[str])
     :param table: as SQL writes it: ``name`` by the search path, or ``schema.name``
     :param rights: the needed rights
     :raises RefusedError: when there is none, it can't be written to here, or a right is missing
+    :raises BatchFailedError: when the server does not answer
     """
+    with translated_errors(f"looking {table} up", table):
+        return _find(connection, table, rights)
+
+
+def _find(connection: psycopg.Connection[Any], table: str, rights: Sequence[str]) -> PostgresTable:
     try:
         found = connection.execute(
             "SELECT c.oid, n.nspname, c.relname, c.relkind::text, pg_is_in_recovery() FROM pg_class c "
             "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)",
             [table],
         ).fetchone()
-    except psycopg.Error as error:
+    except _NO_NAME as error:
         raise RefusedError(f"table {table!r} can't be looked up: {error}") from error
     if found is None:
         raise RefusedError(

@@ -100,6 +100,7 @@ def find(connection: sa.Connection, name: str) -> sa.Table:
     """Read a table from the catalog.
 
     :raises RefusedError: when there is none
+    :raises BatchFailedError: when the database goes away meanwhile
     """
     schema, _, table = name.rpartition(".")
     try:
@@ -107,7 +108,9 @@ def find(connection: sa.Connection, name: str) -> sa.Table:
     except sa.exc.NoSuchTableError:
         raise RefusedError(f"there is no table {name} in {shown(connection.engine)}: create it") from None
     except sa.exc.SQLAlchemyError as error:
-        raise RefusedError(f"table {name} can't be looked up in {shown(connection.engine)}: {error}") from error
+        is_gone = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+        kind = BatchFailedError if is_gone else RefusedError
+        raise kind(f"table {name} can't be looked up in {shown(connection.engine)}: {error}") from error
     for column in reflected.columns:
         if isinstance(column.type, sa.JSON):
             column.type = JsonText()

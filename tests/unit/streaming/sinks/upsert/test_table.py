@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
 from pyspark.sql import types as T
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
 
 
@@ -47,6 +47,19 @@ def test_a_row_that_replaces_whichever_it_conflicts_with_can_conflict_with_its_k
         monkeypatch.setattr(connection.dialect, "name", dialect)
         with pytest.raises(RefusedError, match=rf"t is unique over \({over}\), too") if refused else nullcontext():
             upsert_table.check_columns(connection, table, columns, ["id"], None)
+
+
+@pytest.mark.parametrize(("is_lost", "error"), [(True, BatchFailedError), (False, RefusedError)])
+def test_a_database_that_goes_away_while_a_table_is_looked_up_refuses_nothing(
+    monkeypatch: pytest.MonkeyPatch, *, is_lost: bool, error: type[Exception]
+) -> None:
+    def reflect(*_: object, **__: object) -> Any:
+        raise sa.exc.OperationalError("SELECT", {}, Exception("server closed"), connection_invalidated=is_lost)
+
+    with sa.create_engine("sqlite://").connect() as connection:
+        monkeypatch.setattr(sa, "Table", reflect)
+        with pytest.raises(error, match="table t can't be looked up in sqlite"):
+            upsert_table.find(connection, "t")
 
 
 def test_a_value_without_json_is_refused_before_anything_runs() -> None:

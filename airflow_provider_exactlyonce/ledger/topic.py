@@ -66,12 +66,14 @@ REQUIREMENTS: Final = (
 )
 
 
-def ensure(config: Mapping[str, Any], pipeline: str) -> None:
+def ensure(config: Mapping[str, Any], pipeline: str, *, is_new: bool = False) -> None:
     """Create the ledger topic if absent; check its settings if present. May be repeated.
 
-    The replication factor is the cluster's default.
+    The replication factor is the cluster's default. How many replicas have to be in sync is set once that is known, in
+    a request of its own: who dies before it leaves a topic that is as new to the next start.
 
     :param config: client configuration in librdkafka's names
+    :param is_new: nothing was ever written to it, whoever has created it
     :raises SettingRefusedError: when the topic exists with settings that would lose records
     :raises RefusedError: when the cluster does not let it be created
     """
@@ -84,29 +86,37 @@ def ensure(config: Mapping[str, Any], pipeline: str) -> None:
     try:
         admin.create_topics([topic], operation_timeout=_TIMEOUT_SECONDS)[name].result()
     except KafkaException as error:
-        if has_code(error, KafkaError.TOPIC_ALREADY_EXISTS):
-            check(config, pipeline)
+        if not has_code(error, KafkaError.TOPIC_ALREADY_EXISTS):
+            if error.args[0].retriable():
+                raise
+            options = " ".join(f"--config {setting}={value}" for setting, value in _SETTINGS.items())
+            raise RefusedError(
+                f"the ledger topic {name} could not be created: {error.args[0].str()}. Grant CREATE on it, or create "
+                f"it: kafka-topics.sh --create --topic {name} --partitions 1 {options}"
+            ) from error
+        check(config, pipeline, is_new=is_new)
+        if not is_new:
             return
-        if error.args[0].retriable():
-            raise
-        options = " ".join(f"--config {setting}={value}" for setting, value in _SETTINGS.items())
-        raise RefusedError(
-            f"the ledger topic {name} could not be created: {error.args[0].str()}. Grant CREATE on it, or create it: "
-            f"kafka-topics.sh --create --topic {name} --partitions 1 {options}"
-        ) from error
     replicas = _once_known(lambda: _replicas(admin, name))
     settings = _once_known(lambda: read_settings(admin, [name])[name])
-    if wrong_settings(name, settings, replicas, [_TWO_IN_SYNC]):
-        _set(admin, name, {_TWO_IN_SYNC.setting: _TWO_REPLICAS})
+    for refusal in wrong_settings(f"topic {name}", settings, replicas, [_TWO_IN_SYNC]).values():
+        try:
+            _set(admin, name, {_TWO_IN_SYNC.setting: _TWO_REPLICAS})
+        except KafkaException as error:
+            if not has_code(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+                raise
+            raise refusal from error
 
 
-def check(config: Mapping[str, Any], pipeline: str) -> None:
+def check(config: Mapping[str, Any], pipeline: str, *, is_new: bool = False) -> None:
     """Check the settings of the ledger topic, which is there.
 
+    :param is_new: nothing was ever written to it: :func:`ensure` is still to say how many replicas have to be in sync
     :raises SettingRefusedError: when they would lose records
     """
-    for error in look(config, pipeline).values():
-        raise error
+    for setting, error in look(config, pipeline).items():
+        if not (is_new and setting == _TWO_IN_SYNC.setting):
+            raise error
 
 
 def look(config: Mapping[str, Any], pipeline: str) -> dict[str, SettingRefusedError]:

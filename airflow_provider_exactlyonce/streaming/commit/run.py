@@ -154,7 +154,7 @@ class Run:
         tail = _tail_of(self._reader)
         self._check_ledger(tail)
         if tail is not None:
-            topic.check(self.options.config, self.pipeline)
+            topic.check(self.options.config, self.pipeline, is_new=_is_new(tail))
         return tail
 
     def start(self) -> None:
@@ -163,9 +163,9 @@ class Run:
         :raises RefusedError: when step (a) refuses; nothing was fenced, written or aborted
         :raises AlreadyRunningError: when a living driver holds the pipeline
         """
-        self.check()
+        tail = self.check()
         self._lease = leases.take_over(self.home.lease, self.pipeline, self.options.token, self._left)
-        topic.ensure(self.options.config, self.pipeline)
+        topic.ensure(self.options.config, self.pipeline, is_new=_is_new(tail))
         self._lineage = self.home.current() or self.home.create(self.pipeline)
         self._claim_until_settled()
         failpoints.note(run=self.number)
@@ -409,6 +409,10 @@ class Run:
             f"run {self.number} of {self.pipeline} is superseded by run {claim.run}: pid {claim.pid} on {claim.host}, "
             f"claimed {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(claim.claimed / 1000))} UTC"
         )
+
+
+def _is_new(tail: LedgerTail | None) -> bool:
+    return tail is None or (tail.claim is None and tail.commit is None)
 
 
 def _tail_of(reader: LedgerReader) -> LedgerTail | None:

@@ -87,8 +87,8 @@ def test_a_start_that_froze_before_its_claim_gives_way_to_a_restore_and_the_next
 ) -> None:
     ensure = topic.ensure
 
-    def frozen(config: Mapping[str, str], pipeline: str) -> None:
-        ensure(config, pipeline)
+    def frozen(config: Mapping[str, str], pipeline: str, *, is_new: bool) -> None:
+        ensure(config, pipeline, is_new=is_new)
         stopped.restore()
 
     with stopped.run("second") as run, monkeypatch.context() as freezing:

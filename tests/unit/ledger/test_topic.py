@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
 from airflow_provider_exactlyonce.kafka.topic_settings import check_settings
-from airflow_provider_exactlyonce.ledger.topic import REQUIREMENTS, ensure
+from airflow_provider_exactlyonce.ledger.topic import REQUIREMENTS, check, ensure
 from tests.clocks import StandingClock
 
 GOOD = {
@@ -84,6 +84,33 @@ class LateBrokers:
         return dict.fromkeys(resources, done)
 
 
+class LostBrokers(LateBrokers):
+    """Have the topic, and answer the change of a setting with an error as often as there is one."""
+
+    settings: dict[str, str] = GOOD
+    errors: list[int]
+
+    def _answer(self, question: str, value: object) -> Future[Any]:
+        self._asked.add(question)
+        return super()._answer(question, value)
+
+    def create_topics(self, topics: list[Any], **_: object) -> dict[str, Future[None]]:
+        exists = Future[None]()
+        exists.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS)))
+        return {topic.topic: exists for topic in topics}
+
+    def describe_configs(self, resources: list[Any], **_: object) -> Any:
+        entries = {name: type("Entry", (), {"value": value}) for name, value in self.settings.items()}
+        return {resource: self._answer("configs", entries) for resource in resources}
+
+    def incremental_alter_configs(self, resources: list[Any], **_: object) -> dict[Any, Future[None]]:
+        if not self.errors:
+            return super().incremental_alter_configs(resources)
+        failed = Future[None]()
+        failed.set_exception(KafkaException(KafkaError(self.errors.pop())))
+        return dict.fromkeys(resources, failed)
+
+
 class _AnyKey:
     def __init__(self, value: object) -> None:
         self._value = value
@@ -97,3 +124,29 @@ def test_a_new_ledger_waits_for_each_broker_that_has_not_heard_of_it(monkeypatch
     monkeypatch.setattr(polling, "time", StandingClock())
     ensure({"bootstrap.servers": "late:9092"}, "orders")
     assert [resource.name for resource in LateBrokers.changed] == ["exactlyonce.ledger.orders"]
+
+
+def test_a_ledger_that_a_start_has_created_and_left_so_is_completed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(confluent_kafka.admin, "AdminClient", LostBrokers)
+    monkeypatch.setattr(LostBrokers, "errors", [KafkaError._TIMED_OUT], raising=False)
+    config = {"bootstrap.servers": "lost:9092"}
+    check(config, "orders", is_new=True)
+    with pytest.raises(KafkaException):
+        ensure(config, "orders", is_new=True)
+    ensure(config, "orders", is_new=True)
+    assert [resource.name for resource in LostBrokers.changed] == ["exactlyonce.ledger.orders"]
+
+
+@pytest.mark.parametrize(
+    ("is_new", "settings"), [(False, GOOD), (True, GOOD | {"cleanup.policy": "delete"}), (True, GOOD)]
+)
+def test_what_a_start_can_not_set_is_refused(
+    monkeypatch: pytest.MonkeyPatch, *, is_new: bool, settings: dict[str, str]
+) -> None:
+    monkeypatch.setattr(confluent_kafka.admin, "AdminClient", LostBrokers)
+    monkeypatch.setattr(LostBrokers, "errors", [KafkaError.TOPIC_AUTHORIZATION_FAILED], raising=False)
+    monkeypatch.setattr(LostBrokers, "settings", settings)
+    with pytest.raises(SettingRefusedError):
+        ensure({"bootstrap.servers": "lost:9092"}, "orders", is_new=is_new)

@@ -234,3 +234,28 @@ def test_a_start_that_has_claimed_nothing_renews_its_lease_in_whatever_lineage(r
     vars(run).update(number=0, _lineage=None)
     run.home.lease.unlink()
     assert run.renew_lease()
+
+
+@pytest.mark.parametrize(
+    ("tail", "is_new"),
+    [
+        (LedgerTail(cluster_id="c", topic_id="t", end_offset=0), True),
+        (LedgerTail(cluster_id="c", topic_id="t", end_offset=1, claim=claim_record(1), claim_offset=0), False),
+    ],
+)
+def test_a_ledger_without_a_record_is_a_new_one_whoever_has_created_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tail: LedgerTail, *, is_new: bool
+) -> None:
+    checked = list[bool]()
+    monkeypatch.setattr(runs, "_tail_of", lambda reader: tail)
+    monkeypatch.setattr(runs.preflight, "check_cluster", lambda *_, **__: None)
+    monkeypatch.setattr(runs.topic, "check", lambda config, pipeline, *, is_new: checked.append(is_new))
+    monkeypatch.setattr(Run, "_check_ledger", lambda run, tail: None)
+    run = Run.__new__(Run)
+    options = RunOptions(config={}, token="a", version="v", transaction_timeout_milliseconds=1)
+    session = SimpleNamespace(transactional_id="p")
+    vars(run).update(
+        home=Home(tmp_path), pipeline="p", options=options, client=None, session=session, _reader=None, _left=None
+    )
+    assert run.check() is tail
+    assert checked == [is_new]

@@ -94,6 +94,7 @@ class Delivery:
         self._goal = 0
         self._ending = False
         self._note = DeliveryProgress()
+        self._delivered_commit = 0  # up to here nothing is owed: it is delivered, or the sink never got it
         self._delivered_position = 0  # up to here all is delivered
         self._claims: Collection[str | None] = ()
         self._checked_position = 0  # up to here no other driver has claimed
@@ -111,6 +112,7 @@ class Delivery:
             return
         self._note = read_note(self._storage, self._folder)
         self._oldest = min(self._log.positions(), default=1)
+        self._delivered_commit = self._note.commit
         self._delivered_position = self._note.position if self._has_noted() else self._oldest - 1
         self._checked_position, self._claims = claimed, claims
         self._thread = threading.Thread(target=self._work, name=f"delivery of {self._sink}", daemon=True)
@@ -121,12 +123,12 @@ class Delivery:
         with self._changed:
             self._goal = max(self._goal, commit)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._note.commit >= commit or self._is_over, seconds)
+            self._changed.wait_for(lambda: self._delivered_commit >= commit or self._is_over, seconds)
 
     @property
     def behind(self) -> int:
         """How many commits are to be delivered yet."""
-        return max(0, self._goal - self._note.commit)
+        return max(0, self._goal - self._delivered_commit)
 
     def stop(self, seconds: float) -> None:
         """Wait for the outstanding deliveries, but not for longer than this, and end."""
@@ -157,7 +159,8 @@ class Delivery:
                 return
             try:
                 self._check_superseded()
-                in_doubt = self._deliver(self._next(), in_doubt)
+                if (record := self._next()) is not None:
+                    in_doubt = self._deliver(record, in_doubt)
             except FencedError as error:
                 log.warning("%s", error)
                 return
@@ -199,11 +202,14 @@ class Delivery:
             return False
         return record.kind == COMMIT and record.entry is not None and record.entry.commit == self._note.commit
 
-    def _next(self) -> LogRecord:
-        """Return the commit after the one that is noted."""
+    def _next(self) -> LogRecord | None:
+        """Return the next commit that the sink has got, None when the pipeline's ledger does not have it yet."""
         for record in self._log.following(self._delivered_position):
             if record.kind == COMMIT and record.entry is not None and record.entry.commit > self._note.commit:
-                return record
+                with self._changed:
+                    self._delivered_commit = record.entry.commit - 1  # a sink that has joined never got those before
+                    self._changed.notify_all()
+                    return record if record.entry.commit <= self._goal else None
         raise FileNotFoundError(
             f"no commit after {self._note.commit} follows {self._log.place(self._delivered_position)}"
         )
@@ -232,7 +238,7 @@ class Delivery:
         self._delivered_position = record.position
         self._forget(passed, record.position)
         with self._changed:
-            self._note = note
+            self._note, self._delivered_commit = note, note.commit
             self._changed.notify_all()
         log.info(
             "sink %s: commit %d delivered, %d rows in %.2f s, %d commits behind",

@@ -169,6 +169,29 @@ def test_nothing_is_delivered_before_the_pipelines_ledger_has_it(server: Server,
         assert server.ids == list(range(10, 30))
 
 
+def test_the_first_commit_of_a_sink_that_joins_waits_for_the_pipelines_ledger_too(
+    server: Server, tmp_path: Path
+) -> None:
+    sink = http_sink(server, tmp_path, wait_seconds=HANG_SECONDS, drain_seconds=HANG_SECONDS)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        commit(committer, 7, settle=False)
+    with closing(open_run(sink, tmp_path, 2)) as committer:
+        committer.settled(6)
+        time.sleep(0.3)
+        assert (server.ids, committer.undelivered) == ([], 0)
+        committer.settled(7)
+        assert (server.ids, committer.undelivered) == (list(range(70, 80)), 0)
+    assert sink.delivered(PIPELINE).commit == 7
+
+
+def test_what_a_sink_that_joins_never_got_is_not_owed(server: Server, tmp_path: Path) -> None:
+    server.unavailable = 1000
+    with closing(open_run(http_sink(server, tmp_path, wait_seconds=0, drain_seconds=0.05), tmp_path, 1)) as committer:
+        commit(committer, 7)
+        until(lambda: server.unavailable < 1000)
+        assert committer.undelivered == 1
+
+
 def test_an_outage_holds_up_no_batch_and_the_next_run_delivers_the_rest(server: Server, tmp_path: Path) -> None:
     server.unavailable = 1000
     sink = http_sink(server, tmp_path, wait_seconds=0.05, drain_seconds=0.05)

@@ -16,7 +16,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, Record
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer, Record
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Expired:
 def may_go(
     record: Record, retention: LedgerRetention, *, place: LedgerPointer, needed_from: int | None, now_milliseconds: int
 ) -> bool:
-    """Whether a record is unneeded history, which may be deleted.
+    """Whether a record is unneeded history, which may be deleted: a claim, once a higher run's stands in the history.
 
     :param place: the newest commit and claim
     :param needed_from: the oldest commit that a restore or a backfill needs, None for none
@@ -87,7 +87,8 @@ class History:
         self._reader: Final = reader
         self._retention: Final = retention
         self._window: list[Record] = []
-        self._chosen = 0
+        self._claim: ClaimRecord | None = None  # of the highest run in front of the window: its run may claim again
+        self._chosen: tuple[int, ClaimRecord | None] = 0, None
         self._held_at: int | None = None
         self._next_offset = 0
 
@@ -99,7 +100,7 @@ class History:
             when a lot of records is old enough, not for each, and when it keeps some, after a lot of commits again: in
             an object store an answer costs requests
         """
-        self._chosen = 0
+        self._chosen = 0, self._claim
         lot = max(1, min(_LOT, self._retention.commits // 10))
         is_held = self._held_at is not None and 0 < place.commit - self._held_at < lot
         if place.commit - place.oldest < self._retention.commits or is_held:
@@ -116,22 +117,31 @@ class History:
         oldest = max([place.oldest, *(commit + 1 for commit in commits)])
         return Expired(oldest=oldest, keys=tuple(record.key for record in records))
 
-    def _oldest(self, goes: Callable[[Record], bool]) -> tuple[list[Record], int]:
-        """Return the oldest records to delete, and how many were examined."""
+    def _oldest(self, goes: Callable[[Record], bool]) -> tuple[list[Record], tuple[int, ClaimRecord | None]]:
+        """Return the oldest records to delete, how many were examined, and the claim of the highest run until there.
+
+        All claims of a run have one key, and the newest is meant by it. Only behind a higher run's claim it is certain
+        that none of them stands among the commits that stay.
+        """
         records: list[Record] = []
-        examined = 0
+        examined, claim = 0, self._claim
         for record in self._window[:TOMBSTONES_PER_BATCH]:
-            if goes(record):
+            if isinstance(record, ClaimRecord):
+                if claim is not None and claim.run < record.run and goes(claim):
+                    records.append(claim)
+                claim = record
+            elif goes(record):
                 records.append(record)
-            elif isinstance(record, CommitRecord):
-                break  # the newest claim only is passed over: it stays in front of its run's commits
+            else:
+                break
             examined += 1
-        return records, examined
+        return records, (examined, claim)
 
     def committed(self) -> None:
         """Note that the commit took place for which was chosen last."""
-        del self._window[: self._chosen]
-        self._chosen = 0
+        examined, self._claim = self._chosen
+        del self._window[:examined]
+        self._chosen = 0, self._claim
 
     def _read_on(self) -> None:
         from confluent_kafka import KafkaException
@@ -139,6 +149,8 @@ class History:
         try:
             for offset, record in islice(self._reader.records(self._next_offset), _WINDOW_RECORDS):
                 self._next_offset = offset + 1
+                if isinstance(record, ClaimRecord):  # those before it are no more than itself
+                    self._window = [known for known in self._window if known.key != record.key]
                 self._window.append(record)
         except (ExactlyOnceError, KafkaException) as error:
             log.warning("the old end of %s can't be read; its history stays longer: %s", self._reader.topic, error)

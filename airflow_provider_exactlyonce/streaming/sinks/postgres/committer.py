@@ -93,6 +93,7 @@ class PostgresCommitter(SinkCommitter):
         self._has_claimed = False
         self._newest = 0  # the commit that the sink's ledger has last
         self._attempt: SinkAttempt | None = None
+        self._left: Final = set[str]()  # staging tables of another role, which were told of
 
     @property
     @override
@@ -342,9 +343,14 @@ class PostgresCommitter(SinkCommitter):
 
     def _drop_stages(self) -> None:
         with translated_errors("removing staging tables", str(self._table)):
-            still_written = staging.drop_stages(self._session(), self._key, self._run)
+            still_written, anothers = staging.drop_stages(self._session(), self._key, self._run)
         if still_written:
             log.info("still written to, and dropped later: %s", ", ".join(still_written))
+        if self._left.issuperset(anothers):
+            return
+        self._left.update(anothers)
+        statement = f"DROP TABLE {', '.join(f'{staging.SCHEMA}.{name}' for name in anothers)}"
+        log.warning("a driver of another role has left staging tables, which only it may drop: %s", statement)
 
 
 def _is_locked(error: Exception) -> bool:

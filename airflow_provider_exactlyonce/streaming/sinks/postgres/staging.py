@@ -205,15 +205,18 @@ def _column(column: PostgresColumn) -> sql.Composed:
     )
 
 
-def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequence[str]:
-    """Drop the staging tables of a run and of earlier runs; returns those that are still written to."""
+def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> tuple[Sequence[str], Sequence[str]]:
+    """Drop the staging tables of a run and of earlier runs.
+
+    :return: those that are still written to, and those that belong to another role
+    """
     prefix = f"stage_{identity(key)}_"
     rows = connection.execute(
         "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
         [SCHEMA, prefix],
     ).fetchall()
-    still_written = []
+    still_written, anothers = [], []
     for (name,) in rows:
         stage_run = name.removeprefix(prefix).partition("_")[0]
         if not stage_run.isdecimal() or int(stage_run) > run:  # a name that is none of ours is another's
@@ -224,7 +227,9 @@ def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequ
                 connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
         except psycopg.errors.LockNotAvailable:
             still_written.append(name)
-    return still_written
+        except psycopg.errors.InsufficientPrivilege:
+            anothers.append(name)
+    return still_written, anothers
 
 
 def read_claim(connection: psycopg.Connection[Any], key: Key) -> Claim | None:

@@ -146,6 +146,26 @@ def test_a_table_is_one_place_whatever_it_is_called_and_whoever_writes_to_it(
         SinkGroup(PIPELINE, dict(zip(("one", "other"), again, strict=True))).check(None, 0, 1)
 
 
+def test_what_a_driver_of_another_role_has_left_ends_no_start(
+    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case.stage(case.open(1), 1, 1, ROWS)
+    user = f"u_{case.parameters['dbname']}"
+    case.sql(f"CREATE ROLE {user} LOGIN")
+    case.sql(f"GRANT USAGE, CREATE ON SCHEMA exactlyonce TO {user}")
+    case.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA exactlyonce, public TO {user}")
+    monkeypatch.setenv("EXACTLYONCE_POSTGRES", json.dumps({"postgres_default": {**case.parameters, "user": user}}))
+    [left] = case.stages()
+    with caplog.at_level("WARNING"):
+        committer = case.open(2)
+        committer.pre_commit(case.stage(committer, 2, 1, ROWS))
+        committer.commit(entry(1, 2, len(ROWS)))
+        committer.settled(1)
+    assert (case.rows(), case.stages()) == (ROWS, [left])
+    told = [record.getMessage() for record in caplog.records if left in record.getMessage()]
+    assert [message.rpartition(": ")[2] for message in told] == [f"DROP TABLE exactlyonce.{left}"]
+
+
 def test_a_commit_column_that_rows_are_counted_by_has_the_commits_of_one_pipeline(case: Case) -> None:
     case.sql("CREATE SCHEMA exactlyonce")  # of an older release: claims and commits are there, places are not
     for statement in staging._TABLES[1:3]:

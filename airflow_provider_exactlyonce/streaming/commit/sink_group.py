@@ -319,6 +319,11 @@ class SinkGroup:
                 f"{why}the ledger was set back, or another pipeline of this name writes to the sink. Give this one "
                 "another name, or put the ledger back"
             )
+        if has < first_repeated - 1 and entry is None:  # no savepoint is from before a pipeline's first commit
+            raise RefusedError(
+                f"{why}the sink has nothing left, and so no commit to go back to. Put a backup of it back, or give it "
+                "another name: then it gets what is committed from now on"
+            )
         if has < first_repeated - 1:
             raise RefusedError(
                 f"{why}the sink was set back. Restore a savepoint at or before commit {has}, and what it lacks is "

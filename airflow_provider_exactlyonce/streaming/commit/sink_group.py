@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.exceptions import (
     invariant,
     required,
 )
-from airflow_provider_exactlyonce.kafka.topic_partition import by_partition
+from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink
 from airflow_provider_exactlyonce.streaming.commit import row_router
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
@@ -373,6 +373,4 @@ def different(what: str, commit: int, recorded: OtherSink, recomputed: OtherSink
 
 
 def _shown(entry: SinkEntry) -> str:
-    return ", ".join(
-        f"{topic}-{partition} {start}..{end}" for (topic, partition), (start, end) in by_partition(entry.source).items()
-    )
+    return records.shown(entry.source) or "none"

@@ -46,3 +46,12 @@ def test_a_sink_that_was_set_back_is_refused_with_what_can_be_done(entry: SinkEn
     group = SinkGroup("p", {"lake": cast(Any, Committer(entry))})
     with pytest.raises(RefusedError, match=re.escape(advice)):
         group.check(newest, 1, first_repeated=6)
+
+
+def test_source_ranges_of_a_table_are_told_as_its_versions() -> None:
+    entry = replace(entry_of(9), source={"delta:/data/orders": {0: (12_500_000, 13_000_000)}})
+    committers = {"lake": Committer(entry), "other": Committer(replace(entry, source={"orders": {1: (5, 7)}}))}
+    group = SinkGroup("p", cast(Any, committers))
+    told = "delta:/data/orders from the table at version 12 to before version 13 of run 1, and orders-1 5..7 of run 1"
+    with pytest.raises(RefusedError, match=re.escape(told)):
+        group.check(commit_record(8), 1, first_repeated=8)

@@ -132,8 +132,9 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
             raise RefusedError(f"a batch of a source that isn't Kafka can't be cut: it ends at {line}")
         if any(map(is_table, position or {})):
             raise RefusedError(
-                "a batch of a table can't be cut: give it more time (transaction_timeout_seconds of the sink) or the "
-                "query more cores; later ones are smaller with max_files_per_trigger"
+                "a batch of a table can't be cut: give it more time (transaction_timeout_seconds of the KafkaSink, or "
+                "CheckpointConfig(timeout=…)) or the query more cores; later ones are smaller with "
+                "max_files_per_trigger"
             )
         ends: dict[str, dict[str, int]] = {}
         for topic, partitions in (position or {}).items():
@@ -151,7 +152,7 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
     if total < 2 or first_nonempty is None:
         raise RefusedError(
             f"the batch has {total} records in the partitions that it goes on in, and can't be cut: give it more time "
-            "(transaction_timeout_seconds of the sink) or the query more cores"
+            "(transaction_timeout_seconds of the KafkaSink, or CheckpointConfig(timeout=…)) or the query more cores"
         )
     if halved_total == 0:
         first_nonempty[0][first_nonempty[1]] += 1

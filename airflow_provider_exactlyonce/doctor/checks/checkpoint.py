@@ -200,8 +200,8 @@ def _planned(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Findin
         yield Finding(
             "batch-too-long",
             f"{file}: {error.message}",
-            "raise the sink's transaction_timeout_seconds, or lower max_offsets_per_trigger and let --fix cut the "
-            "batch in half",
+            "raise transaction_timeout_seconds of the KafkaSink, or timeout of the CheckpointConfig, or lower "
+            "max_offsets_per_trigger and let --fix cut the batch in half",
             Remedy.CUT,
         )
     elif status is not None and _failed_at_once(facts, status, file):

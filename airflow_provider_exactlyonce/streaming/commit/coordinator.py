@@ -181,9 +181,10 @@ class CommitCoordinator:
     def _too_long(self, number: int, attempts: int) -> BatchTimedOutError:
         return BatchTimedOutError(
             f"batch {number} took longer than its transaction may, {self._sink.time_limit_seconds:g} s, in each of "
-            f"{attempts} attempts, and is not committed. Raise transaction_timeout_seconds of the sink (the broker's "
-            "transaction.max.timeout.ms is its limit), or give the query more cores; a lower max_offsets_per_trigger "
-            "of the source makes the batches after this one smaller"
+            f"{attempts} attempts, and is not committed. Raise transaction_timeout_seconds of the KafkaSink, or "
+            "timeout of the pipeline's CheckpointConfig (the broker's transaction.max.timeout.ms is the limit of "
+            "both), or give the query more cores; a lower max_offsets_per_trigger of the source makes the batches "
+            "after this one smaller"
         )
 
     def _pause(self, attempt: int) -> None:

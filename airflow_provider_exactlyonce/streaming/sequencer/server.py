@@ -328,6 +328,6 @@ class _Deadlines:
             start = "the first record" if self._writing else "the first of them began, and have written nothing"
             return (
                 f"the tasks have not ended {self._attempt_timeout_seconds:.0f} s after {start}; if they need longer, "
-                "raise transaction_timeout_seconds of the sink, or make the batches smaller"
+                "raise transaction_timeout_seconds of the KafkaSink, or make the batches smaller"
             )
         return None

@@ -196,6 +196,10 @@ def test_only_a_batch_that_its_limit_has_ended_in_every_attempt_has_timed_out(
     raised = processed(script)[3]
     assert type(raised) is error
     assert str(raised).startswith("batch 7 ")
+    if error is BatchTimedOutError:
+        assert "transaction_timeout_seconds of the KafkaSink, or timeout of the pipeline's CheckpointConfig" in str(
+            raised
+        )
 
 
 @pytest.mark.parametrize("error", [FAILED, TIMED_OUT])

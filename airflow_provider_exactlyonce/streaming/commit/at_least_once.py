@@ -119,7 +119,7 @@ class AtLeastOnceWriter(BatchWriter):
         context.addJobTag(tag)
         try:
             with self._attempt.limited(context, tag), _errors_known():
-                records.drop("digest").write.format("kafka").options(**self._options()).save()
+                _for_spark(records).write.format("kafka").options(**self._options()).save()
         finally:
             context.removeJobTag(tag)
 
@@ -131,6 +131,18 @@ class AtLeastOnceWriter(BatchWriter):
         if limits:
             options["kafka.max.request.size"] = str(max(limits))
         return options if sink.topic_column or sink.diverts else {**options, "topic": str(sink.topic)}
+
+
+def _for_spark(records: DataFrame) -> DataFrame:
+    """Return the columns that Spark's own sink takes; its partition is an int, and -1 is one that it refuses."""
+    from pyspark.sql import functions as F
+
+    if "partition" in records.columns:
+        partition = F.col("partition")
+        refused = F.when(partition.isNotNull(), F.lit(-1))
+        number = F.when(partition.between(0, 2**31 - 1), partition.cast("int")).otherwise(refused)
+        records = records.withColumn("partition", number)
+    return records.drop("digest")
 
 
 @contextmanager

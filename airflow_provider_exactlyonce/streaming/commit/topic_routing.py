@@ -50,14 +50,15 @@ class Router:
         count = self.targets[topic].partitions
         partitions = partitions_for_keys(rows["key"], count)
         if "partition" in rows.schema.names:
-            numbers, valid = flat_numbers(rows["partition"], np.int32)
+            numbers, valid = flat_numbers(rows["partition"], np.int64)
             wrong = (
                 (numbers < 0) | (numbers >= count) if valid is None else valid & ((numbers < 0) | (numbers >= count))
             )
             if wrong.any():
                 number = int(numbers[wrong][0])
                 raise _refused(f"a record's partition is {number}; topic {topic} has {count}, 0 to {count - 1}")
-            partitions = numbers if valid is None else np.where(valid, numbers, partitions)
+            known = numbers.astype(np.int32)
+            partitions = known if valid is None else np.where(valid, known, partitions)
         keyless = partitions < 0
         return np.where(keyless, np.int32(count), partitions) if keyless.any() else partitions
 

@@ -27,6 +27,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
     ExactlyOnceError,
     RecordRefusedError,
     RecordTooLargeError,
@@ -335,13 +336,28 @@ def test_a_partition_or_timestamp_that_the_topic_does_not_take_is_refused_by_nam
 ) -> None:
     topic = make_topic(partitions=2, **{"message.timestamp.before.max.ms": "3600000"})
     out = open_sink(KafkaSink(topic, partition="p", timestamp="t"))
-    schema = "key STRING, value STRING, p INT, t BIGINT"
-    with pytest.raises(RecordRefusedError, match=f"partition is 2; topic {topic} has 2"):
-        out.coordinator.process(out.sink.prepare(spark.createDataFrame([("k", "v", 2, None)], schema)), 0)
+    schema = "key STRING, value STRING, p BIGINT, t BIGINT"
+    for number in (2, 2**32 + 1):
+        with pytest.raises(RecordRefusedError, match=f"partition is {number}; topic {topic} has 2"):
+            out.coordinator.process(out.sink.prepare(spark.createDataFrame([("k", "v", number, None)], schema)), 0)
     with pytest.raises(RecordRefusedError, match=r"message\.timestamp\.before\.max\.ms"):
         out.coordinator.process(out.sink.prepare(spark.createDataFrame([("k", "v", 1, 1_000)], schema)), 0)
     out.coordinator.process(out.sink.prepare(spark.createDataFrame([("k", "v", None, None)], schema)), 0)
     assert [record.rows for record in out.commits] == [1]
+
+
+def test_sparks_own_sink_writes_no_record_to_another_partition_than_it_names(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    session, topic = spark.newSession(), make_topic(partitions=2)
+    session.conf.set("spark.sql.ansi.enabled", "false")
+    out = open_sink(KafkaSink(topic, partition="p"), writer=AtLeastOnceWriter)
+    schema = "key STRING, value STRING, p BIGINT"
+    out.coordinator.process(out.sink.prepare(session.createDataFrame([("k", "a", 1), ("k", "b", None)], schema)), 0)
+    with pytest.raises(BatchFailedError, match="Invalid partition: -1"):
+        out.coordinator.process(out.sink.prepare(session.createDataFrame([("k", "c", 2**32 + 1)], schema)), 1)
+    written = {message.value(): message.partition() for message in read(kafka_config, topic)}
+    assert (written.keys(), written[b"a"]) == ({b"a", b"b"}, 1)
 
 
 @pytest.mark.parametrize("writer", [TransactionalWriter, AtLeastOnceWriter])

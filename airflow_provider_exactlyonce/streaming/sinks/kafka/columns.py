@@ -38,7 +38,7 @@ def encode(
 
     Always ``key`` and ``value`` (string or binary: Spark hashes both alike) and ``digest`` (bigint): Spark's xxhash64
     over key, its absence, value, its absence and the headers. Where the sink declares them, ``headers``, ``partition``
-    (int), ``timestamp`` (bigint, milliseconds since the epoch) and ``topic``.
+    and ``timestamp`` (bigint; milliseconds since the epoch) and ``topic``.
 
     :param batch_bytes_maximum: the topic's limit; larger records go to the topic for bad records, if the sink has one
     :param carried: columns that are no part of the records and stay as they are
@@ -51,7 +51,7 @@ def encode(
     if sink.headers or sink.diverts:
         columns["headers"] = F.col(f"`{sink.headers}`") if sink.headers else F.lit(None).cast(HEADERS_TYPE)
     if sink.partition:
-        columns["partition"] = F.col(f"`{sink.partition}`").cast("int")
+        columns["partition"] = F.col(f"`{sink.partition}`").cast("bigint")  # none is another in an int
     if sink.timestamp:
         time = F.col(f"`{sink.timestamp}`")
         is_timestamp = dict(result.dtypes)[sink.timestamp] == "timestamp"

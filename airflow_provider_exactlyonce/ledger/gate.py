@@ -283,7 +283,7 @@ def _closed(target: GateTarget, commit: int, problems: list[str]) -> GateAnswer:
 
 
 def _without_commit(gate: Gate) -> GateAnswer:
-    if gate.target.commit == 0:  # an empty source: there is nothing to wait for
+    if gate.target.is_empty:
         return GateAnswer(open=True, missing="", commit=0, target=gate.target)
     return _closed(gate.target, 0, [f"pipeline {gate.pipeline} has committed nothing yet"])
 

@@ -69,6 +69,13 @@ class GateTarget:
             up_to_now=up_to_now or None,
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether a pipeline that has committed nothing meets it: of an empty source there is nothing to wait for."""
+        if self.offsets is not None:
+            return not any(offset for partitions in self.offsets.values() for offset in partitions.values())
+        return self.commit == 0
+
     def to_json(self) -> dict[str, Any]:
         """Return JSON values from which :meth:`parse` makes an equal target; they are the same after that."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self)))

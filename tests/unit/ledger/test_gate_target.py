@@ -109,3 +109,18 @@ def test_offsets_are_named_by_partition_unless_there_is_nothing_before_them() ->
         "shop.events-2: committed up to 120 of 500",
         "shop.events-3: commit 4 does not read it, 1 wanted",
     ]
+
+
+@pytest.mark.parametrize(
+    ("target", "is_empty"),
+    [
+        (GateTarget(commit=0), True),
+        (GateTarget(commit=1), False),
+        (GateTarget(offsets={"t": {0: 0, 1: 0}}), True),
+        (GateTarget(offsets={"t": {0: 0, 1: 5}}), False),
+        (GateTarget(watermark=0), False),
+        (GateTarget(up_to_now=True), False),
+    ],
+)
+def test_of_an_empty_source_there_is_nothing_to_wait_for(target: GateTarget, *, is_empty: bool) -> None:
+    assert target.is_empty is is_empty

@@ -296,6 +296,26 @@ def test_delivered_commits_leave_the_log_by_age_and_the_rest_is_sound(
         assert committer.tail() == entry_of(6, 1)
 
 
+class StoresOwnError(Exception):
+    """Stands for the errors of fsspec's packages, which are no ``OSError``."""
+
+
+def test_a_store_that_lets_nothing_be_removed_holds_up_no_delivery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(*_: object) -> None:
+        raise StoresOwnError("503")
+
+    sink = asked_sink(tmp_path)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        monkeypatch.setattr(type(committer._storage), "remove", remove)  # type: ignore[attr-defined]
+        for number in (1, 2):
+            commit(committer, number)
+            assert (committer.undelivered, sink.delivered(PIPELINE).commit) == (0, number)
+        monkeypatch.undo()
+    assert sink.target.commits() == [1, 2]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

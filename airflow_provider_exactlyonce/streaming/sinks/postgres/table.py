@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _JSON: Final = ("jsonb", "json")
-_TEXT: Final = ("text", "varchar", "bpchar", "citext", "name", "uuid", "xml", "inet", "cidr", "macaddr", *_JSON)
+_TEXT: Final = ("text", "varchar", "bpchar", "citext", "uuid", "xml", "inet", "cidr", "macaddr", *_JSON)
 #: The types of PostgreSQL that hold all values of a type of Spark, by the name of its class in Spark.
 _ACCEPTED: Final[Mapping[str, Sequence[str]]] = {
     "byte": ("int2", "int4", "int8", "numeric"),

@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import psycopg
 import pytest
+from pyspark.sql.types import StringType
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
-from airflow_provider_exactlyonce.streaming.sinks.postgres.table import find
+from airflow_provider_exactlyonce.streaming.sinks.postgres.table import PostgresColumn, find
 
 
 class Server:
@@ -41,3 +42,9 @@ def test_a_server_that_goes_away_is_no_refusal(error: psycopg.Error, answered: i
 def test_a_text_that_is_no_name_is_refused(error: psycopg.Error) -> None:
     with pytest.raises(RefusedError, match="can't be looked up"):
         find(cast(Any, Server(error, 0)), "a.b.c", ["INSERT"])
+
+
+@pytest.mark.parametrize(("base", "holds"), [("text", True), ("varchar", True), ("name", False)])
+def test_a_type_that_cuts_texts_without_an_error_holds_none(base: str, *, holds: bool) -> None:
+    column = PostgresColumn("v", base, base, False, False, -1, False, False, False, None)
+    assert (column.refuses(StringType()) is None) is holds

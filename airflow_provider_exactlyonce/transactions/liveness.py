@@ -13,7 +13,10 @@ from airflow_provider_exactlyonce.ledger.reader import tail_of
 
 
 def why_taken_for_alive(config: Mapping[str, Any], pipeline: str) -> str | None:
-    """Return why a driver of the pipeline may be alive, None when there certainly is none.
+    """Return why a driver of the pipeline may be alive, None when none gives a sign of life.
+
+    A driver that is silent for as long as a lease allows (frozen, cut off, its home takes no writes) counts as none: an
+    abort of its open transaction costs it one attempt of a batch.
 
     Only the home that the last run started from is read: the lease of a copy proves nothing.
 

@@ -79,7 +79,8 @@ class WrittenTopics:
     def former(self, written: Collection[str]) -> dict[str, str]:
         """Return {topic: id} of those that earlier commits wrote to and the job does not name any more.
 
-        A gate asks whether they can be read; those that are gone are left out, or there would be ever more of them.
+        A gate asks whether they can be read. Those that rows named and that are gone are left out, or there would be
+        ever more of them; what the job once declared stays.
 
         :param written: those that the commit has written to
         """

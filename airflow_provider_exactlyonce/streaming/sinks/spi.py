@@ -258,7 +258,8 @@ class SinkCommitter(ABC):
     def forget(self, before: int) -> None:  # noqa: B027 - optional: a sink may keep all
         """Learn that the pipeline's ledger has no commit before this one any more: older entries may be deleted.
 
-        The newest entry stays, whatever its number. Called at the start of a run, and after every hundredth commit.
+        The newest entry stays, whatever its number. Called at the start of a run, and whenever the ledger has
+        forgotten a hundred more.
 
         :raises BatchFailedError: as :meth:`settled`
         """

@@ -20,7 +20,10 @@ def limited_to(milliseconds: int) -> BatchAttempt:
 
 def test_a_job_that_its_limit_has_ended_says_so() -> None:
     cancelled, tags = threading.Event(), list[str]()
-    context = SimpleNamespace(cancelJobsWithTag=lambda tag: (tags.append(tag), cancelled.set()))
+
+    def cancel(tag: str) -> None:
+        tags.append(tag)
+        cancelled.set()
 
     def run() -> None:
         assert cancelled.wait(HANG_SECONDS)
@@ -28,7 +31,7 @@ def test_a_job_that_its_limit_has_ended_says_so() -> None:
 
     with (
         pytest.raises(AttemptTimedOutError, match=r"longer than 0\.09 s.*cancelled"),
-        limited_to(100).limited(cast(Any, context), "job"),
+        limited_to(100).limited(cast(Any, SimpleNamespace(cancelJobsWithTag=cancel)), "job"),
     ):
         run()
     assert tags == ["job"]

@@ -14,8 +14,10 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import ClaimFailedError, FencedError, RefusedError
+from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.range_reader import ReadTimedOutError
 from airflow_provider_exactlyonce.kafka.transaction import SessionState
+from airflow_provider_exactlyonce.ledger import topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, Record, decode
 from airflow_provider_exactlyonce.streaming.commit import run as runs
@@ -248,8 +250,8 @@ def test_a_ledger_without_a_record_is_a_new_one_whoever_has_created_it(
 ) -> None:
     checked = list[bool]()
     monkeypatch.setattr(runs, "_tail_of", lambda reader: tail)
-    monkeypatch.setattr(runs.preflight, "check_cluster", lambda *_, **__: None)
-    monkeypatch.setattr(runs.topic, "check", lambda config, pipeline, *, is_new: checked.append(is_new))
+    monkeypatch.setattr(preflight, "check_cluster", lambda *_, **__: None)
+    monkeypatch.setattr(topic, "check", lambda config, pipeline, *, is_new: checked.append(is_new))
     monkeypatch.setattr(Run, "_check_ledger", lambda run, tail: None)
     run = Run.__new__(Run)
     options = RunOptions(config={}, token="a", version="v", transaction_timeout_milliseconds=1)

@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
+    BatchTimedOutError,
     ExactlyOnceError,
     RecordRefusedError,
     RecordTooLargeError,
@@ -47,6 +48,7 @@ from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks,
 from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.declaration import pipeline
+from airflow_provider_exactlyonce.streaming.sequencer import server as sequencer_server
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import ARROW_BYTES, DEFAULTS, SequencerEndpoint
 
@@ -344,6 +346,17 @@ def test_a_partition_or_timestamp_that_the_topic_does_not_take_is_refused_by_nam
         out.coordinator.process(out.sink.prepare(spark.createDataFrame([("k", "v", 1, 1_000)], schema)), 0)
     out.coordinator.process(out.sink.prepare(spark.createDataFrame([("k", "v", None, None)], schema)), 0)
     assert [record.rows for record in out.commits] == [1]
+
+
+def test_a_batch_whose_tasks_take_longer_than_they_may_in_each_attempt_has_timed_out(
+    spark: Any, open_sink: Callable[..., Written], make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchAttempt, "time_limit_seconds", 0.5)
+    monkeypatch.setattr(sequencer_server, "_GRACE_SECONDS", 0.1)
+    slow = spark.range(1).selectExpr("java_method('java.lang.Thread', 'sleep', 60000L * (id + 1)) AS value")
+    out = open_sink(KafkaSink(make_topic(partitions=1)))
+    with pytest.raises(BatchTimedOutError, match=r"longer than its transaction may, 0\.5 s, in each of 1 attempts"):
+        out.coordinator.process(out.sink.prepare(slow), 0)
 
 
 def test_sparks_own_sink_writes_no_record_to_another_partition_than_it_names(

@@ -77,6 +77,7 @@ class CheckpointConfig:
             raise self._refused("mode", "exactly_once, at_least_once or at_most_once")
         if self.on_cancellation not in tuple(OnCancellation):
             raise self._refused("on_cancellation", "retain or delete")
+        object.__setattr__(self, "on_cancellation", OnCancellation(self.on_cancellation))  # it may be given as text
         if self.interval is not None and self.interval < timedelta(0):
             raise self._refused("interval", "not negative")
         if self.min_pause < timedelta(0):

@@ -54,11 +54,14 @@ class Unanswered(crafted.Ledger):
 class Stopped:
     """The driver of run 1, stopped before its next batch; its pipeline says that a stop deletes the checkpoint.
 
+    :param on_cancellation: how the pipeline says so
     :ivar serves: whether it has come so far that it serves savepoints
     """
 
-    def __init__(self, home: Home, patch: pytest.MonkeyPatch) -> None:
-        checkpoint = CheckpointConfig(on_cancellation=OnCancellation.DELETE)
+    def __init__(
+        self, home: Home, patch: pytest.MonkeyPatch, on_cancellation: OnCancellation = OnCancellation.DELETE
+    ) -> None:
+        checkpoint = CheckpointConfig(on_cancellation=on_cancellation)
         declared = pipeline(name="p", source=KafkaSource("in"), sink=KafkaSink("out"), checkpoint=checkpoint)
         options = RunOptions(config={}, token="a", version="v", transaction_timeout_milliseconds=1)
         home.create("p")
@@ -101,13 +104,14 @@ class Stopped:
 
 
 @pytest.fixture
-def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopped]:
+def stopped(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopped]:
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield Stopped(Home(tmp_path / "home"), monkeypatch)
+    yield Stopped(Home(tmp_path / "home"), monkeypatch, getattr(request, "param", OnCancellation.DELETE))
     for number, handler in kept.items():
         signal.signal(number, handler)
 
 
+@pytest.mark.parametrize("stopped", [OnCancellation.DELETE, "delete"], indirect=True)
 def test_a_checkpoint_is_deleted_while_the_driver_gives_signs_of_life(stopped: Stopped) -> None:
     assert stopped.end() == 0
     assert not stopped.checkpoint.exists()

@@ -9,6 +9,7 @@ record, and nothing is run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import time
@@ -24,7 +25,7 @@ from airflow_provider_exactlyonce.backfill.plan import BackfillStep, PlanInputs,
 from airflow_provider_exactlyonce.backfill.progress import BackfillProgress
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Output
 from airflow_provider_exactlyonce.backfill.resolve import positions_to_json
-from airflow_provider_exactlyonce.backfill.workspace import StartedBackfill
+from airflow_provider_exactlyonce.backfill.workspace import SavedRequest, StartedBackfill
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, ClaimedCheckpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import write_start
@@ -86,9 +87,6 @@ class BackfillDriver:
         self._options: Final = options
         options_until_done = replace(options, until=AVAILABLE)
         self._lifecycle: Final = DriverLifecycle(pipeline, options_until_done, backfill_pipeline(pipeline.name))
-        self._asked: Final = workspace.asked_of(options.home)
-        self._sink: Final = _sink(pipeline, self._asked.request)
-        self._late_policy: Final = _late_rows_policy(pipeline, self._sink)
         self._source_ids: dict[str, str] = {}
 
     def run(self) -> int:
@@ -100,6 +98,7 @@ class BackfillDriver:
             raise RefusedError(
                 f"the job declares pipeline {self._pipeline.name}, and the backfill is of {self._asked.pipeline}"
             )
+        sink_topics = self._sink_topics()  # what a backfill can't serve is refused before anything is begun
         home = self._options.home
         with workspace.turn(home, self._check_stop) as sure:
             self._lifecycle.report.own(alone=True)  # who has the turn
@@ -108,11 +107,13 @@ class BackfillDriver:
             clusters = SourceClusters(config, self._pipeline.source_connections)
             self._pipeline.topics_read(clusters)
             start = begin(home, config, self._pipeline.version, clusters, self._source_topics, sure)
-            result = self._run_again(*start) if isinstance(start, tuple) else start
+            result = self._run_again(*start, sink_topics) if isinstance(start, tuple) else start
             workspace.write_result(home, result)
             workspace.forget(home, sure)
 
-    def _run_again(self, begun: StartedBackfill, done: BackfillProgress | None) -> Mapping[str, Any]:
+    def _run_again(
+        self, begun: StartedBackfill, done: BackfillProgress | None, sink_topics: list[str]
+    ) -> Mapping[str, Any]:
         run = self._lifecycle.open_run(
             RunOptions(
                 config=self._options.config,
@@ -127,7 +128,7 @@ class BackfillDriver:
                 source_connections=self._pipeline.source_connections,
             ),
         )
-        topics = self._lifecycle.check_topics(run, self._sink_topics())
+        topics = self._lifecycle.check_topics(run, sink_topics)
         self._check_sources(run, topics)
         steps = self._plan_steps(begun)
         spark = self._lifecycle.open_session()
@@ -223,6 +224,18 @@ class BackfillDriver:
             self._lifecycle.report.tell(state=DriverState.RUNNING, progressed=time.time())
             self._run_steps(run, stream, sink, backfill_steps)
             return self._complete(run, begun, backfill_steps)
+
+    @functools.cached_property
+    def _asked(self) -> SavedRequest:
+        return workspace.asked_of(self._options.home)
+
+    @functools.cached_property
+    def _sink(self) -> KafkaSink:
+        return _sink(self._pipeline, self._asked.request)
+
+    @functools.cached_property
+    def _late_policy(self) -> LateRowsPolicy:
+        return _late_rows_policy(self._pipeline, self._sink)
 
     @property
     def _source_topics(self) -> list[SourceTopics]:

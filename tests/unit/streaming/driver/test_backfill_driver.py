@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +18,13 @@ from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.backfill.results import BackfillWritten
 from airflow_provider_exactlyonce.backfill.workspace import StartedBackfill
 from airflow_provider_exactlyonce.checkpoint.layout import ClaimedCheckpoint
+from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.wire import Producer
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, decode
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming import DeltaSink, KafkaSink, KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.driver.backfill_driver import BackfillDriver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
@@ -97,3 +100,37 @@ def test_the_result_has_every_batch_though_the_ledger_does_not_show_the_newest_y
     monkeypatch.setattr(results, "written_of", lambda *_: hidden)
     result = completed(tmp_path, records[:1], records[1:])
     assert (result["batches"], result["rows"]) == (3, 6)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("sink", "output", "why"),
+    [
+        ([KafkaSink("out"), DeltaSink(name="lake", path="/lake")], "topic=other", "has the sink lake"),
+        (KafkaSink("out"), "topic=out", "out is a topic of the pipeline's own sink"),
+        (KafkaSink("out"), "topic=in", "would write to topic in, and reads it"),
+    ],
+)
+def test_a_request_that_can_t_be_served_is_refused_in_the_driver_s_last_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sink: Any, output: str, why: str
+) -> None:
+    """The supervisor starts again what ends with another code, and says why by these words."""
+    home = workspace.make(Home(tmp_path), "p", BackfillRequest.parse(commits="1..3", output=output))
+    home.control.mkdir(parents=True)  # where the supervisor has put its notes
+    declared = pipeline(name="p", source=KafkaSource("in"), sink=sink)(lambda events: events)
+    driver = BackfillDriver(declared, DriverOptions(home=home, config={}, token="t", backfill=True))
+    assert driver.run() == RefusedError.exit_code
+    last_words = status.read(home.final_status_path("t"))
+    assert last_words is not None
+    assert last_words.error is not None
+    assert (last_words.error.kind, why in last_words.error.message) == ("RefusedError", True)
+    assert f"RefusedError: {last_words.error.message}" in caplog.text
+    assert workspace.begun(home) is None

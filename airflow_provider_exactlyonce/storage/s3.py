@@ -44,7 +44,9 @@ _BARE: Final = "404"
 _DELETED_AT_ONCE: Final = 1000
 #: HTTP status of a refusal after which the same request may succeed.
 _TEMPORARY: Final = frozenset({408, 409, 425, 429})
-_FAILURES: Final = (OSError, BotoCoreError, ClientError, ResponseParserError, BrokenAnswerError)
+#: The library has no error of its own for credentials that it gets, and that have expired already.
+_EXPIRED: Final = "credentials are still expired"
+_FAILURES: Final = (OSError, BotoCoreError, ClientError, ResponseParserError, BrokenAnswerError, RuntimeError)
 
 
 def open_store(system: S3FileSystem) -> S3Store:
@@ -116,11 +118,7 @@ class S3Store(ConditionalStore):
             code = code_of(error)
             if code == _MISSING:
                 return None
-            if not isinstance(error, OSError) or code == _BARE:
-                raise OSError(f"{place}: {error}") from error
-            kind = type(error) if type(error).__module__ == "builtins" else OSError  # others are made in their own way
-            message = f"{place}: {error.strerror or error}"
-            raise (kind(message) if error.errno is None else kind(error.errno, message)) from error
+            raise _as_os_error(place, error) from error
 
     @override
     def _unchanged(self, version: str | None) -> Condition:
@@ -178,10 +176,10 @@ class S3Store(ConditionalStore):
             code = code_of(error)
             if code in _NOT_MET or (code == _MISSING and "IfMatch" in condition):
                 raise ChangedError(f"{place} is not what it was when it was read") from error
-            if code in _AGAIN or isinstance(error, ConnectTimeoutError):  # of a server that has not heard of it
+            if code in _AGAIN or _is_unsent(error):
                 raise UnmadeError(str(error)) from error
             if _is_final(error) and code != _BARE:
-                raise
+                raise _as_os_error(place, error) from error
             raise OutcomeUnknownError(str(error)) from error
 
 
@@ -201,8 +199,21 @@ def _answer(error: BaseException) -> dict[str, Any] | None:
 
 def _is_final(error: BaseException) -> bool:
     """Whether the same request would fail again, and has done nothing."""
-    answer = _answer(error)
-    if answer is not None:
-        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return 400 <= status < 500 and status not in _TEMPORARY
-    return isinstance(error, BotoCoreError) and not isinstance(error, HTTPClientError | ConnectionError)
+    status = (_answer(error) or {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return 400 <= status < 500 and status not in _TEMPORARY
+
+
+def _is_unsent(error: BaseException) -> bool:
+    """Whether there was no connection, or there were no valid credentials: the server has not heard of the request."""
+    if isinstance(error, BotoCoreError):
+        is_of_connection = isinstance(error, HTTPClientError | ConnectionError)
+        return isinstance(error, ConnectTimeoutError) or not is_of_connection
+    return isinstance(error, RuntimeError) and _EXPIRED in str(error)
+
+
+def _as_os_error(place: Path | str, error: BaseException) -> OSError:
+    if not isinstance(error, OSError) or code_of(error) == _BARE:
+        return OSError(f"{place}: {error}")
+    kind = type(error) if type(error).__module__ == "builtins" else OSError  # others are made in their own way
+    message = f"{place}: {error.strerror or error}"
+    return kind(message) if error.errno is None else kind(error.errno, message)

@@ -11,6 +11,7 @@ import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -18,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
-from airflow_provider_exactlyonce.storage.store import ChangedError, FileFacts, OutcomeUnknownError
+from airflow_provider_exactlyonce.storage.store import ChangedError, FileFacts, OutcomeUnknownError, Readable, Store
 
 #: Name of the metadata that tells whose write it was.
 MARK: Final = "exactlyonce-write"
@@ -90,6 +91,29 @@ class ConditionalStore(RemoteStore):
                 return
         if self._metadata(place) is not None:
             raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {failure}") from failure
+
+    @override
+    def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
+        with self._certainly_missing(source) if of is None else nullcontext():
+            super().copy(source, target, of=of, final=final)
+
+    @override
+    @contextmanager
+    def reading(self, place: Path) -> Iterator[Readable]:
+        with ExitStack() as opened:
+            with self._certainly_missing(place):
+                reader = opened.enter_context(super().reading(place))
+            yield reader
+
+    @contextmanager
+    def _certainly_missing(self, place: Path) -> Iterator[None]:
+        """Let no 404 of a proxy pass, which the clients below take for the server's own."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if self._metadata(place) is None:
+                raise
+            raise OSError(f"{place}: {error}") from error
 
     @override
     def names(self, directory: Path) -> Sequence[str]:

@@ -121,6 +121,10 @@ class S3Store(ConditionalStore):
             raise _as_os_error(place, error) from error
 
     @override
+    def delete(self, place: Path) -> None:
+        self._ask(place, lambda: self.system.call_s3("delete_object", **self._object_key(place)))
+
+    @override
     def _unchanged(self, version: str | None) -> Condition:
         return {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
 

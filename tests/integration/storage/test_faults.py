@@ -37,6 +37,11 @@ def content(store: Store, place: Path) -> bytes | None:
     return stored.content if stored else None
 
 
+def content_of_file(store: Store, place: Path) -> bytes:
+    with store.reading(place) as file:
+        return file.read()
+
+
 @pytest.mark.parametrize("fault", ["lose", "drop", "503", pytest.param("slow", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_write_that_was_not_answered_is_repeated_and_known_again(
@@ -61,7 +66,8 @@ def test_a_proxy_that_knows_no_such_page_does_not_say_that_there_is_no_such_file
         faults.plan(method, *["404"] * ALWAYS)
     asked: tuple[Callable[[], Any], ...] = (
         *(partial(store.read, place), partial(store.facts, place), partial(store.names, place.parent)),
-        *(partial(store.remove, place.parent), partial(store.delete_if, place, version)),
+        *(partial(store.remove, place.parent), partial(store.delete, place), partial(store.delete_if, place, version)),
+        *(partial(store.copy, place, place.with_name("copy")), partial(content_of_file, store, place)),
         *(partial(store.replace_if, place, b"too", version), partial(store.create, place, b"too")),
     )
     for ask in asked:

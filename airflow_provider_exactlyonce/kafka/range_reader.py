@@ -32,7 +32,7 @@ class RangeReader:
 
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
     :param name: the reader's name in the brokers' logs
-    :param timeout_seconds: how long may pass without a record
+    :param timeout_seconds: how long a record may be waited for
     :param settings: of the consumer, in librdkafka's names
     """
 
@@ -97,12 +97,12 @@ class RangeReader:
                     partition, offset = position_of(message)
                     is_record = _is_record(message)
                     if is_record and offset < ends.get(partition, -1):
-                        deadline = time.monotonic() + self._timeout_seconds
                         yield message
+                        deadline = time.monotonic() + self._timeout_seconds  # what its reader took does not count
                     if partition in ends and offset + is_record >= ends[partition]:
                         del ends[partition]
                         self._consumer.incremental_unassign([confluent_kafka.TopicPartition(*partition)])
-                if time.monotonic() > deadline:
+                if ends and time.monotonic() > deadline:
                     unread = [
                         f"{topic}-{number} up to offset {end - 1}" for (topic, number), end in sorted(ends.items())
                     ]

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Message, Producer
 
+from airflow_provider_exactlyonce.kafka import range_reader
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader, ReadTimedOutError, read_range
+from tests.clocks import StandingClock
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,20 @@ def test_what_does_not_come_is_named(config: dict[str, str]) -> None:
         pytest.raises(ReadTimedOutError, match=r"for 0\.2 s of t-0 up to offset 11"),
     ):
         list(reader.read({("t", 0): (8, 12)}))
+
+
+@pytest.mark.parametrize("ranges", [{("t", 0): (9, 10)}, {("t", 0): (0, 10), ("t", 1): (0, 10)}])
+def test_the_time_that_the_records_reader_takes_is_not_the_topic_s(
+    config: dict[str, str], monkeypatch: pytest.MonkeyPatch, ranges: dict[tuple[str, int], tuple[int, int]]
+) -> None:
+    clock = StandingClock()
+    monkeypatch.setattr(range_reader, "time", clock)
+    count = 0
+    with RangeReader(config, "test") as reader:
+        for _ in reader.read(ranges):
+            clock.sleep(60)
+            count += 1
+    assert count == sum(end - start for start, end in ranges.values())
 
 
 def test_the_last_offset_of_a_committed_range_is_part_of_it(config: dict[str, str]) -> None:

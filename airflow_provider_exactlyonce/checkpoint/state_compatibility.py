@@ -221,7 +221,7 @@ def _unreadable(old: Any, new: Any) -> tuple[str, str, str] | None:
             if inner is not None:
                 return f"{name}.{inner[0]}", inner[1], inner[2]
         elif not _accepts(old_type, new_type) and not (
-            isinstance(old_type, str) and new_type in _WIDER.get(old_type, ())
+            isinstance(old_type, str) and isinstance(new_type, str) and new_type in _WIDER.get(old_type, ())
         ):
             return name, type_name(old_type), type_name(new_type)
     return None

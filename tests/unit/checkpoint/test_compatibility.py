@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -342,6 +343,21 @@ def test_avro_reads_what_is_nested_too() -> None:
     report = compare(old, transform(COUNT, value=nested("n string")))
     assert report.verdict is INCOMPATIBLE
     assert report.findings[0].aspect.endswith(", value.n")
+
+
+def test_avro_reads_no_single_value_as_one_with_parts_nor_the_other_way_round() -> None:
+    def column(kind: object) -> str:
+        return json.dumps({"type": "struct", "fields": [{"name": "n", "type": kind, "nullable": True, "metadata": {}}]})
+
+    array = {"type": "array", "elementType": "integer", "containsNull": True}
+    for single, parted in itertools.product(
+        ("integer", "long", "float", "string"), (array, json.loads(struct("a long")))
+    ):
+        for old, new in ((single, parted), (parted, single)):
+            before = replace(transform(COUNT, value=column(old)), encoding="avro")
+            report = compare(before, transform(COUNT, value=column(new)))
+            assert report.verdict is INCOMPATIBLE
+            assert report.findings[0].reason == "Avro can't read the old type as the new one"
 
 
 def test_without_a_description_it_is_never_simply_compatible_and_says_what_could_not_be_compared() -> None:

@@ -189,14 +189,17 @@ class DriverLifecycle:
         self._heartbeat.start()
         run.start()
         self.report.own()
-        self.report.read(run.tail.commit.source if run.tail.commit else {})
+        newest = run.tail.commit
+        self.report.read(newest.source if newest else {})
         context = spark.sparkContext
         self.report.tell(
             run=run.number,
             lineage=run.lineage.id,
             commit=run.tail.place.commit,
-            batch=run.tail.commit.batch if run.tail.commit else -1,
-            committed=run.tail.commit.committed / 1000 if run.tail.commit else None,
+            batch=newest.batch if newest else -1,
+            committed=newest.committed / 1000 if newest else None,
+            watermark=newest.watermark if newest else 0,
+            late_total=newest.late_total if newest else 0,
             application_id=context.applicationId,
             ui_url=context.uiWebUrl,
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -26,17 +27,21 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.commit.run import Run
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
+from airflow_provider_exactlyonce.streaming.driver import lifecycle as lifecycles
 from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
+from tests.unit.checkpoint import crafted
 
 
 @pytest.fixture
-def lifecycle(tmp_path: Path) -> Iterator[DriverLifecycle]:
+def lifecycle(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DriverLifecycle]:
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     declared = pipeline(name="p", source=KafkaSource("in"), sink=KafkaSink("out"))(lambda events: events)
     home = Home(tmp_path)
     home.create("p")
-    made = DriverLifecycle(declared, DriverOptions(home=home, config={}, token="t"), "p")
+    until = getattr(request, "param", "forever")
+    made = DriverLifecycle(declared, DriverOptions(home=home, config={}, token="t", until=until), "p")
     made.report.own(alone=True)
     yield made
     for number, handler in kept.items():
@@ -143,3 +148,32 @@ def test_a_home_without_an_answer_changes_no_exit_code_and_keeps_nothing_open(
     monkeypatch.setattr(json_store, "remove", fail)
     assert lifecycle.run(raising(FencedError("a higher run"))) == FencedError.exit_code
     assert closed == ["reader", "sources", "committer"]
+
+
+def started(lifecycle: DriverLifecycle, patch: pytest.MonkeyPatch, ledger: crafted.Ledger) -> status.Status:
+    """Let a run begin, without Kafka and Spark, and return what it tells before its first commit."""
+    run: Any = SimpleNamespace(
+        start=lambda: None, tail=ledger.tail(), number=2, lineage=SimpleNamespace(id=crafted.LINEAGE), pipeline="p"
+    )
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(applicationId="local-1", uiWebUrl=None))
+    patch.setattr(lifecycles, "Heartbeat", lambda *_: SimpleNamespace(start=lambda: None))
+    lifecycle.start_run(run, spark, SinkGroup("p", {}))
+    return lifecycle.report.status
+
+
+def test_what_the_ledger_knows_of_event_time_and_late_rows_is_told_before_the_first_commit(
+    lifecycle: DriverLifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert started(lifecycle, monkeypatch, crafted.Ledger()).watermark == 0
+    told = started(lifecycle, monkeypatch, crafted.Ledger(replace(crafted.record(7), late_total=3)))
+    assert (told.commit, told.watermark, told.late_total) == (8, 7000, 3)
+
+
+@pytest.mark.parametrize("lifecycle", ["commits:1", "watermark:1970-01-01T00:00:07Z"], indirect=True)
+def test_a_goal_that_the_ledger_has_reached_ends_a_run_in_which_nothing_arrives(
+    lifecycle: DriverLifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifecycle.stop.begin()
+    started(lifecycle, monkeypatch, crafted.Ledger(crafted.record(7)))
+    lifecycle.report.tell(state=DriverState.RUNNING)
+    assert lifecycle.stop.reason() is not None

@@ -130,7 +130,8 @@ def complete_spark(progress: Progress = logger.info) -> None:
     buckets = (*s3a_jars(progress), *gcs_jars(progress), *azure_jars(progress))
     for jar in [*spark_connector_jars(progress), EXCLUSIVE_FILES_JAR, *buckets]:
         if not (folder / jar.name).exists():
-            shutil.copyfile(jar, folder / jar.name)
+            with replacing(folder / jar.name, mode=0o644) as copy, jar.open("rb") as file:
+                shutil.copyfileobj(file, copy)
 
 
 def cache_directory() -> Path:

@@ -6,9 +6,12 @@ import hashlib
 import importlib.metadata
 import os
 import re
+import resource
+import stat
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -248,20 +251,48 @@ def test_clearing_the_cache_removes_the_jars_and_nothing_of_others(folder: Path,
     cache.clear_cache()
 
 
-def test_spark_gets_the_jars_that_it_lacks_and_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def spark_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Give the jars that a Spark in ``tmp_path`` lacks: stand-ins, as not all are downloaded before a test."""
     given = []
-    for name in ("spark_connector_jars", "s3a_jars", "gcs_jars", "azure_jars"):  # not all are downloaded before a test
+    for name in ("spark_connector_jars", "s3a_jars", "gcs_jars", "azure_jars"):
         jar = tmp_path / f"{name}.jar"
         jar.write_text(name)
         given.append(jar)
         monkeypatch.setattr(cache, name, lambda _, jar=jar: [jar])
     given.append(cache.EXCLUSIVE_FILES_JAR)
-    folder = tmp_path / "jars"
-    folder.mkdir()
-    (folder / given[0].name).write_bytes(b"Spark's own")
+    (tmp_path / "jars").mkdir()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    return given
+
+
+def test_spark_gets_the_jars_that_it_lacks_and_keeps_its_own(tmp_path: Path, spark_lacks: list[Path]) -> None:
+    given, folder = spark_lacks, tmp_path / "jars"
+    (folder / given[0].name).write_bytes(b"Spark's own")
     for _ in range(2):
         cache.complete_spark(silent)
         assert {file.name for file in folder.iterdir()} == {jar.name for jar in given}
         assert (folder / given[0].name).read_bytes() == b"Spark's own"
         assert (folder / given[-1].name).read_bytes() == given[-1].read_bytes()
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Let no file become larger, as on a disk that becomes full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_jar_that_spark_got_only_half_of_is_none_that_it_has(tmp_path: Path, spark_lacks: list[Path]) -> None:
+    spark_lacks[0].write_bytes(b"jar" * 100_000)
+    with room_for(100_000), pytest.raises(OSError, match="File too large"):
+        cache.complete_spark(silent)
+    assert list((tmp_path / "jars").iterdir()) == []
+    cache.complete_spark(silent)
+    copy = tmp_path / "jars" / spark_lacks[0].name
+    assert copy.read_bytes() == spark_lacks[0].read_bytes()
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o644, "an image's drivers run as another user"

@@ -80,8 +80,12 @@ class HdfsConnection:
         def ask() -> None:
             try:
                 answer.set_result(question(client))
-            except BaseException as error:  # a panic of the client's is no Exception
+            except Exception as error:
                 answer.set_exception(error)
+            except BaseException as panic:  # of the client's, which nobody who goes on after an error would catch
+                failure = RuntimeError(str(panic))
+                failure.__cause__ = panic
+                answer.set_exception(failure)
             finally:
                 _threads.release()
 

@@ -38,6 +38,23 @@ def test_what_the_client_has_no_error_for_is_one_that_is_known(
     assert is_no_answer(raised.value) is may_be_answered_later
 
 
+class Panic(BaseException):
+    """What the client raises when its Rust panics: no exception that anybody who goes on after one catches."""
+
+
+def test_a_panic_of_the_client_is_no_answer() -> None:
+    panic = Panic("called `Option::unwrap()` on a `None` value")
+
+    def fail(_: object) -> None:
+        raise panic
+
+    with pytest.raises(OSError, match=r"called `Option::unwrap\(\)` on a `None` value") as raised:
+        HdfsConnection("hdfs://nobody:1", {}).ask(fail)
+    assert is_no_answer(raised.value)
+    assert raised.value.__cause__ is not None
+    assert raised.value.__cause__.__cause__ is panic
+
+
 def test_an_answer_that_comes_while_this_process_is_stopped_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it wakes up, one step of its wait is over, however long it was stopped."""
     go, steps = threading.Event(), iter(range(20))

@@ -159,7 +159,9 @@ def _credentials() -> dict[str, str]:
     if os.environ.get(KEY):
         return {"auth.type": "SharedKey", "key": f"${{{_SECRET}}}"}
     tenant, client, secret = map(os.environ.get, PRINCIPAL)
-    authority = os.environ.get(_AUTHORITY, "https://login.microsoftonline.com").rstrip("/")
+    authority = os.environ.get(_AUTHORITY, "login.microsoftonline.com").rstrip("/")
+    if "://" not in authority:  # as Azure's own constants have it, and its library for Python takes it
+        authority = f"https://{authority}"
     settings = {"auth.type": "OAuth", **({"oauth2.client.id": client} if client else {})}
     if tenant and client and secret:
         provider = "ClientCredsTokenProvider"

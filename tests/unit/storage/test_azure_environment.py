@@ -52,16 +52,21 @@ def test_a_key_without_an_account_is_of_no_use(monkeypatch: pytest.MonkeyPatch) 
         hadoop_settings()
 
 
-def test_another_cloud_has_its_own_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("authority", ["https://login.chinacloudapi.cn/", "login.chinacloudapi.cn"])
+def test_another_cloud_has_its_own_hosts(monkeypatch: pytest.MonkeyPatch, authority: str) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "orders")
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "https://orders.blob.core.chinacloudapi.cn/")
-    monkeypatch.setenv("AZURE_AUTHORITY_HOST", "https://login.chinacloudapi.cn/")
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", authority)
     for name, value in PRINCIPAL.items():
         monkeypatch.setenv(name, value)
     settings, host = hadoop_settings(), "orders.dfs.core.chinacloudapi.cn"
     assert (
         settings[f"fs.azure.account.oauth2.client.endpoint.{host}"] == "https://login.chinacloudapi.cn/t/oauth2/token"
     )
+    monkeypatch.delenv("AZURE_CLIENT_SECRET")
+    monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", "/token")
+    authority_setting = f"fs.azure.account.oauth2.msi.authority.{host}"
+    assert hadoop_settings()[authority_setting] == "https://login.chinacloudapi.cn/"
 
 
 def test_a_key_is_a_setting_of_hadoop_that_is_given_apart(monkeypatch: pytest.MonkeyPatch) -> None:

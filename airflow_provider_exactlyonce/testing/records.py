@@ -37,7 +37,10 @@ Given = InputRecord | Mapping[str, Any] | str | bytes | None
 
 
 def record_of(given: Given) -> InputRecord:
-    """Return the input as a record."""
+    """Return the input as a record.
+
+    :raises ValueError: when a row has a decimal that JSON would have as another number
+    """
     if isinstance(given, InputRecord):
         return given
     if isinstance(given, Mapping):
@@ -82,7 +85,10 @@ def _topic(record: InputRecord, topics: SourceTopics) -> str:
 
 def _json(value: object) -> object:
     if isinstance(value, Decimal):
-        return float(value)
+        number = float(value)
+        if Decimal(repr(number)) != value:
+            raise ValueError(f"{value!r} of a row has more digits than a float: give the record's value as text")
+        return number
     if isinstance(value, datetime):
         return value.isoformat()
     raise TypeError(f"{value!r} of a row has no JSON form: give the record's value as text")

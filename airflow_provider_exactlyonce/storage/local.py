@@ -108,13 +108,13 @@ class LocalStore(Store):
 
     @override
     def copy(self, source: Path, target: Path, *, of: Store | None = None, final: bool = False) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(mode=0o777 if of is None else 0o700, parents=True, exist_ok=True)
         if of is None and final and _try_link(source, target):
             return
         with (of or self).reading(source) as reader, target.open("wb") as writer:
             try:
-                if of is None:  # what only its owner may read stays so
-                    os.fchmod(writer.fileno(), stat.S_IMODE(source.stat().st_mode))
+                # What only its owner may read stays so; other file systems don't tell.
+                os.fchmod(writer.fileno(), stat.S_IMODE(source.stat().st_mode) if of is None else 0o600)
                 shutil.copyfileobj(reader, writer, _COPIED_BYTES)
                 writer.flush()
             except BaseException:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.storage.opening import LOCAL
+from airflow_provider_exactlyonce.storage.opening import LOCAL, store_of
+from tests import memory_store
 
 
 def test_files_below_a_symbolic_link_are_files_of_the_directory_as_for_who_reads_them(tmp_path: Path) -> None:
@@ -41,3 +42,12 @@ def test_a_copy_is_for_no_more_eyes_than_what_it_is_of(tmp_path: Path) -> None:
     (tmp_path / "secret").touch(0o600)
     LOCAL.copy(tmp_path / "secret", tmp_path / "copy")
     assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o600
+
+
+def test_a_copy_from_another_file_system_is_for_its_owner(tmp_path: Path) -> None:
+    source = memory_store.folder() / "manifest.json"
+    store_of(source).create(source, b"{}")
+    tmp_path.chmod(0o755)  # the directory that was made for the home
+    copy = tmp_path / "savepoints" / "manifest.json"
+    LOCAL.copy(source, copy, of=store_of(source))
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (copy, copy.parent)] == [0o600, 0o700]

@@ -46,7 +46,7 @@ _BASES: Final = frozenset({"zip", "snapshot"})
 #: What precedes ``state/<operator>/_stateSchema/…`` in an entry of ``_metadata/v2`` is where the checkpoint was then.
 _SCHEMA_PATH: Final = re.compile(r'"[^"]*/(state/\d+/_stateSchema/[^"]+)"')
 #: How many state partitions a batch has; what operators' metadata say was so when the query was started first.
-PARTITIONS: Final = "spark.sql.shuffle.partitions"
+SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,9 @@ class StateDirectory:
     def _partitions(self, batch: int) -> int | None:
         """Return how many state partitions a batch has, None when its offsets don't say."""
         offsets = whole(Checkpoint(self._checkpoint).offsets, batch)
-        return int(offsets.conf[PARTITIONS]) if offsets is not None and PARTITIONS in offsets.conf else None
+        if offsets is None or SHUFFLE_PARTITIONS not in offsets.conf:
+            return None
+        return int(offsets.conf[SHUFFLE_PARTITIONS])
 
     def _has_partitions(self, operator: int) -> bool:
         return any(name.isdecimal() for name in self._store.names(self._checkpoint / "state" / str(operator)))

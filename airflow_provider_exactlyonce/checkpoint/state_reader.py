@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.streaming import file_systems
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FORMAT: Final = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+STATE_FORMAT_VERSION: Final = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _JOIN: Final = "symmetricHashJoin"
 
 
@@ -72,7 +72,7 @@ def read_view(
     :param options: of one of the operator's :func:`views`
     :param state_format: Spark's checkpoint format of the state, 1 or 2
     """
-    session.conf.set(FORMAT, str(state_format))
+    session.conf.set(STATE_FORMAT_VERSION, str(state_format))
     _ = session.streams.active  # in a session that has not run a query, it makes the endpoint that state is opened with
     reader = session.read.format("statestore").option("batchId", batch).option("operatorId", operator.id)
     return reader.options(**options).load(hadoop_url(checkpoint))

@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce.checkpoint.state import SHUFFLE_PARTITIONS
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError
 from airflow_provider_exactlyonce.streaming.analysis import determinism
 from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 #: By what name a batch has the Kafka sink's records.
 KAFKA: Final = "kafka"
-_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _FILE_AGES_SECONDS: Final = 1.0  # files are read in the order of their times
 
 #: The rows of each source in one batch, by the source's name; of a pipeline with one source, its rows alone.
@@ -101,12 +101,12 @@ def run_job(
     batches_by_source = [_by_source(pipeline, batch) for batch in batches]
     first = _Query(pipeline, batches_by_source, spark, timeout_seconds).run(check=deterministic)
     if deterministic:
-        partitions = str(spark.conf.get(_PARTITIONS))
-        spark.conf.set(_PARTITIONS, str(int(partitions) + 1))
+        partitions = str(spark.conf.get(SHUFFLE_PARTITIONS))
+        spark.conf.set(SHUFFLE_PARTITIONS, str(int(partitions) + 1))
         try:
             second = _Query(pipeline, batches_by_source, spark, timeout_seconds).run()
         finally:
-            spark.conf.set(_PARTITIONS, partitions)
+            spark.conf.set(SHUFFLE_PARTITIONS, partitions)
         _compare(pipeline.name, first, second)
     return first
 

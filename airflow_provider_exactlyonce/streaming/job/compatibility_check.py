@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from airflow_provider_exactlyonce.checkpoint import compatibility
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan
-from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
+from airflow_provider_exactlyonce.checkpoint.state import SHUFFLE_PARTITIONS, StatefulOperator
 from airflow_provider_exactlyonce.checkpoint.versions import BUILD_ANEW, CompatibilityReport, Version
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.analysis.plan_description import describe
@@ -21,8 +21,6 @@ from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefini
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 
 def check_compatibility(
@@ -43,8 +41,8 @@ def check_compatibility(
     file = inspect.getsourcefile(job.function) or "the job"
     with loader.running(file, f"the function of pipeline {job.name}"):
         result = job.planned(spark)
-    operators, refused = _planned(job, result, {**conf, _PARTITIONS: "1"}, file)
-    plan, shuffle_partitions = _described(job, result, file), (asked or {}).get(_PARTITIONS)
+    operators, refused = _planned(job, result, {**conf, SHUFFLE_PARTITIONS: "1"}, file)
+    plan, shuffle_partitions = _described(job, result, file), (asked or {}).get(SHUFFLE_PARTITIONS)
     new = Version(
         pipeline=job.name,
         spark_version=spark.version,

@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpo
 from airflow_provider_exactlyonce.checkpoint.manifest import backend_of
 from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.checkpoint.state import PARTITIONS, StateDirectory, StatefulOperator
+from airflow_provider_exactlyonce.checkpoint.state import SHUFFLE_PARTITIONS, StateDirectory, StatefulOperator
 from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
@@ -129,7 +129,7 @@ def _rescale_source(home: Home, pipeline: str, config: Mapping[str, Any], reader
     tail, lineage = reader.tail(), home.current()
     if tail is None or tail.claim is None or lineage is None:
         raise RefusedError(
-            f"pipeline {pipeline} has never been started on this cluster: start it with --conf {PARTITIONS}=N"
+            f"pipeline {pipeline} has never been started on this cluster: start it with --conf {SHUFFLE_PARTITIONS}=N"
         )
     check_start(home, pipeline, tail)
     checkpoint = Checkpoint(home.checkpoint(lineage.id))
@@ -142,7 +142,7 @@ def _rescale_source(home: Home, pipeline: str, config: Mapping[str, Any], reader
     offsets = None if restart.batch is None else checkpoint.offsets(restart.batch)
     if offsets is None or restart.batch is None:
         raise RefusedError(
-            f"pipeline {pipeline} has no batch in lineage {lineage.id} yet: start it with --conf {PARTITIONS}=N"
+            f"pipeline {pipeline} has no batch in lineage {lineage.id} yet: start it with --conf {SHUFFLE_PARTITIONS}=N"
         )
     operators = StateDirectory(checkpoint.path).operators(restart.batch)
     if not operators:
@@ -169,7 +169,7 @@ def _rescale_source(home: Home, pipeline: str, config: Mapping[str, Any], reader
         tail=tail,
         offsets=offsets,
         operators=operators,
-        partitions=int(offsets.conf[PARTITIONS]),
+        partitions=int(offsets.conf[SHUFFLE_PARTITIONS]),
         span=span,
     )
 
@@ -180,8 +180,8 @@ def _check_kind(source: _RescaleSource, pipeline: str) -> None:
         raise RefusedError(
             f"pipeline {pipeline} keeps its state in {backend}, which Spark can't repartition; it can in rocksdb. "
             "State can't be carried from one backend to another: give the pipeline a new name and a new home, "
-            f"state_backend=StateBackend.rocksdb(), and --conf {PARTITIONS}=N; it builds its state from its sources "
-            "again"
+            f"state_backend=StateBackend.rocksdb(), and --conf {SHUFFLE_PARTITIONS}=N; it builds its state from its "
+            "sources again"
         )
     for operator in source.operators:
         if not operator.keyed:
@@ -274,7 +274,7 @@ def _check_same(source: _RescaleSource, final: Checkpoint, batch: int, partition
     """Check that the batch is the one before it, but for the number of partitions."""
     offsets, operators = final.offsets(batch), StateDirectory(final.path).operators(batch)
     expected = [replace(operator, partitions=partitions) for operator in source.operators]
-    conf = {**source.offsets.conf, PARTITIONS: str(partitions)}
+    conf = {**source.offsets.conf, SHUFFLE_PARTITIONS: str(partitions)}
     actual = offsets and (offsets.same_sources(source.offsets), offsets.watermark, offsets.conf)
     if actual != (True, source.offsets.watermark, conf) or operators != expected:
         raise ExactlyOnceError(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
-from airflow_provider_exactlyonce.checkpoint.state_reader import FORMAT, cause
+from airflow_provider_exactlyonce.checkpoint.state_reader import STATE_FORMAT_VERSION, cause
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.storage.opening import hadoop_url
 
@@ -49,7 +49,7 @@ class Repartition:
         self._session: Final = spark.newSession()
         self._checkpoint: Final = checkpoint
         self._tell: Final = tell
-        for name, value in {**conf, FORMAT: str(state_format)}.items():
+        for name, value in {**conf, STATE_FORMAT_VERSION: str(state_format)}.items():
             self._session.conf.set(name, value)
         _ = self._session.streams.active  # makes the endpoint that state is opened with
 

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.checkpoint import integrity, lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.state import PARTITIONS, StateDirectory
+from airflow_provider_exactlyonce.checkpoint.state import SHUFFLE_PARTITIONS, StateDirectory
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition
@@ -49,7 +49,7 @@ def test_spark_adds_a_batch_that_differs_in_nothing_but_the_number_of_its_partit
     assert made is not None
     assert original is not None
     assert made.same_sources(original)
-    assert made.conf == {**original.conf, PARTITIONS: "5"}
+    assert made.conf == {**original.conf, SHUFFLE_PARTITIONS: "5"}
     assert [operator.partitions for operator in StateDirectory(checkpoint.path).operators(2)] == [5]
     assert integrity.defects_of(checkpoint, 2) == []
     assert state.sums(checkpoint.path, 2, operators) == before

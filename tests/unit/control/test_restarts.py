@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import restarts
+from airflow_provider_exactlyonce.control import json_store, restarts
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
-from airflow_provider_exactlyonce.control.restarts import Restart, RestartController
+from airflow_provider_exactlyonce.control.restarts import RecordedRestarts, Restart, RestartController
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.policies.restart_strategy import KEPT_OUTAGES, RestartStrategy
 from airflow_provider_exactlyonce.storage.local import LocalStore
@@ -55,14 +55,24 @@ def test_a_supervisor_that_was_frozen_does_not_forget_what_its_successor_recorde
 
 def test_what_drivers_have_committed_is_counted_beyond_the_deaths_that_are_remembered(tmp_path: Path) -> None:
     path = tmp_path / "restarts.json"
-    restarts.append(path, replace(DEATH, series="other", token="other", rows=1000))
-    for number in range(1, KEPT_OUTAGES + 3):
-        rows = {"Kafka": 2, f"sink {min(number, 2)}": 1}
-        restarts.append(
-            path, replace(DEATH, number=number, token=str(number), rows=2, rows_by_sink=rows, records=3, late_rows=1)
-        )
-    recorded = restarts.of_series(path, "s")
     deaths = KEPT_OUTAGES + 2
+    other = replace(DEATH, series="other", token="other", rows=1000)
+    ours = [
+        replace(
+            DEATH,
+            number=number,
+            token=str(number),
+            rows=2,
+            rows_by_sink={"Kafka": 2, f"sink {min(number, 2)}": 1},
+            records=3,
+            late_rows=1,
+        )
+        for number in range(1, deaths + 1)
+    ]
+    json_store.write(path, asdict(RecordedRestarts(restarts=(other, *ours[: KEPT_OUTAGES - 1]))))
+    for death in ours[KEPT_OUTAGES - 1 :]:
+        restarts.append(path, death)
+    recorded = restarts.of_series(path, "s")
     assert [len(recorded), recorded[-1].number] == [KEPT_OUTAGES, deaths]
     assert sum(restart.rows for restart in recorded) == 2 * deaths
     assert sum(restart.records for restart in recorded) == 3 * deaths

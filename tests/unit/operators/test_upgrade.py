@@ -363,3 +363,14 @@ def test_a_rollback_by_a_connection_to_a_cluster_is_refused_before_anything_is_s
     with pytest.raises(RefusedError, match=r"connection yarn has deploy-mode cluster, .* give it a connection"):
         execute(task)
     assert upgrade_plan.read(home) is None
+
+
+def test_an_upgrade_starts_nothing_by_a_connection_to_a_cluster(
+    home: Home, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"deploy-mode": "cluster", "yarn_resourcemanager_webapp_address": "rm:8088"}
+    monkeypatch.setenv("AIRFLOW_CONN_YARN", json.dumps({"conn_type": "spark", "host": "yarn", "extra": extra}))
+    monkeypatch.setattr("airflow_provider_exactlyonce.hooks.kafka.driver_config", lambda conn_id: "{}")
+    tools = upgrade(home, job, conn_id="yarn")._tools(home)
+    with pytest.raises(RefusedError, match=r"connection yarn has deploy-mode cluster, .* give it a connection"):
+        tools.launch(job, [])

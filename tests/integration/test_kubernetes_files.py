@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce import __version__
 from airflow_provider_exactlyonce.kafka import config
 from airflow_provider_exactlyonce.storage.s3_environment import KEYS
 from airflow_provider_exactlyonce.storage.s3_environment import VARIABLE as S3_VARIABLE
+from airflow_provider_exactlyonce.streaming import settings
 from tests.kubernetes_cluster import MANIFESTS, ROOT, VERSION, documented_conf, manifests
 
 OBJECTS = [(file.name, each) for file in sorted(MANIFESTS.glob("*.yaml")) for each in manifests(file.name)]
@@ -72,6 +73,15 @@ def test_the_page_has_the_rights_of_the_roles() -> None:
         for rule in given["rules"]
         for resource in rule["resources"]
     ]
+
+
+def test_the_page_has_every_variable_that_a_secret_is_for() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    variables = {value for name, value in vars(settings).items() if name.endswith("_VARIABLE")}
+    assert set(re.findall(r"^\| `(EXACTLYONCE_\w+)` \|", page, re.MULTILINE)) == {
+        *(variables - {settings.TOKEN_VARIABLE}),
+        S3_VARIABLE,
+    }
 
 
 def test_the_secret_is_what_a_driver_reads(monkeypatch: pytest.MonkeyPatch) -> None:

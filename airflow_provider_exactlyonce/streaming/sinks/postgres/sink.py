@@ -24,8 +24,8 @@ class PostgresSink(PostgresDeclaration):
     :param mode: ``"insert"``; ``"upsert"``: the last row of each key is inserted, or replaces the key's row;
         ``"delete"``: the rows with these keys are deleted
     :param key: the columns that rows are replaced or deleted by; for upsert a unique index over them must exist
-    :param order: the column that tells which of several rows of a key in one batch is the last; without it two rows of
-        a key are refused
+    :param order: for upsert, the column that tells which of several rows of a key in one batch is the last; without it
+        two rows of a key are refused
     :param deleted: for upsert, a boolean column that is not in the table: where it is true the key's row is deleted
     :param commit_column: an integer column of the table that gets the number of the commit
     :param conn_id: the connection: one of ``EXACTLYONCE_POSTGRES``, which operators fill, else libpq's environment

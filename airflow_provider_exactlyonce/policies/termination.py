@@ -15,7 +15,7 @@ FOREVER: Final = "forever"
 RUNNING: Final = "running"  # the task's end, not the driver's, which runs for ever then
 
 #: Their description, for the message on a wrong one.
-FORMS: Final = "available, forever, commits:N, watermark:TIME (ISO 8601) or duration:SECONDS"
+FORMS: Final = "available, forever, commits:N, watermark:TIME (ISO 8601, after 1970-01-01 00:00) or duration:SECONDS"
 
 
 @dataclass

@@ -52,6 +52,12 @@ def test_what_is_none_of_them_is_refused_by_its_value(until: object) -> None:
         text_of(until)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("time", ["1970-01-01T00:00:00Z", "1969-12-31T23:59:59Z"])
+def test_a_watermark_that_no_commit_can_have_is_refused_by_its_reason(time: str) -> None:
+    with pytest.raises(ValueError, match=r"watermark:TIME \(ISO 8601, after 1970-01-01 00:00\)"):
+        text_of(Watermark(time))
+
+
 def test_running_is_a_tasks_end_and_none_of_a_drivers() -> None:
     assert text_of("running") == "running"
     with pytest.raises(ValueError, match="until='running'"):

@@ -102,6 +102,7 @@ class _Audit:
             last=last,
             **asdict(totals),
             untold=ledger.untold,
+            unjudged_sinks=sorted(ledger.unjudged_sinks),
             lost=dict(sorted(ledger.lost.items())),
             records=None if ledger.uncounted else ledger.records,
             late_rows=ledger.late_rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -93,6 +93,7 @@ class Report:
     :param compacted_ranges: ranges of a compacted topic that have lost rows to newer ones
     :param foreign_rows: readable rows of other producers, which were allowed
     :param untold: commits that gave less than exactly once and do not tell where their rows are: not judged
+    :param unjudged_sinks: sinks that are not Kafka; their rows were not looked at
     :param lost: {commit: its source ranges} whose rows may be lost, as the ledger says; only at most once
     :param records: source records that all commits of the ledger have read, None when some don't say
     :param late_rows: rows behind the watermark that operators have left out in them
@@ -111,6 +112,7 @@ class Report:
     compacted_ranges: int
     foreign_rows: int
     untold: int
+    unjudged_sinks: Sequence[str]
     lost: Mapping[int, SourceRanges]
     backfills: int
     backfilled_rows: int
@@ -124,6 +126,14 @@ class Report:
     def is_clean(self) -> bool:
         """Whether every invariant holds."""
         return not self.violations
+
+    @property
+    def unjudged(self) -> str:
+        """What was not looked at, in words; empty when that is nothing."""
+        if not self.unjudged_sinks:
+            return ""
+        names = ", ".join(self.unjudged_sinks)
+        return f"rows in other sinks ({names}) are not judged here: exactlyonce audit-sinks does that"
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""

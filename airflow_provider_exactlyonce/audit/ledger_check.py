@@ -19,6 +19,7 @@ class LedgerCheck:
     :ivar records: source records that commits have read, as far as recorded
     :ivar uncounted: commits that don't record it
     :ivar late_rows: rows behind the watermark that operators have left out
+    :ivar unjudged_sinks: those that are not Kafka; an audit of theirs is their own
     :ivar lost: {commit: its source ranges} of commits with possibly lost rows, as the ledger has it
     """
 
@@ -33,6 +34,7 @@ class LedgerCheck:
         self.records = 0
         self.uncounted = 0
         self.late_rows = 0
+        self.unjudged_sinks: set[str] = set()
         self.lost: dict[int, SourceRanges] = {}
         self._say = findings.add
         self._previous: CommitRecord | None = None
@@ -78,6 +80,7 @@ class LedgerCheck:
         self._check_sink(record)
         self.first = self.first or record.commit
         self.producer_ids.add(record.producer_id)
+        self.unjudged_sinks.update(record.others)
         self._previous, self._previous_offset = record, offset
 
     def _check_number(self, record: CommitRecord) -> None:

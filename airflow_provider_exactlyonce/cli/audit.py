@@ -78,6 +78,7 @@ def _text(report: Report) -> str:
     ):
         if count:
             lines.append(f"{count:,} {note}")
+    lines += filter(None, [report.unjudged])
     lines += [f"commit {commit}: rows of {shown(source)} may be lost" for commit, source in report.lost.items()]
     for invariant, meaning in INVARIANTS.items():
         count = report.violations.get(invariant, 0)

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class AuditPipelineOperator(BaseOperator):
     """Fail when the readable rows contradict the pipeline's ledger, or the ledger itself: any of I1 to I7.
 
-    It reads every judged row once, writes nothing, and the pipeline may run meanwhile.
+    It reads every judged row once, writes nothing, and the pipeline may run meanwhile. Rows in sinks other than Kafka
+    are not judged.
 
     Returns the report: ``pipeline``, ``clean``, ``first`` and ``last`` commit, ``rows``, ``ranges``, ``violations``
-    (how many of each invariant), ``found`` (the first hundred with their text) and more counts. A task that fails has
-    the same report as its XCom ``return_value``.
+    (how many of each invariant), ``found`` (the first hundred with their text), ``unjudged_sinks`` and more counts. A
+    task that fails has the same report as its XCom ``return_value``.
 
     :param pipeline: the pipeline's name. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
@@ -77,6 +78,8 @@ class AuditPipelineOperator(BaseOperator):
             counts = ", ".join(f"{invariant} {count}" for invariant, count in report.violations.items())
             raise AirflowFailException(f"{self.pipeline} violates {counts}; the earliest: {report.found[0]}")
         self.log.info("%s: commits %d to %d, %d rows agree", self.pipeline, report.first, report.last, report.rows)
+        if report.unjudged:
+            self.log.warning("%s: %s", self.pipeline, report.unjudged)
         return facts
 
     def _options(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.audit.findings import Report
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, RefusedError
-from airflow_provider_exactlyonce.ledger.records import SinkRange, backfill_pipeline
+from airflow_provider_exactlyonce.ledger.records import OtherSink, SinkRange, backfill_pipeline
 from tests import commands
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 from tests.waiting import eventually
@@ -277,6 +277,15 @@ def test_the_command_says_what_it_found_and_ends_with_its_own_code(crafted: Craf
     assert (report["found"][0]["partition"], report["found"][0]["offset"]) == (0, 6)
     assert f"AuditFailedError: I2, commit 1, {crafted.sink}-0, offset 6: " in said.err
     assert "1 rows of other producers were passed over" in commands.run(*command, "--allow-foreign").out
+
+
+def test_the_command_says_which_sinks_it_has_not_looked_at(crafted: CraftedPipeline) -> None:
+    crafted.commit({}, others={"lake": OtherSink(rows=7, digest=1), "archive": OtherSink(rows=7, digest=1)})
+    crafted.settle()
+    command = ["audit", crafted.pipeline, "--bootstrap-servers", crafted.config["bootstrap.servers"]]
+    said = commands.run(*command)
+    assert "rows in other sinks (archive, lake) are not judged here: exactlyonce audit-sinks does that" in said.out
+    assert commands.run(*command, "--json").body["unjudged_sinks"] == ["archive", "lake"]
 
 
 @pytest.fixture

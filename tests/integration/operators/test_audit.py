@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_exactlyonce.ledger.records import OtherSink
 from airflow_provider_exactlyonce.operators.audit import AuditPipelineOperator
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 
@@ -43,6 +44,18 @@ def test_a_clean_pipeline_gives_its_report(crafted: CraftedPipeline) -> None:
     report = task.execute({"ti": task_instance()})  # type: ignore[typeddict-item]
     assert json.loads(json.dumps(report)) == {**report, "found": [], "violations": {}}
     assert (report["clean"], report["first"], report["last"], report["rows"]) == (True, 2, 3, 20)
+
+
+def test_the_log_says_which_sinks_were_not_looked_at(
+    crafted: CraftedPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crafted.commit({}, others={"lake": OtherSink(rows=7, digest=1)})
+    task = AuditPipelineOperator(task_id="audit", pipeline=crafted.pipeline)
+    report = task.execute({"ti": task_instance()})  # type: ignore[typeddict-item]
+    assert report["unjudged_sinks"] == ["lake"]
+    assert (
+        "rows in other sinks (lake) are not judged here: exactlyonce audit-sinks does that" in capsys.readouterr().out
+    )
 
 
 def test_a_violation_fails_the_task_with_the_report_and_a_link_to_it(crafted: CraftedPipeline) -> None:

@@ -14,6 +14,7 @@ from airflow_provider_exactlyonce.ledger.records import (
     CommitRecord,
     LateRows,
     LedgerPointer,
+    OtherSink,
     Record,
     SinkRange,
 )
@@ -60,6 +61,14 @@ def test_positions_of_a_table_do_not_count_its_rows() -> None:
     assert found_in((0, claim_of(1)), (2, commit_of(1, records=5_000_000, **table))) == []
     (found,) = found_in((0, claim_of(1)), (2, commit_of(1, records=-1, **table)))
     assert "it says -1 records were read" in str(found)
+
+
+def test_sinks_that_are_not_kafka_are_named_unless_retention_has_taken_their_commits() -> None:
+    check = LedgerCheck("shop", 2, Findings())
+    for commit, sinks in ((1, ["gone"]), (2, ["lake"]), (3, ["lake", "totals"])):
+        others = {name: OtherSink(rows=5, digest=1) for name in sinks}
+        check.add(2 * commit, commit_of(commit, others=others))
+    assert check.unjudged_sinks == {"lake", "totals"}
 
 
 def test_a_clean_ledger_passes() -> None:

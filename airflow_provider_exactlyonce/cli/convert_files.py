@@ -33,7 +33,9 @@ def add_to(program: Command) -> None:
         metavar="COLUMNS",
         help="the table's partition columns, with commas between them, some or none of the file sink's (default: all)",
     )
-    command.add_argument("--dry-run", action="store_true", help="check log and files, and say what would be done")
+    command.add_argument(
+        "--dry-run", action="store_true", help="check what a conversion checks, and say what it would do"
+    )
     declare(command, *HOME)
 
 
@@ -57,7 +59,9 @@ def _convert(given: argparse.Namespace) -> None:
         "partition_by": partition_by,
     }
     with contextlib.ExitStack() as stack:
-        if not given.dry_run:
+        if given.dry_run:
+            conversion.check(old, partition_by)
+        else:
             given.pipeline = old.pipeline
             home = home_of(given)
             stack.enter_context(leases.holding_stopped(home.lease, old.pipeline, "convert"))

@@ -109,12 +109,11 @@ def find(path: str) -> OldFiles:
     return replace(old, columns=_columns(old, storage))
 
 
-def convert(old: OldFiles, partition_by: Sequence[str]) -> bool:
-    """Convert; returns whether there was anything left to do.
+def check(old: OldFiles, partition_by: Sequence[str]) -> tuple[DeltaSink, StructType]:
+    """Return the sink that writes the new table and its columns, once they fit; nothing is changed.
 
     :param partition_by: of the new table; columns of the old ``partition_by``
-    :raises RefusedError: naming what does not fit a Delta table; nothing is changed
-    :raises AlreadyRunningError: when a run of 0.1.0 has just written to the log
+    :raises RefusedError: naming what does not fit a Delta table
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -122,6 +121,17 @@ def convert(old: OldFiles, partition_by: Sequence[str]) -> bool:
     sink = DeltaSink(name=old.sink, path=old.path, partition_by=partition_by)
     sink.check_columns(columns)
     _check_partitions(old, partition_by)
+    return sink, columns
+
+
+def convert(old: OldFiles, partition_by: Sequence[str]) -> bool:
+    """Convert; returns whether there was anything left to do.
+
+    :param partition_by: of the new table; columns of the old ``partition_by``
+    :raises RefusedError: naming what does not fit a Delta table; nothing is changed
+    :raises AlreadyRunningError: when a run of 0.1.0 has just written to the log
+    """
+    sink, columns = check(old, partition_by)
     earlier_rows = old.rows - old.entry.rows
     opened = DeltaCommitter(sink, old.pipeline, stop_requested=never, earlier_rows=earlier_rows)
     with closing(opened) as committer:

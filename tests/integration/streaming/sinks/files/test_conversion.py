@@ -227,12 +227,19 @@ def test_a_partition_that_readers_of_delta_take_for_null_is_refused_with_the_way
     printed = convert(old.root, home, code=RefusedError.exit_code).err
     assert "column 'k' of partition_by is the text ''" in printed
     assert "convert without it, --partition-by ''" in printed
+    assert convert(old.root, home, "--dry-run", code=RefusedError.exit_code).err == printed
     assert not DeltaTable.is_deltatable(str(old.root))
     assert old.last()["run"] == 1  # type: ignore[index]
     refused = convert(old.root, home, "--partition-by", "id", code=RefusedError.exit_code)
     assert "'id' is none of the columns by which the files were written, k" in refused.err
     convert(old.root, home, "--partition-by", "")
     assert sorted(row["k"] for row in read_delta(old.root)) == ["", "b"]
+
+
+def test_a_dry_run_refuses_a_partition_by_that_no_table_can_have(old: OldLog, home: Path) -> None:
+    old.commit(entry_of(1, 1), pa.table({"id": [1], "price": [Decimal("1.50")]}), by="price")
+    refused = convert(old.root, home, "--dry-run", code=RefusedError.exit_code)
+    assert "column 'price' of partition_by is decimal(" in refused.err
 
 
 def _cut(old: OldLog) -> str:

@@ -72,8 +72,9 @@ def _not_here(facts: Facts, home: HomeFacts) -> Finding:
         f"{path} is not on this machine{known}",
         "if it is on another machine, ask there; if its file system is not mounted here, mount it; if it was moved, "
         "pass its new path with --home, and start once with --accept-home. If it was deleted, put the whole home back "
-        "from a copy, an old one too, to the same path, and run `exactlyonce doctor --fix`: what was committed since "
-        "is replayed. Without a copy this name can't be used: start a new pipeline under another one, with other sinks",
+        f"from a copy, an old one too, to the same path, and run `exactlyonce doctor {facts.pipeline} --fix`: what was "
+        "committed since is replayed. Without a copy this name can't be used: start a new pipeline under another one, "
+        "with other sinks",
     )
 
 

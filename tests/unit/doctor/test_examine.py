@@ -140,7 +140,14 @@ def test_of_a_home_that_is_gone_it_is_told_where_it_was_and_what_to_do(facts: Fa
     facts.home.exists = False
     (gone,) = [finding for finding in examine.judge(facts) if finding.name == "home-not-here"]
     assert gone.what == f"{path} is not on this machine; run 2 of p started from {path} on host h"
-    for way in ("on another machine", "not mounted", "--accept-home", "from a copy", "a new pipeline"):
+    for way in (
+        "on another machine",
+        "not mounted",
+        "--accept-home",
+        "from a copy",
+        "doctor p --fix",
+        "a new pipeline",
+    ):
         assert way in gone.do
     facts.home = HomeFacts(home=Home(tmp_path / "misspelt"), exists=False)
     (misspelt,) = [finding for finding in examine.judge(facts) if finding.name == "home-not-here"]

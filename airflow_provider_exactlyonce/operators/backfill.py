@@ -56,12 +56,11 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
     :param output_to: ``reemit``: into the sink itself, each record with the header ``exactlyonce.backfill``;
         ``compare``: nothing is written, and the rows are compared with the delivered ones; ``topic=NAME``: to another
             topic. (templated)
-    :param conn_id: connection of type ``spark``; deploy mode client or none. (templated)
+    :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param source_conn_ids: connections of type ``kafka`` that the job's sources name. (templated)
-    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
-    :param store_conn_ids: connections of the job's tables: to stores of Delta tables, of a home's types, and to Iceberg
-        catalogs, of type ``iceberg``; of another type the extra is taken as it is. (templated)
+    :param postgres_conn_ids: none; a backfill writes to Kafka only. (templated)
+    :param store_conn_ids: none; a backfill reads and writes Kafka only. (templated)
     :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
     :param until: ``available``; a backfill has an end of its own. (templated)
     :param if_running: what to do about a driver of the same request that another task has started: ``adopt`` waits for

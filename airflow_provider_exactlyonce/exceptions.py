@@ -147,7 +147,7 @@ class DataLostError(ExactlyOnceError):
 
 
 class AuditFailedError(ExactlyOnceError):
-    """The readable rows contradict the ledger, or the ledger itself."""
+    """The readable rows contradict the ledger, or the ledger itself; or a range that is run again gives other rows."""
 
     decision = Decision.REFUSE
     exit_code = 69

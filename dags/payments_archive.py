@@ -17,6 +17,7 @@ with DAG("payments_archive", schedule=None, max_active_runs=1, params=PARAMS):
         until="available",
         restart_strategy=RestartStrategy.fixed_delay(attempts=3, delay=pendulum.duration(seconds=1)),
         conf={"spark.sql.shuffle.partitions": "4"},
+        env_vars={"ARCHIVE_PATH": "{{ params.table }}"},
     )
 
     @task

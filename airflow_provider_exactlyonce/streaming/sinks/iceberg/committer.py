@@ -114,6 +114,7 @@ class IcebergCommitter(TableCommitter):
             # Iceberg's removal of orphan files leaves alone what begins with an underscore.
             notes=f"{self._location}/_{_FOLDER}/{folder}",
             data=f"{self._table.data_location}/{_FOLDER}/{folder}",
+            can_be_torn=True,  # in Azure and HDFS
         )
 
     @property

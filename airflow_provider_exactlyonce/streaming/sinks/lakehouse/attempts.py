@@ -81,11 +81,14 @@ class Attempts:
     :param files: of the table
     :param notes: the folder of the notes
     :param data: the folder below which each attempt has its files
+    :param can_be_torn: a store other than this machine's file systems may show a note before it is whole, and keep it
+        so when the writer dies
     """
 
-    def __init__(self, files: TableFiles, *, notes: str, data: str) -> None:
+    def __init__(self, files: TableFiles, *, notes: str, data: str, can_be_torn: bool = False) -> None:
         self._files: Final = files
         self._notes: Final = notes
+        self._can_be_torn: Final = can_be_torn
         self.data: Final = data
 
     @property
@@ -103,7 +106,7 @@ class Attempts:
             is_below = "/" in name.removeprefix(f"{self._notes}/")  # as the log of 0.1.0's file sink is
             if name.endswith(_SUFFIX) and not is_below:
                 with suppress(FileNotFoundError):  # a run that lives has just removed it
-                    notes.append(AttemptNote.decoded(self._files.read(name), self._files.place(name)))
+                    notes.append(self._read(name))
         return notes
 
     def write(self, note: AttemptNote) -> None:
@@ -129,5 +132,22 @@ class Attempts:
                 if name not in files:
                     self._files.remove(name)
 
+    def _read(self, name: str) -> AttemptNote:
+        content = self._files.read(name)
+        if self._can_be_torn and self._files.local(name) is None and not _is_whole(content):
+            # Nobody knows whether it was tried, nor in which table: its files stay.
+            attempt = name.removeprefix(f"{self._notes}/").removesuffix(_SUFFIX)
+            return AttemptNote(attempt=attempt, commit=0, run=0, table="", files=())
+        return AttemptNote.decoded(content, self._files.place(name))
+
     def _note(self, attempt: str) -> str:
         return f"{self._notes}/{attempt}{_SUFFIX}"
+
+
+def _is_whole(content: bytes) -> bool:
+    """Tell whether a note was written to its end: the beginning of a JSON object is no JSON."""
+    try:
+        json.loads(content)
+    except ValueError:
+        return False
+    return True

@@ -136,6 +136,8 @@ class MapState(State, Generic[K, V]):
     def put(self, key: K, value: V | None) -> None:
         """Set a key's value.
 
+        :param value: None for a null, which a type made of fields has none of: if it is there after the key's last row
+            of the batch, that raises StateValueError
         :raises StateValueError: when one of them does not fit its declared type
         """
         key = self._key(key)
@@ -193,12 +195,17 @@ class MapState(State, Generic[K, V]):
         for key in self._changed:
             value, row = self._entries[key], self.key_type.pack(key)
             if value is not _ABSENT:
-                self._store.put(row, self.state_type.pack(value))
+                self._store.put(row, self._row(key, value))
             elif not self._cleared:
                 self._store.remove(row)
 
     def _open(self, handle: Handle) -> None:
         self._store = handle.map_store(self.name, self.key_type, self.state_type, self.ttl_milliseconds)
+
+    def _row(self, key: K, value: Any) -> tuple[Any, ...]:
+        if value is None and self.state_type.is_row:
+            raise StateValueError(f"state {self.name}: None is no row of a map, at key {key!r}; remove the key instead")
+        return self.state_type.pack(value)
 
     def _key(self, key: K) -> K:
         if key is None:

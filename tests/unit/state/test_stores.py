@@ -216,6 +216,24 @@ def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_state(steps: An
     assert harness.keys() == set()
 
 
+def test_none_is_no_row_of_a_map_which_is_told_when_it_would_be_written() -> None:
+    class Totals(KeyedProcessFunction[Any, Any]):
+        output = "n BIGINT"
+        totals: MapState[str, tuple[int, int]] = MapState("STRING", "total BIGINT, n BIGINT")
+
+        def process_element(self, value: Any, context: Any) -> None:
+            self.totals.put("a", None)
+            if value.then_puts:
+                self.totals.put("a", (3, 1))
+
+    harness = KeyedHarness(Totals(), "k")
+    with pytest.raises(StateValueError, match="state totals: None is no row of a map, at key 'a'; remove the key"):
+        harness.process([{"k": 1, "then_puts": False}])
+    assert harness.keys() == set()
+    harness.process([{"k": 1, "then_puts": True}])
+    assert harness.state("totals", 1) == {"a": (3, 1)}
+
+
 @pytest.mark.parametrize("make", [lambda ttl: ValueState("INT", ttl=ttl), lambda ttl: ListState("INT", ttl=ttl)])
 def test_a_time_to_live_of_nothing_is_refused(make: Callable[[dt.timedelta], Any]) -> None:
     for ttl in (dt.timedelta(0), 3600):

@@ -16,7 +16,7 @@ from pyiceberg.transforms import BucketTransform, Transform, TruncateTransform, 
 from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DecimalType, StringType
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.schema import paths
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import plain
 
@@ -241,10 +241,13 @@ class Partitioning:
         return tuple(field.name for field in self._fields)
 
     def values(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the values of each row, a column each."""
+        """Return the values of each row, a column each.
+
+        :raises RecordRefusedError: when a number's part is one that its type has no room for
+        """
         columns = [self._columns.find_column_name(field.source_id) for field in self._fields]
         arrays = [
-            _transformed(rows[column], field.transform, self._columns.find_type(field.source_id))
+            _transformed(rows[column], field.transform, self._columns.find_type(field.source_id), column)
             for field, column in zip(self._fields, columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, names=list(self.names))
@@ -268,14 +271,22 @@ class Partitioning:
         return _value(texts[field.name], field.transform.result_type(self._columns.find_type(field.source_id)))
 
 
-def _transformed(values: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:
+def _transformed(values: pa.Array, transform: Transform[Any, Any], source: IcebergType, column: str | None) -> pa.Array:
     if not isinstance(transform, BucketTransform | TruncateTransform):
         return _TRANSFORMS[str(transform)](values)
     # Pyiceberg knows each value's bucket; each different value is asked for once.
     encoded = plain(values).dictionary_encode()
-    compute = transform.transform(source)
-    results = [compute(value) for value in encoded.dictionary.to_pylist()]
-    return pa.array(results, schema_to_pyarrow(transform.result_type(source))).take(encoded.indices)
+    compute, kind = transform.transform(source), schema_to_pyarrow(transform.result_type(source))
+    given = encoded.dictionary.to_pylist()
+    results = [compute(value) for value in given]
+    try:
+        return pa.array(results, kind).take(encoded.indices)
+    except (pa.ArrowInvalid, OverflowError):
+        beyond = min(value for value in given if value is not None)
+        raise RecordRefusedError(
+            f"column {column} is {beyond}, which {transform} cuts to a number that its type has no room for: partition "
+            "by another column, or replace the value"
+        ) from None
 
 
 def _value(text: str | None, kind: Any) -> Any:

@@ -22,6 +22,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, FloatType
 from typing_extensions import override
 
+from airflow_provider_exactlyonce.exceptions import RecordRefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import Partitioning
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import shown
@@ -97,7 +98,10 @@ class IcebergWriter(TableWriter):
 
     @override
     def _parted(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        return self._partitioning.values(rows) if self._partitioning.names else rows, rows
+        try:
+            return self._partitioning.values(rows) if self._partitioning.names else rows, rows
+        except RecordRefusedError as error:
+            raise refused(str(error)) from error
 
 
 class _Files(PartitionedFiles):

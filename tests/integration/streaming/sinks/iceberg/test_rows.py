@@ -18,8 +18,9 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.types import DateType, TimestamptzType
 from pyspark.sql import types as T
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions
+from airflow_provider_exactlyonce.streaming.spark import typed_errors
 from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
 from tests.integration.streaming.sinks.lake import (
     COLUMNS,
@@ -207,6 +208,12 @@ def test_values_are_cut_as_icebergs_specification_has_it(lake: IcebergLake, tmp_
     again = Live(lake.sink(partition_by=cut), tmp_path, run=2, columns=columns)
     again.commit([{**given[0], "id": 4}])
     assert len(lake.ids()) == 4
+    again.number += 1
+    with pytest.raises(RecordRefusedError) as raised:
+        again.stage([{**given[0], "n": -(2**31)}])
+    marked = typed_errors.find(str(raised.value))
+    assert isinstance(marked, RecordRefusedError), "Spark passes on its text only"
+    assert "column n is -2147483648, which truncate[10]" in str(marked)
 
 
 def test_days_of_dates_are_partitioned_as_iceberg_has_it(lake: IcebergLake, tmp_path: Path) -> None:

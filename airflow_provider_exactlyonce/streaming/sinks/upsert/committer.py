@@ -78,7 +78,7 @@ class UpsertWriter(SinkWriter):
         with self._marked():
             connection = self._connection or self._start(rows.schema.names)
             parameters = upsert_table.parameters(
-                rows.to_pylist(maps_as_pydicts="strict"), opened.key, opened.commit_column, self._attempt.commit
+                self._python_rows(rows), opened.key, opened.commit_column, self._attempt.commit
             )
             for statement in self._statements:
                 connection.execute(statement, parameters)
@@ -94,6 +94,15 @@ class UpsertWriter(SinkWriter):
     @override
     def close(self) -> None:
         self._closing.close()
+
+    def _python_rows(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
+        try:
+            return list(rows.to_pylist(maps_as_pydicts="strict"))
+        except OverflowError as error:
+            raise RecordRefusedError(
+                f"table {self._opened.table}, commit {self._attempt.commit}: a row has a date or time before the year "
+                f"1 or after 9999, which Python has none of: {error}"
+            ) from error
 
     def _start(self, columns: Sequence[str]) -> sa.Connection:
         opened = self._opened

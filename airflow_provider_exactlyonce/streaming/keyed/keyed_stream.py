@@ -121,7 +121,7 @@ class KeyedStream:
 
         :param what: expressions of Spark's SQL with names, such as ``"sum(price) AS paid"``, which Spark aggregates by
             itself; or one aggregation in Python
-        :raises RefusedError: when it is neither
+        :raises RefusedError: when it is neither; when the aggregation has a ``merge``, and the key a struct
         """
         if len(what) == 1 and isinstance(what[0], Aggregation):
             return self._aggregated(what[0])
@@ -135,9 +135,21 @@ class KeyedStream:
         ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in key.fields)
         frame, combined = self._frame, None
         if aggregation.merge is not None:
+            _check_looked_up(key)
             frame = partial_aggregation.combined(frame, self._columns, aggregation)
             combined = partial_aggregation.accumulator_of(aggregation, self._columns)
         return _transformed(frame, self._columns, function_of(aggregation, ddl, combined))
+
+
+def _check_looked_up(key: StructType) -> None:
+    """Check that Python can look up a key as Arrow has it, where a struct is a dictionary."""
+    for field in key.fields:
+        if isinstance(field.dataType, StructType):
+            first = field.dataType.fields[0].name if field.dataType.fields else "field"
+            raise RefusedError(
+                f"aggregate(): {field.name} is {field.dataType.simpleString()}; an Aggregation with merge= can't look "
+                f"up such a key. Take its fields for the key, as columns such as {field.name}.{first} AS {first}"
+            )
 
 
 def _transformed(frame: DataFrame, key: Sequence[str], function: KeyedProcessFunction[Any, Any]) -> DataFrame:

@@ -333,6 +333,13 @@ def test_a_reduction_is_an_aggregation_of_one_column(spark: SparkSession, tmp_pa
     assert [sorted(rows) for _, rows in sorted(ran.rows.items())] == [[("a", 5), ("b", None)], [("a", 5), ("b", 2)]]
 
 
+def test_a_struct_as_a_key_is_refused_where_rows_are_added_up_before_they_are_shuffled(spark: SparkSession) -> None:
+    stream = key_by(spark.createDataFrame([], SCHEMA).withColumn("w", F.struct("k", "i")), "k", "w")
+    with pytest.raises(RefusedError, match=r"w is struct<k:string,i:bigint>; .* such as w\.k AS k"):
+        stream.aggregate(aggregation(merges=True))
+    assert stream.aggregate(aggregation(merges=False)).columns == ["k", "w", "total", "n", "ids", "last"]
+
+
 @pytest.mark.parametrize("what", [(), (aggregation(merges=True), "sum(v) AS v"), (5,)])
 def test_what_is_no_aggregation_is_refused(spark: SparkSession, what: Any) -> None:
     frame = spark.createDataFrame([], SCHEMA)

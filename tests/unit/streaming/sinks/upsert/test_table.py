@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from pyspark.sql import types as T
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
 
 
@@ -98,3 +98,10 @@ def test_what_is_unique_by_the_beginning_of_a_text_is_no_key(dialect: str) -> No
     )
     unique = upsert_table._unique_sets(cast("sa.Inspector", inspector), sa.Table("t", sa.MetaData()))
     assert unique == [["id"], [None], ["k", "v"]]
+
+
+@pytest.mark.parametrize(("number", "error"), [(1292, RecordRefusedError), (1205, BatchFailedError)])
+def test_a_value_that_mysqls_column_has_none_of_is_an_error_of_the_row(number: int, error: type[Exception]) -> None:
+    """As pymysql raises it of a time in the hour that a time zone leaves out, and of a text that is no date."""
+    with pytest.raises(error), upsert_table.translated_errors("commit 7", "t"):
+        raise sa.exc.OperationalError("INSERT", {}, Exception(number, "Incorrect datetime value"))

@@ -17,8 +17,8 @@ from airflow_provider_exactlyonce.streaming.sinks.table_checks import check_comp
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: MySQL's and MariaDB's numbers of a CHECK that fails, of a text that is no JSON, and of a value that is no date or time
-#: there, which their drivers take for errors of the server's operation.
+#: MySQL's and MariaDB's numbers of a CHECK that fails, of a text that is no JSON, and of what is no date or time there,
+#: which their drivers take for errors of the server's operation.
 _MYSQL_ROW_REFUSED: Final = (3819, 4025, 3140, 1292)
 
 

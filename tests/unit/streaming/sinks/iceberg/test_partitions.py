@@ -20,7 +20,7 @@ def values_of(kind: IcebergType, arrow: pa.DataType, *values: Any) -> list[Any]:
     part = PartitionField(source_id=1, field_id=1000, transform=parse_transform("truncate[10]"), name="n_trunc")
     partitioning = Partitioning(PartitionSpec(part), Schema(NestedField(1, "n", kind, required=False)))
     rows = pa.RecordBatch.from_arrays([pa.array(values, arrow)], names=["n"])
-    return partitioning.values(rows)["n_trunc"].to_pylist()
+    return list(partitioning.values(rows)["n_trunc"].to_pylist())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from tests.integration.streaming.sinks.iceberg.lake import LONG, NAME, TEXT, IcebergLake
 from tests.integration.streaming.sinks.lake import PIPELINE, Live, rows
@@ -105,3 +106,22 @@ def test_the_audit_names_commits_behind_which_the_table_was_set_back(lake: Icebe
     lake.table.manage_snapshots().rollback_to_snapshot(lake.snapshot_of(1)).commit()
     findings = live.audit(entries)
     assert sorted(finding.partition(":")[0] for finding in findings) == ["commit 2", "commit 3"]
+
+
+def test_a_claim_forgets_a_note_that_a_store_shows_before_it_is_whole(
+    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(lake.sink(), tmp_path)
+    live.commit(rows(0, 2))
+    live.stage(rows(2, 2))
+    (note,) = lake.notes()
+    note.write_bytes(b"")
+    with pytest.raises(RefusedError, match="is no note of an attempt"):
+        Live(lake.sink(), tmp_path, run=2)
+    before = lake.files()
+    monkeypatch.setattr(IcebergFiles, "local", lambda *_: None)
+    newer = Live(lake.sink(), tmp_path, run=3)
+    assert lake.notes() == []
+    assert lake.files() == before, "the attempt may have been tried, so that the table may have them"
+    newer.commit(rows(2, 2))
+    assert lake.ids() == list(range(4))

@@ -340,6 +340,23 @@ def test_a_struct_as_a_key_is_refused_where_rows_are_added_up_before_they_are_sh
     assert stream.aggregate(aggregation(merges=False)).columns == ["k", "w", "total", "n", "ids", "last"]
 
 
+class Pairs(KeyedProcessFunction[Any, Any]):
+    output = "k STRING, given STRING, attributes MAP<STRING, BIGINT>"
+
+    def process_element(self, value: Any, context: Context) -> Iterator[Any]:
+        yield context.key.k, repr((value.attributes, value.inner["many"])), dict(value.attributes)
+
+
+def test_a_map_of_the_stream_is_a_list_of_pairs(spark: SparkSession, tmp_path: Path) -> None:
+    def query(frame: DataFrame) -> DataFrame:
+        named = F.create_map(F.lit("x"), "i")
+        inner = F.struct(F.array(named).alias("many"))
+        return key_by(frame.withColumns({"attributes": named, "inner": inner}), "k").process(Pairs())
+
+    ran = run(spark, tmp_path, [[{"k": "a", "i": 1}]], query, until=1)
+    assert [tuple(row) for row in ran.rows[0]] == [("a", "([('x', 1)], [[('x', 1)]])", {"x": 1})]
+
+
 @pytest.mark.parametrize("what", [(), (aggregation(merges=True), "sum(v) AS v"), (5,)])
 def test_what_is_no_aggregation_is_refused(spark: SparkSession, what: Any) -> None:
     frame = spark.createDataFrame([], SCHEMA)

@@ -94,16 +94,19 @@ class DriverLocator:
                 return self._ended_unseen(intent)
             self.wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it", starts=intent)
 
-    def has_ended(self, intent: Intent) -> bool:
-        """Whether the driver that we have left has certainly ended; kills a silent one of this host."""
+    def end_of(self, intent: Intent) -> Ended | None:
+        """Return how the driver that we have left has ended, or is lost, None for neither; kills a silent one here."""
         held, life = self._observed()
+        is_silence = False
         if held is not None and held.token == intent.token and life is Liveness.STALE:
             if intent.is_here:
                 _log.warning("the driver (pid %s) gives no sign of life; it is killed", held.pid)
                 processes.kill_leftovers(intent.token)
+            else:  # the manager of a cluster, or the driver itself, may know of its end
+                is_silence = not intent.is_on_cluster and not drivers.has_ended(self._home, intent.token)
         elif drivers.is_there(self._home, intent.token):
-            return False
-        return not self._may_live_on_cluster(intent)
+            return None
+        return None if self._may_live_on_cluster(intent) else Ended(exit_code=None, is_silence=is_silence)
 
     def wait(self, why: str, *, starts: Intent | None = None) -> None:
         """Let some time pass before the next look, unless we were asked to stop.
@@ -172,10 +175,11 @@ class DriverLocator:
         )
         if not is_same_work or requests.killed_by(self._home, intent.token) is not None:
             return None
+        end = Ended(exit_code=None)
         done = exit_classification.status_of(self._home, intent.token) is not None and (
-            exit_classification.failure(self._home, intent.token, Ended(exit_code=None), None) is None
+            exit_classification.failure(self._home, intent.token, end, None) is None
         )
-        return DriverAttachment(driver=ExitedDriver(intent.token), intent=intent, ours=True) if done else None
+        return DriverAttachment(driver=ExitedDriver(intent.token, end), intent=intent, ours=True) if done else None
 
     def _driver_of(self, intent: Intent, held: Lease) -> DriverProcess:
         if not intent.is_here:

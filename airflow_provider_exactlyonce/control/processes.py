@@ -138,11 +138,18 @@ class RemoteDriver(DriverProcess):
 
 
 class ExitedDriver(DriverProcess):
-    """A driver that has ended unwatched."""
+    """A driver that has ended unwatched.
+
+    :param end: how, as far as it is known
+    """
+
+    def __init__(self, token: str, end: Ended) -> None:
+        super().__init__(token)
+        self._end: Final = end
 
     def ended(self) -> Ended | None:
-        """Return an end with an unknown exit code."""
-        return Ended(exit_code=None)
+        """Return what is known of its end."""
+        return self._end
 
 
 def environment_with(added: Mapping[str, str | None]) -> dict[str, str]:

@@ -179,9 +179,10 @@ class Supervisor:
         if self._restarting.is_recorded(intent):  # we have waited for the next start
             self._dead = intent
             return SupervisorEvent.RESTART_RECORDED
-        if not self._locator.has_ended(intent):
+        end = self._locator.end_of(intent)
+        if end is None:
             return SupervisorEvent.NOTHING_LEFT
-        return self._attach(DriverAttachment(driver=ExitedDriver(intent.token), intent=intent, ours=True))
+        return self._attach(DriverAttachment(driver=ExitedDriver(intent.token, end), intent=intent, ours=True))
 
     def _find(self) -> SupervisorEvent:
         attached = self._locator.find()

@@ -45,6 +45,7 @@ def supervisor(
     stop_timeout_seconds: float = HANG_SECONDS,
     command: Sequence[str] = (),
     on_delay: Callable[[Intent, float], None] = lambda dead, due: None,
+    left: Intent | None = None,
 ) -> Supervisor:
     how = launch(home, *plans, until=until)
     return Supervisor(
@@ -58,6 +59,7 @@ def supervisor(
             stop_timeout_seconds=stop_timeout_seconds,
             on_delay=on_delay,
         ),
+        left=left,
     )
 
 

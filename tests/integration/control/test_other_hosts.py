@@ -144,6 +144,36 @@ def test_a_driver_of_another_host_that_comes_back_before_its_successor_is_starte
     assert driver.process.wait() == 0
 
 
+def test_one_that_falls_silent_while_its_task_is_deferred_and_comes_back_is_supervised_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
+    driver = driver_elsewhere(home, "take-lease-elsewhere=0 commit note=up go commit end=finished")
+    wait_for(lambda: notes(home, "up"))
+    silenced(home, driver, monkeypatch)
+    lost: list[str] = []
+
+    def come_back(dead: Intent, _: float) -> None:
+        lost.append(dead.token)
+        monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
+        driver.process.send_signal(signal.SIGCONT)
+
+    commits = []
+    try:
+        for status in supervisor(home, "exit=1", on_delay=come_back, left=intents.read(home.intent)).run():
+            commits.append(status.commit)
+            if lost:
+                let_go(home)
+    finally:
+        driver.process.send_signal(signal.SIGCONT)
+        let_go(home)
+        assert driver.process.wait() == 0
+    assert (commits[-1], lost) == (2, ["far"])
+    assert len(notes(home, "started")) == 1
+    assert restarts.read(home.restarts) == (), "what it has committed is not counted twice"
+    assert intents.read(home.intent) is None
+
+
 def test_a_driver_of_another_host_that_comes_back_before_its_successor_has_the_lease_is_supervised_again(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

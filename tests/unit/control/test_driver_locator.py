@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control.driver_locator import DriverLocator
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Liveness
-from airflow_provider_exactlyonce.control.processes import FoundDriver
+from airflow_provider_exactlyonce.control.processes import Ended, FoundDriver
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
@@ -93,10 +93,10 @@ def test_a_jvm_that_is_left_when_its_driver_has_ended_is_watched_to_its_end(
     leader = FoundDriver("t", 4711, 1)
     leaders: list[FoundDriver | None] = [leader, None]
     monkeypatch.setattr(processes, "leader", lambda _: leaders[0])
-    assert not DriverLocator(home, OURS, StopSignal()).has_ended(here)
+    assert DriverLocator(home, OURS, StopSignal()).end_of(here) is None
     assert found(home) == ("t", True)
     del leaders[0]
-    assert DriverLocator(home, OURS, StopSignal()).has_ended(here)
+    assert DriverLocator(home, OURS, StopSignal()).end_of(here) == Ended(exit_code=None)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class Restart(Rewritten):
     :param died: seconds since the epoch when the supervisor saw it
     :param due: seconds since the epoch when the next driver is to be started
     :param relaunched: seconds since the epoch when the next driver's process was started, None before
+    :param log: the driver's output on its host; empty in a record of release 0.1.0
     """
 
     series: str
@@ -55,6 +56,7 @@ class Restart(Rewritten):
     late_rows: int = 0
     due: float = 0.0
     relaunched: float | None = None
+    log: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,7 @@ class RestartController:
             exit_code=ended.exit_code,
             died=died,
             due=died + delay.total_seconds(),
+            log=dead.log,
         )
         append(self._home.restarts, entry)
         _log.warning("%s; restart %s in %.1f s from the retained checkpoint", error, number, delay.total_seconds())

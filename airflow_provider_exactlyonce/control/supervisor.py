@@ -17,6 +17,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -298,7 +299,7 @@ class Supervisor:
             return SupervisorEvent.STOPPED_BEFORE
         if error is None and self._is_done(intent):
             return SupervisorEvent.WORK_DONE
-        if isinstance(error, AlreadyRunningError) and (predecessor := self._come_back()) is not None:
+        if isinstance(error, AlreadyRunningError) and (predecessor := self._come_back(intent)) is not None:
             intents.write(self.home.intent, predecessor)
             return SupervisorEvent.PREDECESSOR_LIVES
         if error is None or self._stop.reason is not None:
@@ -307,12 +308,26 @@ class Supervisor:
         self._dead = intent
         return SupervisorEvent.RESTART_RECORDED
 
-    def _come_back(self) -> Intent | None:
+    def _come_back(self, successor: Intent) -> Intent | None:
         """Return our driver that was lost, if it is the one that its successor has found alive."""
         held, life = leases.observe(self.home.lease)
-        if self._dead is None or held is None or life is not Liveness.ALIVE or held.token != self._dead.token:
+        if held is None or life is not Liveness.ALIVE:
             return None
-        return self._dead
+        if self._dead is not None and held.token == self._dead.token:
+            return self._dead
+        for restart in restarts.of_series(self.home.restarts, successor.series):
+            if restart.token == held.token and restart.log:  # an earlier stay has lost it
+                return replace(
+                    successor,
+                    token=held.token,
+                    restarts=restart.number - 1,
+                    log=restart.log,
+                    host=held.host,
+                    machine=held.machine,
+                    pid=held.pid,
+                    process_started=held.process_started,
+                )
+        return None
 
     def _delay(self) -> SupervisorEvent:
         if self._dead is None:

@@ -69,7 +69,13 @@ def driver_elsewhere(home: Home, plan: str) -> processes.ChildDriver:
         launch(home, plan).command, token="far", environment={}, directory=home.control, log=home.control / "log"
     )
     intent = Intent(
-        token="far", owner="shop/stream/run1/-1", until="available", series="far", restarts=0, log="", host="elsewhere"
+        token="far",
+        owner="shop/stream/run1/-1",
+        until="available",
+        series="far",
+        restarts=0,
+        log=str(home.control / "log"),
+        host="elsewhere",
     )
     intents.write(home.intent, intent)
     return driver
@@ -195,6 +201,47 @@ def test_a_driver_of_another_host_that_comes_back_before_its_successor_has_the_l
             elif lease.STALE_SECONDS == HANG_SECONDS:
                 silenced(home, driver, monkeypatch)
     assert commits[-1] == 2
+    assert len(notes(home, "started")) == 2
+    assert restarts.read(home.restarts) == ()
+    assert driver.process.wait() == 0
+
+
+class _Left(BaseException):
+    """The task defers."""
+
+
+def test_one_that_comes_back_when_its_task_has_deferred_since_its_successor_was_started_is_supervised_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
+    driver = driver_elsewhere(home, "take-lease-elsewhere=0 commit note=up go commit end=finished")
+    wait_for(lambda: notes(home, "up"))
+    heard = home.path / "heard"
+    plans = "exit=1", f"note=waits wait-for={heard} fail=AlreadyRunningError:refuse:65:held"
+    first = supervisor(home, *plans)
+
+    def leave() -> None:
+        raise _Left
+
+    seen = first.run()
+    next(seen)
+    silenced(home, driver, monkeypatch)
+    with alarm(lambda: notes(home, "waits"), leave), pytest.raises(_Left):
+        list(seen)
+    successor = first.living
+    assert successor is not None
+    driver.process.send_signal(signal.SIGCONT)
+    heard.touch()
+    wait_for(lambda: home.final_status_path(successor.token).exists())
+    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
+
+    def is_supervised() -> bool:
+        intent = intents.read(home.intent)
+        return intent is not None and intent.token == "far"
+
+    with alarm(is_supervised, lambda: let_go(home)):
+        statuses_seen = list(supervisor(home, *plans, left=successor).run())
+    assert statuses_seen[-1].commit == 2
     assert len(notes(home, "started")) == 2
     assert restarts.read(home.restarts) == ()
     assert driver.process.wait() == 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.policies import termination as untils
 from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.policies.termination import Commits, Watermark
+from airflow_provider_exactlyonce.polling import retry_while
 from airflow_provider_exactlyonce.triggers.pipeline import PipelineTrigger
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.intent import Intent
     from airflow_provider_exactlyonce.control.launching import Launch
+    from airflow_provider_exactlyonce.control.requests import TaskRequest
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.control.supervisor import Supervisor
 
@@ -48,11 +50,18 @@ __all__ = [
     "Watermark",
 ]
 
+T = TypeVar("T")
+
 #: What a task that runs gets into when a user marks or clears it.
 _USERS_STATES: Final = frozenset({"failed", "success", "skipped", "restarting", "removed"})
 
 #: A deferrable task gives its slot back after so long, though its driver has not come up yet.
 _SLOT_SECONDS: Final = 60.0
+#: A home is asked for so long, before the driver is looked for again and once it has done its work; not for ever, as
+#: Airflow, too, may have gone.
+_ANSWER_SECONDS: Final = 3600.0
+#: Between two such questions.
+_SHORTEST_PAUSE_SECONDS: Final = 0.05
 #: A delay before a restart that is shorter than this is not worth the way to the triggerer and back.
 _WORTH_DEFERRING_SECONDS: Final = 3.0
 
@@ -252,10 +261,12 @@ class _TaskSupervision:
 
         supervisor: Supervisor | None = None
         try:
-            self._home = self._task.home(self._context)
+            self._home = self._home_of_the_task()
             self._supervisor = supervisor = self._make_supervisor()
-            result = self._task.outcome(self._context, self._home, self._supervise())
-            self._request.done()
+            last = self._supervise()
+            facts = self._when_answered(lambda: self._result(last))
+            result = self._when_answered(lambda: self._task.outcome(self._context, self._home, facts))
+            self._when_answered(self._request.done)
         except AirflowTaskTimeout:
             if supervisor is not None:
                 supervisor.stop("the task's execution time-out has passed")
@@ -271,7 +282,25 @@ class _TaskSupervision:
             raise
         return result
 
-    def _supervise(self) -> dict[str, Any]:
+    def _home_of_the_task(self) -> Home:
+        if self._earlier_driver is None:  # nothing is lost, and its name may be mistyped
+            return self._task.home(self._context)
+        return self._when_answered(lambda: self._task.home(self._context))
+
+    def _when_answered(self, ask: Callable[[], T]) -> T:
+        """Ask the home until it answers, or the task is to end."""
+        from airflow_provider_exactlyonce.storage.store import is_no_answer
+
+        def passes(error: Exception) -> bool:
+            if not is_no_answer(error) or self._task.is_signalled or self._is_overdue():
+                return False
+            self._task.log.warning("the home does not answer: %s", error)
+            return True
+
+        pause = max(arguments.seconds(self._task.poll_interval), _SHORTEST_PAUSE_SECONDS)
+        return retry_while(passes, ask, seconds=_ANSWER_SECONDS, poll_seconds=pause)
+
+    def _supervise(self) -> Status | None:
         from airflow_provider_exactlyonce.control.status import DriverState, progress_line
         from airflow_provider_exactlyonce.hooks import metrics
 
@@ -288,7 +317,7 @@ class _TaskSupervision:
                         break
                     if self._may_leave(intent):
                         self._defer(intent)
-        return self._result(last)
+        return last
 
     def _make_supervisor(self) -> Supervisor:
         from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
@@ -317,7 +346,7 @@ class _TaskSupervision:
             )
         if task.standby is not None and self._until == untils.RUNNING:
             raise RefusedError("standby='warm' and until='running': once the task is done nobody starts the next one")
-        self._request = homes.request_of(self._home, self._context)
+        self._request = self._request_of_the_task()
         supervision = Supervision(
             owner=task.owner_of_driver(self._context),
             until=driver_until,
@@ -341,6 +370,12 @@ class _TaskSupervision:
             return driver_launch
 
         return Supervisor(self._home, launch, supervision, left=self._earlier_driver)
+
+    def _request_of_the_task(self) -> TaskRequest:
+        def ask() -> TaskRequest:
+            return homes.request_of(self._home, self._context)
+
+        return ask() if self._earlier_driver is None else self._when_answered(ask)
 
     # -- the supervisor's questions -------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import json_store, requests, standbys
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control import requests, standbys
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
@@ -126,6 +126,33 @@ def test_rows_by_sink_are_those_of_all_drivers_though_the_last_has_committed_not
     task = operator(tmp_path, "take-lease commit commit sleep=0.2 die", "take-lease end=finished")
     result = execute(task)
     assert (result["rows"], result["rows_by_sink"]) == (200, {"Kafka": 200})
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize("document", ["task-*.json", "restarts.json"])
+def test_a_home_that_does_not_answer_once_the_work_is_done_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: str
+) -> None:
+    read, write, unanswered = json_store.load, json_store.write, list[Path]()
+
+    def answer(path: Path) -> None:
+        status = statuses.read(Home(tmp_path / "home").status) if path.match(document) else None
+        if status is not None and status.state is DriverState.FINISHED and len(unanswered) < 2:
+            unanswered.append(path)
+            raise TimeoutError("the bucket hangs")
+
+    def load(path: Path, *how: Any, **more: Any) -> Any:
+        answer(path)
+        return read(path, *how, **more)
+
+    def write_if_answered(path: Path, *how: Any, **more: Any) -> None:
+        answer(path)
+        write(path, *how, **more)
+
+    monkeypatch.setattr(json_store, "load", load)
+    monkeypatch.setattr(json_store, "write", write_if_answered)
+    result = execute(operator(tmp_path, "take-lease commit commit sleep=0.2 die", "take-lease commit end=finished"))
+    assert (result, len(unanswered)) == (AFTER_A_RESTART, 2)
 
 
 @pytest.mark.usefixtures("calls")

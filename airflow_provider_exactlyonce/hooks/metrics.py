@@ -28,6 +28,9 @@ INTERVAL_SECONDS: Final = 10.0
 #: Of documents, in one report; it reads the savepoints' as well.
 _READS: Final = 13
 
+#: A report under way at the end is waited for; where the home does not answer, a time-out's stop can't wait for it.
+_LAST_REPORT_SECONDS: Final = 1.0
+
 PREFIX: Final = "exactlyonce"
 
 _log = logging.getLogger(__name__)
@@ -147,7 +150,7 @@ def reporting(home: Home) -> Iterator[None]:
         yield
     finally:
         done.set()
-        thread.join()
+        thread.join(_LAST_REPORT_SECONDS)
 
 
 def _send(name: str, pipeline: str, value: float, sink: str | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from airflow_provider_exactlyonce.control.status import DriverState, StateSize, 
 from airflow_provider_exactlyonce.hooks import metrics
 from airflow_provider_exactlyonce.hooks.metrics import METRICS, Reporter, measure, reporting
 from airflow_provider_exactlyonce.sensors.pipeline_state import PipelineStateSensor
+from tests.waiting import HANG_SECONDS
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -207,3 +209,22 @@ def test_the_documentation_lists_every_metric_and_its_alerts_use_no_other() -> N
     assert {"commit_age_seconds", "lag_records", "transaction_age_seconds", "savepoint_age_seconds"} <= used
     [mapping] = re.findall(r"```yaml\n(mappings:.*?)```", text, re.DOTALL)
     assert yaml.safe_load(mapping)["mappings"][0]["match"] == "airflow.exactlyonce.*.*"
+
+
+def test_a_report_that_hangs_does_not_hold_up_who_supervises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, asked = threading.Event(), threading.Event()
+
+    def report(_: Reporter) -> None:
+        asked.set()
+        answers.wait(HANG_SECONDS)
+
+    monkeypatch.setattr(Reporter, "report", report)
+    monkeypatch.setattr(metrics, "_LAST_REPORT_SECONDS", 0.01)
+    with reporting(Home(tmp_path)):
+        assert asked.wait(HANG_SECONDS)
+    hung = [thread for thread in threading.enumerate() if thread.name == "metrics"]
+    answers.set()
+    assert hung
+    assert all(thread.daemon for thread in hung), "it does not hold up the end of the process either"
+    for thread in hung:
+        thread.join(HANG_SECONDS)

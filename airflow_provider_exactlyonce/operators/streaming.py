@@ -115,7 +115,8 @@ class StreamingPipelineOperator(DriverOperator):
     :param deferrable: wait in the triggerer, which must see the home, and take a worker's slot only to start a driver
         and to judge its end; default from ``[operators] default_deferrable``
     :param on_worker_shutdown: what happens to the driver when the worker is shut down while it supervises.
-        ``detach``: it goes on, the next try takes it over (needs ``retries``; in the last try: ``kill``).
+        ``detach``: it goes on, the next try takes it over (needs ``retries``; in the last try, and where the driver
+        ends with the task's pod: ``kill``).
         ``stop_with_savepoint``: it saves, stops
         before its next batch, and is started again by the next try. ``kill``: the same without the savepoint. Default
         ``detach`` for a task with retries, ``kill`` for one without
@@ -423,19 +424,25 @@ class _TaskSupervision:
             self._supervisor.stop("the task was killed")
             return
         self._worker_ends = True
-        choice, ti = self._task.on_worker_shutdown, self._context["ti"]
-        if choice == "detach" and ti.try_number <= ti.max_tries:
-            raise WorkerShutdownError("the worker shuts down; the driver goes on, and the next try takes it over")
+        choice = self._task.on_worker_shutdown
         if choice == "detach":
-            self._task.log.warning(
-                "this is the last try, %d of %d, and nobody would supervise a driver that goes on: it is stopped in "
-                "spite of on_worker_shutdown='detach'",
-                ti.try_number,
-                ti.max_tries + 1,
-            )
+            hindrance = self._hindrance_to_detach()
+            if hindrance is None:
+                raise WorkerShutdownError("the worker shuts down; the driver goes on, and the next try takes it over")
+            self._task.log.warning("%s: it is stopped in spite of on_worker_shutdown='detach'", hindrance)
         if choice == "stop_with_savepoint":
             self._ask_for_savepoint()
         self._supervisor.stop(f"the worker shuts down (on_worker_shutdown={choice!r})")
+
+    def _hindrance_to_detach(self) -> str | None:
+        """Return why the driver can't be left to the next try, None when it can."""
+        ti, intent = self._context["ti"], self._supervisor.living
+        if intent is not None and intent.is_here and self._task.ends_with_its_pod:
+            return "this task is a pod of Airflow's KubernetesExecutor, and its driver would end with it"
+        if ti.try_number <= ti.max_tries:
+            return None
+        tries = f"{ti.try_number} of {ti.max_tries + 1}"
+        return f"this is the last try, {tries}, and nobody would supervise a driver that goes on"
 
     def _is_a_users_wish(self) -> bool:
         """Tell a user's mark or clear from a worker that shuts down: both come as SIGTERM, the state tells them apart.

@@ -326,6 +326,21 @@ def test_no_driver_is_left_alone_by_the_last_try(
 
 
 @pytest.mark.usefixtures("calls")
+def test_a_driver_that_would_end_with_its_tasks_pod_is_stopped_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
+    plans = ("take-lease commit until-stop", "take-lease commit end=finished")
+    task = operator(tmp_path, *plans, retries=1)
+    stopped = "worker shuts down; the driver was stopped at commit 1"
+    with alarm(committed(tmp_path), task.on_kill), pytest.raises(WorkerShutdownError, match=stopped):
+        execute(task)
+    assert last_state(tmp_path) is DriverState.STOPPED
+    assert "its driver would end with it: it is stopped" in capsys.readouterr().out
+    assert execute(operator(tmp_path, *plans))["commit"] == 2, "the next try begins anew"
+
+
+@pytest.mark.usefixtures("calls")
 def test_a_worker_shuts_down_when_airflow_does_not_answer(tmp_path: Path) -> None:
     task, ti = operator(tmp_path, "take-lease commit until-stop"), TaskInstance()
     ti.get_task_states = None  # type: ignore[method-assign, assignment]

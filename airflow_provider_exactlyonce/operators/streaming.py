@@ -9,6 +9,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
+from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_exactlyonce import codec, moments
@@ -161,8 +162,15 @@ class StreamingPipelineOperator(DriverOperator):
         self.stop_on_kill = stop_on_kill
         self.retry_policy = self.retry_policy or StreamingRetryPolicy()
         self._check_choices()
+        self._come_after_what_gives_the_bound()
         self.pushed_links: dict[str, str] = {}
         self.is_signalled = False  # Airflow wants the task's process to end
+
+    def _come_after_what_gives_the_bound(self) -> None:
+        """Airflow renders what is in ``until``, and looks for the tasks before this one in lists and dictionaries."""
+        if isinstance(self.until, Commits | Watermark) and not self._BaseOperator__from_mapped:
+            for name in self.until.template_fields:
+                XComArg.apply_upstream_relationship(self, getattr(self.until, name))
 
     def _check_choices(self) -> None:
         arguments.check_choice(self, "if_running", ("adopt", "fail", "replace"))

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import ObjectStoragePath
+from airflow.sdk import DAG, ObjectStoragePath, task
 
 from airflow_provider_exactlyonce.control import supervisor
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.hooks import launch as launches
-from airflow_provider_exactlyonce.operators.streaming import Commits, StreamingPipelineOperator
+from airflow_provider_exactlyonce.operators.streaming import Commits, StreamingPipelineOperator, Watermark
 
 
 @pytest.mark.parametrize("until", [Commits(3), timedelta(hours=1)], ids=["commits", "duration"])
@@ -59,3 +59,20 @@ def test_a_stream_that_has_failed_leaves_no_goal_to_a_dag_run_that_is_made_again
 def test_a_home_that_is_no_string_is_refused_when_the_dag_is_read(checkpoint: Any) -> None:
     with pytest.raises(ValueError, match=r"t: checkpoint=\w+Path\(.* is no string: name the pipeline's home by one"):
         StreamingPipelineOperator(task_id="t", checkpoint=checkpoint, application="job.py")
+
+
+@pytest.mark.parametrize(("bound", "value"), [(Commits, 3), (Watermark, "2026-11-01T00:00:00Z")])
+def test_the_task_that_gives_the_bound_comes_first(bound: type[Commits | Watermark], value: object) -> None:
+    with DAG("shop"):
+        first = task(task_id="first")(lambda: value)()
+        stream = StreamingPipelineOperator(task_id="s", application="a.py", checkpoint="/h", until=bound(first))
+    assert stream.upstream_task_ids == {"first"}
+
+
+def test_a_mapped_task_takes_a_bound_of_another_task_that_the_dag_puts_before_it() -> None:
+    with DAG("shop"):
+        first = task(task_id="first")(lambda: 3)()
+        mapped = StreamingPipelineOperator.partial(task_id="s", application="a.py", until=Commits(first))
+        stream = mapped.expand(checkpoint=["/h"])
+        first >> stream
+    assert stream.unmap({"checkpoint": "/h"}).upstream_task_ids == {"first"}

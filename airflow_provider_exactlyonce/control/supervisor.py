@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import (
@@ -52,9 +52,31 @@ from airflow_provider_exactlyonce.control.supervision import (
 )
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
+from airflow_provider_exactlyonce.polling import retry_while
 from airflow_provider_exactlyonce.storage.store import ChangedError, OutcomeUnknownError, is_no_answer
 
 _log = logging.getLogger(__name__)
+
+#: A home is asked for so long before and after a supervisor's run; not for ever, as Airflow, too, may have gone.
+_ANSWER_SECONDS: Final = 3600.0
+
+T = TypeVar("T")
+
+
+def when_answered(ask: Callable[[], T], *, until: Callable[[], bool], pause: float) -> T:
+    """Ask a home before or after a supervisor's run, again while it does not answer.
+
+    :param until: whether to give up
+    :param pause: seconds between two questions
+    """
+
+    def passes(error: Exception) -> bool:
+        if not is_no_answer(error) or until():
+            return False
+        _log.warning("the home does not answer: %s", error)
+        return True
+
+    return retry_while(passes, ask, seconds=_ANSWER_SECONDS, poll_seconds=pause)
 
 
 class Supervisor:

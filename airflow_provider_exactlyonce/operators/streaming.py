@@ -29,7 +29,6 @@ from airflow_provider_exactlyonce.policies import termination as untils
 from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.policies.termination import Commits, Watermark
-from airflow_provider_exactlyonce.polling import retry_while
 from airflow_provider_exactlyonce.triggers.pipeline import PipelineTrigger
 
 if TYPE_CHECKING:
@@ -56,12 +55,11 @@ T = TypeVar("T")
 #: What a task that runs gets into when a user marks or clears it.
 _USERS_STATES: Final = frozenset({"failed", "success", "skipped", "restarting", "removed"})
 
+#: Airflow's name for an operator that is made of a mapped one, whose relations are settled.
+_FROM_MAPPED: Final = "_BaseOperator__from_mapped"
 #: A deferrable task gives its slot back after so long, though its driver has not come up yet.
 _SLOT_SECONDS: Final = 60.0
-#: A home is asked for so long, before the driver is looked for again and once it has done its work; not for ever, as
-#: Airflow, too, may have gone.
-_ANSWER_SECONDS: Final = 3600.0
-#: Between two such questions.
+#: Between two questions to a home that does not answer.
 _SHORTEST_PAUSE_SECONDS: Final = 0.05
 #: A delay before a restart that is shorter than this is not worth the way to the triggerer and back.
 _WORTH_DEFERRING_SECONDS: Final = 3.0
@@ -168,7 +166,7 @@ class StreamingPipelineOperator(DriverOperator):
 
     def _come_after_what_gives_the_bound(self) -> None:
         """Airflow renders what is in ``until``, and looks for the tasks before this one in lists and dictionaries."""
-        if isinstance(self.until, Commits | Watermark) and not self._BaseOperator__from_mapped:
+        if isinstance(self.until, Commits | Watermark) and not getattr(self, _FROM_MAPPED, False):
             for name in self.until.template_fields:
                 XComArg.apply_upstream_relationship(self, getattr(self.until, name))
 
@@ -298,16 +296,10 @@ class _TaskSupervision:
 
     def _when_answered(self, ask: Callable[[], T]) -> T:
         """Ask the home until it answers, or the task is to end."""
-        from airflow_provider_exactlyonce.storage.store import is_no_answer
-
-        def passes(error: Exception) -> bool:
-            if not is_no_answer(error) or self._task.is_signalled or self._is_overdue():
-                return False
-            self._task.log.warning("the home does not answer: %s", error)
-            return True
+        from airflow_provider_exactlyonce.control import supervisor
 
         pause = max(arguments.seconds(self._task.poll_interval), _SHORTEST_PAUSE_SECONDS)
-        return retry_while(passes, ask, seconds=_ANSWER_SECONDS, poll_seconds=pause)
+        return supervisor.when_answered(ask, until=lambda: self._task.is_signalled or self._is_overdue(), pause=pause)
 
     def _supervise(self) -> Status | None:
         from airflow_provider_exactlyonce.control.status import DriverState, progress_line

@@ -65,14 +65,14 @@ def test_a_home_that_is_no_string_is_refused_when_the_dag_is_read(checkpoint: An
 def test_the_task_that_gives_the_bound_comes_first(bound: type[Commits | Watermark], value: object) -> None:
     with DAG("shop"):
         first = task(task_id="first")(lambda: value)()
-        stream = StreamingPipelineOperator(task_id="s", application="a.py", checkpoint="/h", until=bound(first))
+        stream = StreamingPipelineOperator(task_id="s", application="a.py", checkpoint="/h", until=bound(first))  # type: ignore[arg-type]
     assert stream.upstream_task_ids == {"first"}
 
 
 def test_a_mapped_task_takes_a_bound_of_another_task_that_the_dag_puts_before_it() -> None:
     with DAG("shop"):
         first = task(task_id="first")(lambda: 3)()
-        mapped = StreamingPipelineOperator.partial(task_id="s", application="a.py", until=Commits(first))
+        mapped = StreamingPipelineOperator.partial(task_id="s", application="a.py", until=Commits(first))  # type: ignore[arg-type]
         stream = mapped.expand(checkpoint=["/h"])
         first >> stream
     assert stream.unmap({"checkpoint": "/h"}).upstream_task_ids == {"first"}

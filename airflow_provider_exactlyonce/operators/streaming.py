@@ -205,7 +205,8 @@ class StreamingPipelineOperator(DriverOperator):
         from airflow_provider_exactlyonce.control.intent import Intent
 
         intent = codec.load(Intent, event["intent"], "the event of the task's trigger")
-        return _TaskSupervision(self, context, intent, event["deadline"]).run()
+        earlier_home = event.get("home")  # an earlier trigger has not told it
+        return _TaskSupervision(self, context, intent, event["deadline"], earlier_home).run()
 
     def on_kill(self) -> None:
         """Note the signal. The supervision, which may exchange messages with Airflow, asks it for the reason."""
@@ -248,15 +249,22 @@ class _TaskSupervision:
     :param earlier_driver: the driver that an earlier stay of the same try has left
     :param deadline: the execution time-out, seconds since the epoch; only for a task that defers, which Airflow does
         not time
+    :param earlier_home: where that stay has left it, None where that is unknown
     """
 
     def __init__(
-        self, task: StreamingPipelineOperator, context: Context, earlier_driver: Intent | None, deadline: float | None
+        self,
+        task: StreamingPipelineOperator,
+        context: Context,
+        earlier_driver: Intent | None,
+        deadline: float | None,
+        earlier_home: str | None = None,
     ) -> None:
         self._task: Final = task
         self._context: Final = context
         self._earlier_driver: Final = earlier_driver
         self._deadline: Final = deadline
+        self._earlier_home: Final = earlier_home
         self._attached: tuple[str, float] | None = None  # start token, and since when
         self._has_answered_signal = False
         self._worker_ends = False
@@ -269,6 +277,7 @@ class _TaskSupervision:
         supervisor: Supervisor | None = None
         try:
             self._home = self._home_of_the_task()
+            self._check_home()
             self._supervisor = supervisor = self._make_supervisor()
             last = self._supervise()
             facts = self._when_answered(lambda: self._result(last))
@@ -293,6 +302,28 @@ class _TaskSupervision:
         if self._earlier_driver is None:  # nothing is lost, and its name may be mistyped
             return self._task.home(self._context)
         return self._when_answered(lambda: self._task.home(self._context))
+
+    def _check_home(self) -> None:
+        """Check that the driver that was left is in the task's home.
+
+        :raises RefusedError: when it is not; a driver of the task's own is asked to stop
+        """
+        driver = self._earlier_driver
+        if driver is None or self._earlier_home in (None, self._home.location):
+            return
+        earlier = homes.home_at(self._earlier_home)
+        if str(earlier) == str(self._home):  # by another connection
+            return
+        asked, owner = "", self._task.owner_of_driver(self._context)
+        if driver.owner == owner:
+            reason = "its task has another home now"
+            request = stopping.PersistentStopRequest(earlier, driver.token, reason=reason, owner=owner)
+            asked = ", and was asked to stop" if request.go_on() else ", and could not be asked to stop"
+        raise RefusedError(
+            f"the task's home is now {self._home}, and the driver that it has left (start token {driver.token}) runs "
+            f"in {earlier}{asked}. Airflow renders templates again whenever a deferred task comes back: let those of "
+            "the home, and of a backfill's range, render to the same each time"
+        )
 
     def _when_answered(self, ask: Callable[[], T]) -> T:
         """Ask the home until it answers, or the task is to end."""

@@ -84,7 +84,9 @@ class PipelineTrigger(BaseTrigger):
                 if line := self._throttle.line(None if news is None else news.missing):
                     self.log.info("%s", line)
         self.log.info("back to a worker: %s", reason)
-        yield TriggerEvent({"intent": self.intent, "deadline": self.deadline})  # type: ignore[no-untyped-call]
+        yield TriggerEvent(  # type: ignore[no-untyped-call]
+            {"home": self.home, "intent": self.intent, "deadline": self.deadline}
+        )
 
     async def on_kill(self) -> None:
         """Stop the driver, as a user wants; a process of its own enforces it, whatever becomes of the triggerer."""

@@ -110,6 +110,25 @@ def test_it_defers_as_soon_as_the_driver_runs_and_leaves_it_alone(tmp_path: Path
     assert task.resume_from_trigger({"ti": TaskInstance()}, event)["commit"] == 1  # type: ignore[typeddict-item]
 
 
+def test_a_task_whose_home_renders_to_another_one_stops_the_driver_that_it_has_left(tmp_path: Path) -> None:
+    deferral = leave(deferred(tmp_path, "take-lease commit until-stop"))
+    event = {**trigger_of(deferral).serialize()[1], "deadline": None}
+    other = tmp_path / "other"
+    task = deferred(tmp_path, "take-lease end=finished", checkpoint=str(other))
+    with pytest.raises(RefusedError, match=f"is now {other}, .* runs in {tmp_path / 'home'}, and was asked to stop"):
+        task.resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
+    home = Home(tmp_path / "home")
+    token = str(event["intent"]["token"])
+    assert requests.stop_requested(home, token) is not None
+    assert intents.read(Home(other).intent) is None
+
+
+def test_the_event_names_the_home_of_the_driver(tmp_path: Path) -> None:
+    deferral = leave(deferred(tmp_path, "take-lease commit go end=finished"))
+    let_go(Home(tmp_path / "home"))
+    assert asyncio.run(first_event(trigger_of(deferral)))["home"] == str(tmp_path / "home")
+
+
 @pytest.fixture
 def pod(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be a task that Airflow's KubernetesExecutor has started."""

@@ -53,14 +53,17 @@ class YarnCluster(Cluster):
         self._hook: Final = hook
         self._listed_tokens: Final[set[str]] = set()  # start tokens of applications that were listed
         try:
-            self._url: Final = str(hook._get_yarn_rm_base_url())
+            given = str(hook._get_yarn_rm_base_url())
         except ValueError as error:
             raise RefusedError(
                 f"connection {hook._conn_id} submits to YARN in cluster mode, and a driver that may still run has to "
                 "be looked up: set yarn_resourcemanager_webapp_address in its extra, as in http://resourcemanager:8088"
             ) from error
-        scheme, _, address = self._url.rpartition("//")
-        super().__init__(f"yarn at {scheme}//{address.rpartition('@')[2]}", earlier_name="yarn")
+        scheme, _, address = given.rpartition("//")
+        # Answers, errors and pages have the address that was asked: a password in it would be in all of them.
+        self._url: Final = f"{scheme}//{address.rpartition('@')[2]}"
+        self._user: Final = _user_of(given)
+        super().__init__(f"yarn at {self._url}", earlier_name="yarn")
 
     def state(self, token: str) -> ClusterState:
         """Look the application up by its tag; not with the hook, for which a state that it does not know has failed."""
@@ -145,7 +148,7 @@ class YarnCluster(Cluster):
             f"{manager}/{path}",
             params=query,
             headers={"Accept": "application/json"},
-            auth=self._hook._resolved_yarn_rm_auth,
+            auth=self._hook._resolved_yarn_rm_auth or (self._user if manager == self._url else None),
             timeout=_TIMEOUT_SECONDS,
         )
         answer.raise_for_status()
@@ -241,6 +244,14 @@ class KubernetesCluster(Cluster):
         selector = f"{LABEL}={token}"
         pods = client.list_namespaced_pod(self.namespace, label_selector=selector, _request_timeout=_TIMEOUT_SECONDS)
         return list(pods.items)
+
+
+def _user_of(url: str) -> tuple[str, str] | None:
+    """Return the user and the password that an address has in front of its host."""
+    from requests.utils import get_auth_from_url
+
+    user = get_auth_from_url(url)
+    return user if any(user) else None
 
 
 def _cluster_state(states: set[str], *, active: frozenset[str], ended: frozenset[str]) -> ClusterState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterState
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks import spark_submit
+from airflow_provider_exactlyonce.hooks.clusters import YarnCluster
 
 TOKEN = "6f1d1e0e-7a57-4d29-9a0c-2f4c6a3c1b11"
 
@@ -28,11 +30,14 @@ class Server:
         self.answer: Callable[[str, dict[str, list[str]]], tuple[int, object]] = lambda path, query: (404, {})
         self.changed: Callable[[str, Any], tuple[int, object]] = lambda path, body: (200, {})
         self.sent: list[tuple[str, str, object]] = []
+        self.user: tuple[str, ...] | None = None
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 place = urlsplit(self.path)
+                _, _, secret = self.headers.get("Authorization", "").partition("Basic ")
+                outer.user = tuple(b64decode(secret).decode().split(":", 1)) if secret else None
                 code, body = outer.answer(place.path, parse_qs(place.query))
                 self.reply(code, body)
 
@@ -200,6 +205,26 @@ def test_what_yarn_says_of_an_application_is_told_with_its_page(server: Server, 
     assert cluster.account("another") == ""
     server.answer = lambda path, query: (500, {})
     assert cluster.account(TOKEN) == ""
+
+
+def test_a_password_in_the_address_of_yarn_is_sent_and_shown_nowhere(
+    server: Server, connect: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    connect("yarn", yarn_resourcemanager_webapp_address=server.address.replace("//", "//me:hu%2Fsh@"))
+    cluster = spark_submit.cluster_of("spark_default", {})
+    assert isinstance(cluster, YarnCluster)
+    server.answer = resource_manager("RUNNING", manager="STANDBY")
+    told = [cluster.name, cluster.page("a"), cluster.account(TOKEN)]
+    assert server.user == ("me", "hu/sh")
+    assert cluster.state("another") is ClusterState.UNKNOWN
+    server.answer = lambda path, query: (500, {})
+    assert cluster.state(TOKEN) is ClusterState.UNKNOWN
+    assert f"{server.address} is STANDBY" in caplog.text
+    assert "500 Server Error" in caplog.text
+    assert not [text for text in (*told, caplog.text) if "hu%2Fsh" in text or "hu/sh" in text]
+    server.answer = resource_manager("RUNNING")
+    cluster.kill(TOKEN)
+    assert server.sent, "by the hook, which takes the address as it is"
 
 
 def test_yarn_is_told_to_kill_what_has_the_tag(server: Server, connect: Callable[..., None]) -> None:

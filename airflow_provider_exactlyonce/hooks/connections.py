@@ -67,7 +67,8 @@ def schema_registry(conn_id: str) -> str:
     """Return the configuration of a schema registry's client.
 
     :param conn_id: connection of type ``http``; its host may be the whole URL, its schema is ``http`` or ``https``, and
-        its extra has further words of confluent-kafka's configuration, as ``ssl.ca.location``
+        its extra has further words of confluent-kafka's configuration, as ``ssl.ca.location``. One of type ``https``,
+        as a URI gives it, is asked over ``https``
     :raises AirflowNotFoundException: when there is no such connection
     :raises RefusedError: when it has no host
     """
@@ -78,7 +79,9 @@ def schema_registry(conn_id: str) -> str:
             f"connection {conn_id} of type {connection.conn_type} has no host: a schema registry takes one of type "
             "http, whose host may be the whole URL"
         )
-    url = host if "://" in host else f"{connection.schema or 'http'}://{host}"
+    # A connection as a URI has the scheme as its type.
+    scheme = "https" if connection.conn_type == "https" else connection.schema or "http"
+    url = host if "://" in host else f"{scheme}://{host}"
     if connection.port:
         scheme, separator, address = url.partition("://")
         authority, slash, path = address.partition("/")

@@ -43,6 +43,21 @@ def test_a_connection_of_another_type_is_named(monkeypatch: pytest.MonkeyPatch) 
         spark_submit.cluster_of("given", {})
 
 
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("https://me:hush@registry:8081", "https://registry:8081"),
+        ("http://me:hush@registry:8081", "http://registry:8081"),
+        ("http://me:hush@registry:8081/https", "https://registry:8081"),
+    ],
+)
+def test_a_schema_registry_is_asked_over_what_its_uri_says(
+    given: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_GIVEN", given)
+    assert json.loads(connections.schema_registry("given")) == {"url": url, "basic.auth.user.info": "me:hush"}
+
+
 PRINCIPAL = {"tenant_id": "here"}
 KEY = {"type": "service_account", "private_key": "hush"}
 

@@ -47,20 +47,25 @@ def postgres(conn_ids: Sequence[str]) -> str:
     return _by_connection(conn_ids, _libpq_parameters)
 
 
-def stores(conn_ids: Sequence[str]) -> str:
+def stores(conn_ids: Sequence[str], *, beside: Mapping[str, str | None] | None = None) -> str:
     """Return the options of delta-rs and pyiceberg for object stores and catalogs, by connection.
 
     :param conn_ids: connections of type ``aws``, ``google_cloud_platform``, ``wasb``, ``adls``, or ``iceberg``; of any
         other type the extra is taken as it is
+    :param beside: what the connection of the driver's home puts into the driver's environment
     :raises AirflowNotFoundException: when there is no such connection
-    :raises RefusedError: when it asks for a feature that delta-rs lacks
+    :raises RefusedError: when it asks for a feature that delta-rs lacks, or would be used with a part of the home's
     """
-    return _by_connection(
-        conn_ids,
-        lambda connection: (
-            _READ[connection.conn_type](connection) if connection.conn_type in _READ else connection.extra_dejson
-        ),
-    )
+
+    def read(connection: Any) -> Mapping[str, Any]:
+        if connection.conn_type not in _READ:
+            return dict(connection.extra_dejson)
+        options = _READ[connection.conn_type](connection)
+        if connection.conn_type == "aws":
+            _check_beside(connection.conn_id, options, beside or {})
+        return options
+
+    return _by_connection(conn_ids, read)
 
 
 def schema_registry(conn_id: str) -> str:
@@ -137,6 +142,26 @@ def _aws_options(connection: Any) -> dict[str, Any]:
     if str(options["aws_endpoint_url"]).startswith("http://"):
         options["aws_allow_http"] = "true"
     return options
+
+
+def _check_beside(conn_id: str, options: Mapping[str, Any], home: Mapping[str, str | None]) -> None:
+    """Check that a key of a connection's own is not used with the endpoint or the session token of the home.
+
+    Delta-rs takes each option that it is not given from the environment.
+    """
+    if not options["aws_access_key_id"]:
+        return  # then the environment's key is used, and all that belongs to it
+    if home.get("AWS_ENDPOINT_URL") and not options["aws_endpoint_url"]:
+        raise RefusedError(
+            f"connection {conn_id} has a key and no endpoint_url, and that of the home's connection, "
+            f"{home['AWS_ENDPOINT_URL']}, would be used: give it one, such as https://s3.eu-west-1.amazonaws.com"
+        )
+    if home.get("AWS_SESSION_TOKEN") and not options["aws_session_token"]:
+        raise RefusedError(
+            f"connection {conn_id} has a key and no session token, and that of the home's connection, whose "
+            "credentials end, would be used: give the home's connection a key that does not end, or leave out the key "
+            f"of {conn_id} if the home's opens the table, too"
+        )
 
 
 def _azure_options(connection: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,32 +47,16 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     """
     from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
     from airflow_provider_exactlyonce.control.launching import Launch
-    from airflow_provider_exactlyonce.hooks import clusters, connections, kafka, object_storage, spark_submit
+    from airflow_provider_exactlyonce.hooks import clusters, object_storage, spark_submit
     from airflow_provider_exactlyonce.jars import class_archive
-    from airflow_provider_exactlyonce.streaming.settings import (
-        KAFKA_VARIABLE,
-        POSTGRES_VARIABLE,
-        REGISTRY_VARIABLE,
-        SOURCES_VARIABLE,
-        STORES_VARIABLE,
-        TOKEN_VARIABLE,
-    )
+    from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
 
     cluster = spark_submit.cluster_of(settings.conn_id, settings.conf)
-    secrets = {KAFKA_VARIABLE: kafka.driver_config(settings.kafka_conn_id)}
-    if settings.source_conn_ids:
-        secrets[SOURCES_VARIABLE] = kafka.sources_config(settings.source_conn_ids)
-    if settings.postgres_conn_ids:
-        secrets[POSTGRES_VARIABLE] = connections.postgres(settings.postgres_conn_ids)
-    if settings.store_conn_ids:
-        secrets[STORES_VARIABLE] = connections.stores(settings.store_conn_ids)
-    if settings.schema_registry_conn_id:
-        secrets[REGISTRY_VARIABLE] = connections.schema_registry(settings.schema_registry_conn_id)
     remote: dict[str, str] = {}
     local: dict[str, str | None] = {}
     if cluster is None:
         reach = object_storage.driver_environment(home.location, home.here)
-        local = {**settings.env_vars, **python_environment(), **secrets}
+        local = {**settings.env_vars, **python_environment(), **_secrets(settings, reach)}
         local |= class_archive.environment({**os.environ, **settings.env_vars}, settings.conf)
         local |= reach
     elif not anywhere:
@@ -86,6 +70,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
                 f"{home.location}: its connection names the profile {reach['AWS_PROFILE']}, which is in a file of "
                 "this host, and the driver runs in a cluster: give it an access key, or use the cluster's own role"
             )
+        secrets = _secrets(settings, reach)
         if any(map(reach.get, KEYS)):
             secrets[S3_VARIABLE] = json.dumps(reach)
         else:
@@ -106,6 +91,32 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         }
     command, printable = spark_submit.build_command(settings, arguments, remote)
     return Launch(command=command, printable=printable, environment=local)
+
+
+def _secrets(settings: DriverSettings, reach: Mapping[str, str | None]) -> dict[str, str]:
+    """Return what a driver is told of its connections, by its variable.
+
+    :param reach: the variables with which it reaches its home
+    """
+    from airflow_provider_exactlyonce.hooks import connections, kafka
+    from airflow_provider_exactlyonce.streaming.settings import (
+        KAFKA_VARIABLE,
+        POSTGRES_VARIABLE,
+        REGISTRY_VARIABLE,
+        SOURCES_VARIABLE,
+        STORES_VARIABLE,
+    )
+
+    secrets = {KAFKA_VARIABLE: kafka.driver_config(settings.kafka_conn_id)}
+    if settings.source_conn_ids:
+        secrets[SOURCES_VARIABLE] = kafka.sources_config(settings.source_conn_ids)
+    if settings.postgres_conn_ids:
+        secrets[POSTGRES_VARIABLE] = connections.postgres(settings.postgres_conn_ids)
+    if settings.store_conn_ids:
+        secrets[STORES_VARIABLE] = connections.stores(settings.store_conn_ids, beside=reach)
+    if settings.schema_registry_conn_id:
+        secrets[REGISTRY_VARIABLE] = connections.schema_registry(settings.schema_registry_conn_id)
+    return secrets
 
 
 def check_runs_here(settings: DriverSettings) -> None:

@@ -317,6 +317,43 @@ def test_a_role_that_would_have_to_be_assumed_is_refused_by_name(
     assert PASSWORD not in str(refused.value)
 
 
+@pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
+@pytest.mark.parametrize(
+    ("home", "lacking", "given"),
+    [
+        ({"endpoint_url": "https://minio:9000"}, "endpoint_url", "https://s3.eu-west-1.amazonaws.com"),
+        ({"aws_session_token": "token"}, "aws_session_token", "its own"),
+    ],
+)
+def test_a_table_s_key_is_not_used_with_a_part_of_the_home_s_connection(
+    connect: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    home: dict[str, str],
+    lacking: str,
+    given: str,
+    deploy_mode: str,
+) -> None:
+    """Delta-rs takes each option that it is not given from the environment, where those of the home are."""
+
+    def connect_store(name: str, extra: dict[str, str], **key: str) -> None:
+        connection = {"conn_type": "aws", **key, "extra": {"region_name": "eu-west-1", **extra}}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088", **{"deploy-mode": deploy_mode})
+    connect_store("HOMES", home, login="other", password="other")
+    connect_store("LAKE", {}, login="key", password=PASSWORD)
+    with pytest.raises(RefusedError, match="connection lake has a key and no ") as refused:
+        launch("s3://homes@bucket/shop", store_conn_ids=["lake"])
+    assert PASSWORD not in str(refused.value)
+    launch("s3://bucket/shop", store_conn_ids=["lake"])
+    connect_store("LAKE", {lacking: given}, login="key", password=PASSWORD)
+    launch("s3://homes@bucket/shop", store_conn_ids=["lake"])
+    connect_store("LAKE", {})
+    launch("s3://homes@bucket/shop", store_conn_ids=["lake"])
+
+
 @pytest.mark.parametrize(
     ("given", "url"),
     [

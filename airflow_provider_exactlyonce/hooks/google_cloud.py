@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage import gcs_environment
-from airflow_provider_exactlyonce.storage.opening import LOCAL
 
 CONN_TYPE: Final = "google_cloud_platform"
 #: A service account's key: the path of its file, or the file's content.
@@ -48,20 +47,25 @@ def driver_environment(connection: Any, folder: Path) -> Mapping[str, str]:
 
     A connection without a key gives none: the driver finds the same credentials as the task.
 
-    :param folder: of this host, for a key that is no file yet; only its owner may read the file that it becomes
+    :param folder: of this host, for a key that is no file yet, see :func:`driver_files`
     :raises RefusedError: when the connection can't be used
     """
     _check(connection)
     if emulator := _emulator(connection):
         return {gcs_environment.EMULATOR: emulator}
-    path = _field(connection, "key_path")
-    if path is None:
-        key = _key(connection)
-        if key is None:
-            return {}
-        path = folder / "gcs.json"
-        LOCAL.replace(path, json.dumps(key).encode(), durable=False)
-    return {gcs_environment.CREDENTIALS: str(Path(path).absolute())}
+    path = _field(connection, "key_path") or next(iter(driver_files(connection, folder)), None)
+    return {} if path is None else {gcs_environment.CREDENTIALS: str(Path(path).absolute())}
+
+
+def driver_files(connection: Any, folder: Path) -> dict[Path, str]:
+    """Return the files that :func:`driver_environment` names and that have to be written; they are secret.
+
+    :raises RefusedError: when the connection can't be used
+    """
+    if _emulator(connection) is not None or _field(connection, "key_path") is not None:
+        return {}
+    key = _key(connection)
+    return {} if key is None else {folder / "gcs.json": json.dumps(key)}
 
 
 def service_account(connection: Any) -> dict[str, Any] | None:

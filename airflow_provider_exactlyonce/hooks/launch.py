@@ -54,11 +54,13 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
     cluster = spark_submit.cluster_of(settings.conn_id, settings.conf)
     remote: dict[str, str] = {}
     local: dict[str, str | None] = {}
+    files: Mapping[Path, str] = {}
     if cluster is None:
         reach = object_storage.driver_environment(home.location, home.here)
         local = {**settings.env_vars, **python_environment(), **_secrets(settings, reach)}
         local |= class_archive.environment({**os.environ, **settings.env_vars}, settings.conf)
         local |= reach
+        files = object_storage.driver_files(home.location, home.here)
     elif not anywhere:
         raise _runs_elsewhere(settings)
     else:
@@ -76,20 +78,21 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home, *,
         else:
             remote |= {name: value for name, value in reach.items() if value}
         secrets = clusters.secrets_to_write(cluster, settings.conf, secrets, home)
-        files = {name: home.here / f"{name.removeprefix('EXACTLYONCE_').lower()}.json" for name in secrets}
-        for name, path in files.items():  # only its owner may read it, and everybody may read a command line
-            LOCAL.replace(path, secrets[name].encode(), durable=False)
-        secret_paths = {name: str(path) for name, path in files.items()}
+        paths = {name: home.here / f"{name.removeprefix('EXACTLYONCE_').lower()}.json" for name in secrets}
+        files = {path: secrets[name] for name, path in paths.items()}
+        secret_paths = {name: str(path) for name, path in paths.items()}
         if files and not is_local(home.path):  # YARN brings them into the driver's working directory
-            shipped = filter(None, [settings.conf.get("spark.files"), *(path.as_uri() for path in files.values())])
+            shipped = filter(None, [settings.conf.get("spark.files"), *(path.as_uri() for path in files)])
             settings = replace(settings, conf={**settings.conf, "spark.files": ",".join(shipped)})
-            secret_paths = {name: path.name for name, path in files.items()}
+            secret_paths = {name: path.name for name, path in paths.items()}
         remote |= {
             **settings.env_vars,
             TOKEN_VARIABLE: TOKEN_PLACEHOLDER,
             **{name: f"@{path}" for name, path in secret_paths.items()},
         }
     command, printable = spark_submit.build_command(settings, arguments, remote)
+    for path, secret in files.items():  # only its owner may read it; last, so that a refused start leaves none
+        LOCAL.replace(path, secret.encode(), durable=False)
     return Launch(command=command, printable=printable, environment=local)
 
 

@@ -74,7 +74,7 @@ def driver_environment(location: str, here: Path) -> Mapping[str, str | None]:
     A connection without keys gives none: the driver itself finds an instance profile, a container's role, a web
     identity or a service account, and can renew it.
 
-    :param here: folder of this host, for a key that has to be a file
+    :param here: folder of this host, for a key that has to be a file, see :func:`driver_files`
     :raises AirflowNotFoundException: when there is no such connection
     :raises RefusedError: when it can't be used
     """
@@ -86,6 +86,18 @@ def driver_environment(location: str, here: Path) -> Mapping[str, str | None]:
     if scheme == "gs":
         return google_cloud.driver_environment(connection, here)
     return azure.driver_environment(connection) if scheme == "abfss" else _environment_of_s3(conn_id)
+
+
+def driver_files(location: str, here: Path) -> Mapping[Path, str]:
+    """Return the files that :func:`driver_environment` names and that have to be written, which are secret.
+
+    :raises AirflowNotFoundException: when there is no such connection
+    :raises RefusedError: when it can't be used
+    """
+    conn_id, place = split(location)
+    if conn_id is None or urlsplit(place).scheme != "gs":
+        return {}
+    return google_cloud.driver_files(_connection(conn_id, "gs"), here)
 
 
 def check_for_cluster(location: str) -> None:

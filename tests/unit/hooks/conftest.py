@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 from airflow.providers.apache.spark.hooks import spark_submit as spark_submit_module
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 PASSWORD = "kafka-password-4711"
 
@@ -35,3 +37,16 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     monkeypatch.setattr(spark_submit_module, "kube_client", client, raising=False)
     return client
+
+
+@pytest.fixture(scope="package")
+def key() -> dict[str, str]:
+    """Give a service account's key."""
+    private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return {
+        "type": "service_account",
+        "client_email": "streams@project.iam.gserviceaccount.com",
+        "token_uri": "https://oauth2.googleapis.com/token",
+        "private_key": private.private_bytes(*form).decode(),
+    }

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 from upath import UPath
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.hooks.object_storage import check_for_cluster, driver_environment, open_place, split
+from airflow_provider_exactlyonce.hooks.object_storage import (
+    check_for_cluster,
+    driver_environment,
+    driver_files,
+    open_place,
+    split,
+)
 
 HOME = "gs://lake@bucket/shop"
-
-
-@pytest.fixture(scope="module")
-def key() -> dict[str, str]:
-    """Give a service account's key."""
-    private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return {
-        "type": "service_account",
-        "client_email": "streams@project.iam.gserviceaccount.com",
-        "token_uri": "https://oauth2.googleapis.com/token",
-        "private_key": private.private_bytes(*form).decode(),
-    }
 
 
 @pytest.fixture
@@ -52,14 +42,14 @@ def test_the_connection_is_taken_out_of_the_location() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "extra__google_cloud_platform__"])
-def test_a_key_in_the_connection_becomes_a_file_that_only_its_owner_may_read(
+def test_a_key_in_the_connection_becomes_a_file(
     connect: Callable[..., None], key: dict[str, str], prefix: str, tmp_path: Path
 ) -> None:
     connect(**{f"{prefix}keyfile_dict": json.dumps(key)})
     file = Path(driver_environment(HOME, tmp_path)["GOOGLE_APPLICATION_CREDENTIALS"] or "")
-    assert json.loads(file.read_text()) == key
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.is_relative_to(tmp_path)
+    ((named, text),) = driver_files(HOME, tmp_path).items()
+    assert (named, json.loads(text)) == (file, key)
     place = opened()
     assert str(place) == "gs://bucket/shop"
     assert place.storage_options["token"].service_account_email == key["client_email"]
@@ -75,7 +65,7 @@ def test_a_key_s_file_is_handed_on_by_its_path(
     connect(key_path=str(file))
     assert driver_environment(HOME, tmp_path / "here") == {"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
     assert opened().storage_options["token"].service_account_email == key["client_email"]
-    assert not (tmp_path / "here").exists()
+    assert not driver_files(HOME, tmp_path / "here")
 
 
 def test_without_a_key_both_find_the_application_default_credentials(

@@ -317,6 +317,38 @@ def test_a_role_that_would_have_to_be_assumed_is_refused_by_name(
     assert PASSWORD not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("deploy_mode", "location", "files"),
+    [
+        ("cluster", "", {"kafka.json", "sources.json"}),
+        ("cluster", "hdfs://namenode:8020/homes/shop", {"kafka.json", "sources.json"}),
+        ("client", "gs://homes@bucket/shop", {"gcs.json"}),
+    ],
+)
+def test_a_start_that_is_refused_leaves_no_secret_behind(
+    connect: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    key: dict[str, str],
+    deploy_mode: str,
+    location: str,
+    files: set[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088", **{"deploy-mode": deploy_mode})
+    homes = {"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": key}}
+    monkeypatch.setenv("AIRFLOW_CONN_HOMES", json.dumps(homes))
+    home, given = location or tmp_path, {"source_conn_ids": ["kafka_default"]}
+    with pytest.raises(SettingRefusedError, match=r"spark\.task\.maxFailures"):
+        launch(home, conf={"spark.task.maxFailures": "4"}, **given)
+    assert not list(tmp_path.rglob("*.json"))
+    launch(home, **given)
+    written = list(tmp_path.rglob("*.json"))
+    assert {file.name for file in written} == files
+    assert {stat.S_IMODE(file.stat().st_mode) for file in written} == {0o600}
+
+
 @pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
 @pytest.mark.parametrize(
     ("home", "lacking", "given"),

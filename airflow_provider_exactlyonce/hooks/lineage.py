@@ -287,9 +287,7 @@ class PipelineLineage:
         try:
             pipeline_home, name = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint or None)
             return name, status.read(pipeline_home.status)
-        except UnknownPipelineError:
-            raise
-        except (OSError, ExactlyOnceError):
+        except (OSError, ExactlyOnceError):  # as of a backfill, whose pipeline's home may not be there yet
             if name is None:
                 raise
             return name, None

@@ -276,6 +276,23 @@ def test_a_backfill_tells_what_is_in_the_ledger_of_backfills_and_an_upgrade_what
     assert UpgradePipelineOperator(**named).ledger_of("shop") == "shop"
 
 
+def test_a_backfill_beside_no_home_tells_what_its_ledger_has(
+    pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task(pipeline, tmp_path, monkeypatch)
+    operator = BackfillPipelineOperator(
+        task_id="t", pipeline="lineage", application="job.py", checkpoint=str(tmp_path / "nowhere")
+    )
+    assert operator.get_openlineage_facets_on_start() == OperatorLineage(), "it has committed nothing yet"
+    with CraftedPipeline(pipeline.config, "lineage.backfill", "lineage.sink") as backfill:
+        backfill.claim()
+        backfill.session.begin()
+        backfill.end(backfill.record(backfill.append(rows_of(1, PARTITIONS)), committed=FIRST * 1000))
+    told = operator.get_openlineage_facets_on_complete(SimpleNamespace(start_date=datetime.fromtimestamp(1, UTC)))
+    assert [output.name for output in told.outputs] == ["lineage.sink"]
+    assert told.run_facets["exactlyonce_pipeline"].commits == {"first": 1, "last": 1}
+
+
 def test_airflows_own_extractor_finds_the_methods(
     pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

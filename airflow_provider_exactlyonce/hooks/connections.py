@@ -134,7 +134,7 @@ def _aws_options(connection: Any) -> dict[str, Any]:
                 f"connection {connection.conn_id} has {name}={extra[name]!r}: delta-rs takes roles from the "
                 "environment of the driver, as of an instance profile or a web identity. Leave it out of the connection"
             )
-    service = extra.get("service_config", {}).get("s3", {})
+    service = (extra.get("service_config") or {}).get("s3") or {}
     fields = {**extra, **({"endpoint_url": service["endpoint_url"]} if service.get("endpoint_url") else {})}
     options = {option: fields.get(field) for field, option in _AWS.items()}
     if connection.login:
@@ -208,5 +208,5 @@ TYPES: Final = frozenset(_READ)
 
 
 def text_of(value: Any) -> str:
-    """Return a setting's value as Java and libpq read it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a setting's value as Java, libpq and delta-rs read it; what has parts as JSON."""
+    return json.dumps(value) if isinstance(value, bool | dict | list) else str(value)

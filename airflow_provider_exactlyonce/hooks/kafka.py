@@ -34,7 +34,11 @@ def client_config(conn_id: str) -> dict[str, Any]:
             f"connection {conn_id}: {error} It is to be of type kafka, and its extra is librdkafka's configuration, as "
             'in {"bootstrap.servers": "HOST:9092"}'
         ) from error
-    return {name: value for name, value in config.items() if name in _NAMES or name.startswith(_PREFIXES)}
+    return {  # null is librdkafka's word for a default, and no other client's
+        name: value
+        for name, value in config.items()
+        if value is not None and (name in _NAMES or name.startswith(_PREFIXES))
+    }
 
 
 def source_config(conn_id: str) -> dict[str, Any]:

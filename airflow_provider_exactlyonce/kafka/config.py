@@ -41,6 +41,7 @@ _KAFKA_PYTHON: Final[Mapping[str, str]] = {
     "ssl.key.password": "ssl_password",
 }
 _HOST_NAME_CHECK: Final = "ssl.endpoint.identification.algorithm"
+_VERIFICATION: Final = "enable.ssl.certificate.verification"
 _SECURITY: Final = ("security.", "sasl.", "ssl.")
 _JAAS_MODULES: Final[Mapping[str, str]] = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -107,6 +108,7 @@ def for_kafka_python(config: Mapping[str, str]) -> dict[str, Any]:
 
     :raises SettingRefusedError: when a security setting has no counterpart, rather than connecting without it
     """
+    _check_verification(config)
     translated: dict[str, Any] = {}
     for name, value in config.items():
         if name in _KAFKA_PYTHON:
@@ -126,6 +128,7 @@ def for_spark(config: Mapping[str, str]) -> dict[str, str]:
 
     :raises SettingRefusedError: when a security setting has no counterpart, rather than connecting without it
     """
+    _check_verification(config)
     options = {"kafka.bootstrap.servers": config["bootstrap.servers"]}
     for name, value in config.items():
         if not name.startswith(_SECURITY):
@@ -142,6 +145,13 @@ def for_spark(config: Mapping[str, str]) -> dict[str, str]:
         elif name not in ("sasl.username", "sasl.password"):
             raise SettingRefusedError(name, "set", None, "Spark's Kafka source has no counterpart for it")
     return options
+
+
+def _check_verification(config: Mapping[str, str]) -> None:
+    value = config.get(_VERIFICATION, "true")
+    if value.lower() not in ("true", "t", "1"):  # librdkafka's words
+        reason = "only librdkafka can leave it out: give ssl.ca.location the authority of the brokers' certificates"
+        raise SettingRefusedError(_VERIFICATION, value, "true", reason)
 
 
 def _jaas(mechanism: str, config: Mapping[str, str]) -> str:

@@ -88,7 +88,10 @@ KEY = {"type": "service_account", "private_key": "hush"}
         ),
         ({"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": KEY}}, {"google_service_account_key": KEY}),
         ({"conn_type": "google_cloud_platform"}, {}),
-        ({"conn_type": "generic", "extra": {"user": "me"}}, {"user": "me"}),
+        ({"conn_type": "generic", "extra": {"user": "me", "fast": True}}, {"user": "me", "fast": "true"}),
+        ({"conn_type": "generic", "extra": {"google_service_account_key": KEY}}, {"google_service_account_key": KEY}),
+        ({"conn_type": "aws", "extra": {"service_config": None, "region_name": "a"}}, {"aws_region": "a"}),
+        ({"conn_type": "aws", "extra": {"service_config": {"s3": None}, "region_name": "a"}}, {"aws_region": "a"}),
     ],
 )
 def test_a_connection_to_a_store_is_told_in_delta_rs_words(

@@ -48,6 +48,11 @@ def test_the_driver_reads_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> N
     assert parse(driver_config("kafka_shop")) == {"bootstrap.servers": "broker:9092", "socket.timeout.ms": "1000"}
 
 
+def test_a_setting_that_is_null_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, {"bootstrap.servers": "broker:9092", "sasl.mechanism": None, "ssl.ca.location": None})
+    assert client_config("kafka_shop") == parse(driver_config("kafka_shop")) == {"bootstrap.servers": "broker:9092"}
+
+
 def test_a_driver_reads_the_connections_of_sources_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, {"bootstrap.servers": "broker:9092", "group.id": "g", "sasl.password": "p"})
     monkeypatch.setenv("EXACTLYONCE_SOURCES", sources_config(["kafka_shop"]))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ def test_a_security_setting_without_a_counterpart_is_refused_without_its_value(t
     with pytest.raises(SettingRefusedError, match=r"sasl\.oauthbearer\.config") as caught:
         translate({"bootstrap.servers": "a:1", "sasl.oauthbearer.config": "hush"})  # type: ignore[operator]
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("translate", [config.for_kafka_python, config.for_spark])
+def test_certificates_are_verified_by_all_clients_or_the_setting_is_refused(
+    translate: Callable[[Mapping[str, str]], object],
+) -> None:
+    name = "enable.ssl.certificate.verification"
+    assert translate({**SECURE, name: "True"}) == translate(SECURE)
+    with pytest.raises(SettingRefusedError, match=r"enable\.ssl\.certificate\.verification is 'False'"):
+        translate({**SECURE, name: "False"})
 
 
 NO_CONFIGURATION = [

@@ -376,14 +376,15 @@ def test_a_table_s_key_is_not_used_with_a_part_of_the_home_s_connection(
     connect("yarn", yarn_resourcemanager_webapp_address="rm:8088", **{"deploy-mode": deploy_mode})
     connect_store("HOMES", home, login="other", password="other")
     connect_store("LAKE", {}, login="key", password=PASSWORD)
+    given_store = {"store_conn_ids": ["lake"], "conf": {"spark.exactlyonce.packages": "installed"}}
     with pytest.raises(RefusedError, match="connection lake has a key and no ") as refused:
-        launch("s3://homes@bucket/shop", store_conn_ids=["lake"])
+        launch("s3://homes@bucket/shop", **given_store)
     assert PASSWORD not in str(refused.value)
-    launch("s3://bucket/shop", store_conn_ids=["lake"])
+    launch("s3://bucket/shop", **given_store)
     connect_store("LAKE", {lacking: given}, login="key", password=PASSWORD)
-    launch("s3://homes@bucket/shop", store_conn_ids=["lake"])
+    launch("s3://homes@bucket/shop", **given_store)
     connect_store("LAKE", {})
-    launch("s3://homes@bucket/shop", store_conn_ids=["lake"])
+    launch("s3://homes@bucket/shop", **given_store)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
@@ -63,6 +64,7 @@ class YarnCluster(Cluster):
         # Answers, errors and pages have the address that was asked: a password in it would be in all of them.
         self._url: Final = f"{scheme}//{address.rpartition('@')[2]}"
         self._user: Final = _user_of(given)
+        self._server: Final = _server_of(self._url)
         super().__init__(f"yarn at {self._url}", earlier_name="yarn")
 
     def state(self, token: str) -> ClusterState:
@@ -148,7 +150,7 @@ class YarnCluster(Cluster):
             f"{manager}/{path}",
             params=query,
             headers={"Accept": "application/json"},
-            auth=self._hook._resolved_yarn_rm_auth or (self._user if manager == self._url else None),
+            auth=self._hook._resolved_yarn_rm_auth or (self._user if _server_of(manager) == self._server else None),
             timeout=_TIMEOUT_SECONDS,
         )
         answer.raise_for_status()
@@ -252,6 +254,11 @@ def _user_of(url: str) -> tuple[str, str] | None:
 
     user = get_auth_from_url(url)
     return user if any(user) else None
+
+
+def _server_of(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.lower()
 
 
 def _cluster_state(states: set[str], *, active: frozenset[str], ended: frozenset[str]) -> ClusterState:

@@ -227,6 +227,16 @@ def test_a_password_in_the_address_of_yarn_is_sent_and_shown_nowhere(
     assert server.sent, "by the hook, which takes the address as it is"
 
 
+def test_each_question_to_the_server_of_the_address_has_its_user(server: Server, connect: Callable[..., None]) -> None:
+    """An answer has the address in other letters than the connection."""
+    address = server.address.replace("//127.0.0.1", "//me:hush@LOCALHOST")
+    connect("yarn", yarn_resourcemanager_webapp_address=address)
+    cluster, knows = spark_submit.cluster_of("spark_default", {}), resource_manager("RUNNING")
+    assert cluster is not None
+    server.answer = lambda path, query: knows(path, query) if server.user == ("me", "hush") else (401, {})
+    assert cluster.state("another") is ClusterState.GONE
+
+
 def test_yarn_is_told_to_kill_what_has_the_tag(server: Server, connect: Callable[..., None]) -> None:
     cluster = yarn(server, connect)
     server.answer = resource_manager("RUNNING")

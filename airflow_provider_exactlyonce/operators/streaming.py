@@ -55,8 +55,6 @@ T = TypeVar("T")
 #: What a task that runs gets into when a user marks or clears it.
 _USERS_STATES: Final = frozenset({"failed", "success", "skipped", "restarting", "removed"})
 
-#: Airflow's name for an operator that is made of a mapped one, whose relations are settled.
-_FROM_MAPPED: Final = "_BaseOperator__from_mapped"
 #: A deferrable task gives its slot back after so long, though its driver has not come up yet.
 _SLOT_SECONDS: Final = 60.0
 #: Between two questions to a home that does not answer.
@@ -166,7 +164,9 @@ class StreamingPipelineOperator(DriverOperator):
 
     def _come_after_what_gives_the_bound(self) -> None:
         """Airflow renders what is in ``until``, and looks for the tasks before this one in lists and dictionaries."""
-        if isinstance(self.until, Commits | Watermark) and not getattr(self, _FROM_MAPPED, False):
+        # One that a worker makes of a mapped operator is none of its DAG's tasks, and their relations are settled.
+        is_of_dag = self.has_dag() and self.dag.task_dict.get(self.task_id) is self  # type: ignore[no-untyped-call]
+        if isinstance(self.until, Commits | Watermark) and is_of_dag:
             for name in self.until.template_fields:
                 XComArg.apply_upstream_relationship(self, getattr(self.until, name))
 

@@ -31,6 +31,8 @@ def test_a_connection_is_found_in_the_variable_or_in_the_file_that_it_names(
     assert parameters("lake") == expected
     sink = DeltaSink(name="lake", path="s3://b/t", conn_id="lake", storage_options={"aws_region": "us"})
     assert sink.options == {**expected, "aws_region": "us"}
+    in_capitals = DeltaSink(name="lake", path="s3://b/t", conn_id="lake", storage_options={"AWS_REGION": "us"})
+    assert in_capitals.options == {"aws_secret_access_key": SECRET, "port": "1", "AWS_REGION": "us"}
     assert SECRET not in repr(sink) + repr(sink.facts)
     monkeypatch.delenv(VARIABLE)
     assert parameters("lake") is None

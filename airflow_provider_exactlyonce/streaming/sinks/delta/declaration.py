@@ -44,7 +44,12 @@ class DeltaDeclaration(TableDeclaration):
 
         :raises RefusedError: when the connection is not known here
         """
-        return {**self._connection_options(_WORDS), **self.storage_options}
+        declared = {name.lower() for name in self.storage_options}  # in any case: delta-rs would take one by chance
+        of_connection = self._connection_options(_WORDS).items()
+        return {
+            **{name: value for name, value in of_connection if name.lower() not in declared},
+            **self.storage_options,
+        }
 
     @property
     @override

@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.stopping import StopRequest
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.upgrade import shadow_run
 
 _ON_UNSTABLE = ("rollback", "fail")
 
@@ -107,6 +108,7 @@ def begin_rollback(
             was_stopped=_was_stopped(home, earlier),
         )
         upgrade_plan.write(home, plan, before=earlier)
+        shadow_run.forget(home)
         return plan
 
 

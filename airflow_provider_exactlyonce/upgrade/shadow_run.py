@@ -66,6 +66,12 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
     return answer
 
 
+def forget(home: Home) -> None:
+    """Remove the copy of the state of a shadow run that was killed, which no other one will follow."""
+    folder = upgrade_plan.path_of(home, "shadow")
+    store_of(folder).remove(folder)
+
+
 def sentence(report: Mapping[str, Any]) -> str:
     """Return a report's summary, in a line."""
     counts = report["counts"]

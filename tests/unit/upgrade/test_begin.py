@@ -120,6 +120,21 @@ def test_a_rollback_in_the_midst_of_an_upgrade_goes_to_where_that_has_begun(
     assert (back.old, back.savepoint, back.unpin) == ("old", "9-cd", ("9-cd",))
 
 
+def test_a_rollback_removes_the_state_of_a_shadow_run_that_was_killed(home: Home, tmp_path: Path, job: str) -> None:
+    keep(home, tmp_path, "old")
+    plan = begin(home, job)
+    upgrade_plan.write(
+        home, replace(plan, step=UpgradeStep.WATCH, old="old", savepoint="9-cd"), before=upgrade_plan.read(home)
+    )
+    of_a_dry_run = upgrade_plan.path_of(home, "shadow", dry_run=True)
+    for folder in (upgrade_plan.path_of(home, "shadow"), of_a_dry_run):
+        (folder / "run" / "lineage").mkdir(parents=True)
+        (folder / "run" / "lineage" / "state").write_text("much")
+    roll_back(home)
+    assert not upgrade_plan.path_of(home, "shadow").exists()
+    assert of_a_dry_run.exists(), "it may be under way"
+
+
 @pytest.mark.parametrize("end", [UpgradeStep.UNSTABLE, UpgradeStep.FAILED, UpgradeStep.DONE])
 def test_a_rollback_unpins_what_an_upgrade_that_ended_badly_could_not(
     home: Home, tmp_path: Path, job: str, end: UpgradeStep

@@ -186,7 +186,10 @@ def _timestamp(value: Any) -> Any:
         raise TypeMismatchError(
             value, "TIMESTAMP", "it has no time zone; say tzinfo=datetime.UTC, or declare TIMESTAMP_NTZ"
         )
-    return _exact(value.astimezone(dt.UTC), dt.UTC)
+    try:
+        return _exact(value.astimezone(dt.UTC), dt.UTC)
+    except OverflowError as error:
+        raise TypeMismatchError(value, "TIMESTAMP", "in UTC it is before the year 1 or after 9999") from error
 
 
 def _exact(value: dt.datetime, zone: dt.tzinfo | None) -> dt.datetime:

@@ -200,7 +200,7 @@ class IcebergTableLog(TableLog):
         """Return the table as it is now, None when there is none."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        catalog = self._loaded()
+        catalog = self._asked(self._loaded)
 
         def load() -> Table:
             with reaching_hdfs(f"table {self.name}"):

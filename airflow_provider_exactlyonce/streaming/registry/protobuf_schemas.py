@@ -105,15 +105,18 @@ def _protoc(schema: str, imports: tuple[tuple[str, str], ...]) -> bytes:
         if serialized_files.file:
             Path(folder, "given").write_bytes(serialized_files.SerializeToString())
             arguments.append(f"--descriptor_set_in={folder}/given")
-        protoc = subprocess.run(  # in this process it would write what is wrong past us
-            [sys.executable, "-m", "grpc_tools.protoc", *arguments, _FILE],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_COMPILE_SECONDS,
-        )
+        try:
+            protoc = subprocess.run(  # in this process it would write what is wrong past us
+                [sys.executable, "-m", "grpc_tools.protoc", *arguments, _FILE],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_COMPILE_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BatchFailedError(f"protoc has said nothing of a schema for {_COMPILE_SECONDS:g} s") from error
         if protoc.returncode:
             errors = [line for line in protoc.stderr.splitlines() if ".proto:" in line and "warning:" not in line]
             if not errors:

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_exactlyonce.checkpoint.start_checks import check_first_offsets
-from airflow_provider_exactlyonce.exceptions import DataLostError, RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, DataLostError, RefusedError
 from airflow_provider_exactlyonce.streaming.job.table_stream import TableReading, TableStreamReader
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.manifests import current_files
@@ -461,3 +461,17 @@ def test_a_log_knows_the_versions_that_were_read_last_and_no_others(
     first, second = (list(log.versions(Position(0))) for _ in range(2))
     assert first == second
     assert [version.version for version in log._known.values()] == [version.version for version in first[-2:]]
+
+
+def test_a_catalog_that_does_not_answer_when_it_is_opened_is_tried_again(
+    properties: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(*_: object, **properties: object) -> None:
+        raise ConnectionError("refused")
+
+    log = IcebergTableLog(NAME, properties)
+    with monkeypatch.context() as patched:
+        patched.setattr("pyiceberg.catalog.load_catalog", no_answer)
+        with pytest.raises(BatchFailedError, match=r"sales\.orders can't be read: Conn"):
+            log.identity()
+    assert log.identity() is not None

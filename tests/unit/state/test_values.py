@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.state import MapState, Record
 from airflow_provider_exactlyonce.state.ddl import parse
 from airflow_provider_exactlyonce.state.values import TypeMismatchError, coerce
 
+FOR_EVER = dt.datetime(9999, 12, 31, 23, 59, tzinfo=dt.timezone(dt.timedelta(hours=-5)))
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 KINDS = [
     *("BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL(12,2)", "DECIMAL(38,18)"),
@@ -91,6 +92,7 @@ def test_a_value_is_kept_as_the_store_gives_it_back(kind: str, value: Any, kept:
         ("DATE", NOON, "does not fit DATE"),
         ("TIMESTAMP", NOON.replace(tzinfo=None), "it has no time zone"),
         ("TIMESTAMP", 5, "5 does not fit TIMESTAMP"),
+        ("TIMESTAMP", FOR_EVER, "in UTC it is before the year 1 or after 9999"),
         ("TIMESTAMP_NTZ", NOON, "it has a time zone"),
         ("ARRAY<INT>", "ab", "'ab' does not fit ARRAY<INT>"),
         ("ARRAY<INT>", ["a"], "'a' does not fit INT"),

@@ -80,6 +80,8 @@ class UpsertWriter(SinkWriter):
             parameters = upsert_table.parameters(
                 self._python_rows(rows), opened.key, opened.commit_column, self._attempt.commit
             )
+            if len(self._statements) > 1:  # of keys that the database takes for one, the first that is inserted stays
+                parameters.reverse()
             for statement in self._statements:
                 connection.execute(statement, parameters)
         self._rows += rows.num_rows

@@ -235,9 +235,9 @@ class Resolver:
         log_ends = self._offsets.ends(self._partitions)
         starts, ends = self._offsets_at(start, log_ends), self._offsets_at(end, log_ends)
         self._check_decided(ends)
-        for topic_partition in self._cut_off(starts):
-            begin, log_is = starts[topic_partition], f"the log of {topic_partition[0]}-{topic_partition[1]}"
-            if begin == log_ends[topic_partition]:
+        if (cut_off := self._cut_off(starts)) is not None:
+            begin, log_is = starts[cut_off], f"the log of {cut_off[0]}-{cut_off[1]}"
+            if begin == log_ends[cut_off]:
                 raise RefusedError(
                     f"{log_is} is empty, and what was before its offset {begin} may have been of "
                     f"{moments.text(start)} or later: records of the range may be gone. Give the range by offsets, "
@@ -249,13 +249,12 @@ class Resolver:
             )
         return starts, ends
 
-    def _cut_off(self, begins: Positions) -> list[TopicPartition]:
-        """Return the partitions whose log begins at these offsets of a time: what it had before may have been later."""
-        return [
-            topic_partition
-            for topic_partition, log_start in self._offsets.starts(self._partitions).items()
-            if 0 < log_start == begins[topic_partition]
-        ]
+    def _cut_off(self, begins: Positions) -> TopicPartition | None:
+        """Return a partition whose log begins at its offset of a time: what the log had before may have been later."""
+        starts = self._offsets.starts(self._partitions).items()
+        return next(
+            (topic_partition for topic_partition, start in starts if 0 < start == begins[topic_partition]), None
+        )
 
     def _offsets_at(self, milliseconds: int, log_ends: Positions) -> Positions:
         offsets = self._offsets.at_timestamp(self._partitions, milliseconds)
@@ -375,10 +374,10 @@ class Resolver:
             start = request.time[0] if request.time else 0
             warm_up_start = start - round(request.warm_up.total_seconds() * 1000)
             begins = self._offsets_at(warm_up_start, self._offsets.ends(self._partitions))
-            for topic, partition in self._cut_off(begins):
+            if (cut_off := self._cut_off(begins)) is not None:
                 raise RefusedError(
-                    f"the log of {topic}-{partition} begins at offset {begins[topic, partition]}, and what was before "
-                    f"it may have been of {moments.text(warm_up_start)} or later: records of the warm-up may be gone. "
+                    f"the log of {cut_off[0]}-{cut_off[1]} begins at offset {begins[cut_off]}, and what was before it "
+                    f"may have been of {moments.text(warm_up_start)} or later: records of the warm-up may be gone. "
                     "Give a shorter warm_up"
                 )
         else:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.intent import Intent
     from airflow_provider_exactlyonce.control.launching import Launch
-    from airflow_provider_exactlyonce.control.requests import TaskRequest
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.control.supervisor import Supervisor
 
@@ -276,7 +275,7 @@ class _TaskSupervision:
 
         supervisor: Supervisor | None = None
         try:
-            self._home = self._home_of_the_task()
+            self._home = self._before_the_run(lambda: self._task.home(self._context))
             self._check_home()
             self._supervisor = supervisor = self._make_supervisor()
             last = self._supervise()
@@ -298,10 +297,9 @@ class _TaskSupervision:
             raise
         return result
 
-    def _home_of_the_task(self) -> Home:
-        if self._earlier_driver is None:  # nothing is lost, and its name may be mistyped
-            return self._task.home(self._context)
-        return self._when_answered(lambda: self._task.home(self._context))
+    def _before_the_run(self, ask: Callable[[], T]) -> T:
+        # At a first stay nothing is lost by an error, and the home's name may be mistyped.
+        return ask() if self._earlier_driver is None else self._when_answered(ask)
 
     def _check_home(self) -> None:
         """Check that the driver that was left is in the task's home.
@@ -378,7 +376,7 @@ class _TaskSupervision:
             )
         if task.standby is not None and self._until == untils.RUNNING:
             raise RefusedError("standby='warm' and until='running': once the task is done nobody starts the next one")
-        self._request = self._request_of_the_task()
+        self._request = self._before_the_run(lambda: homes.request_of(self._home, self._context))
         supervision = Supervision(
             owner=task.owner_of_driver(self._context),
             until=driver_until,
@@ -402,12 +400,6 @@ class _TaskSupervision:
             return driver_launch
 
         return Supervisor(self._home, launch, supervision, left=self._earlier_driver)
-
-    def _request_of_the_task(self) -> TaskRequest:
-        def ask() -> TaskRequest:
-            return homes.request_of(self._home, self._context)
-
-        return ask() if self._earlier_driver is None else self._when_answered(ask)
 
     # -- the supervisor's questions -------------------------------------------------------------------------------
 

@@ -104,12 +104,20 @@ def silenced(home: Home, driver: processes.ChildDriver, monkeypatch: pytest.Monk
     monkeypatch.setattr(lease, "STALE_SECONDS", 2.0)
 
 
+def driver_that_is_up(
+    home: Home, monkeypatch: pytest.MonkeyPatch, then: str = "go commit end=finished"
+) -> processes.ChildDriver:
+    """Start a driver of another host whose silence counts for nothing yet; returns it after its first commit."""
+    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
+    driver = driver_elsewhere(home, f"take-lease-elsewhere=0 commit note=up {then}")
+    wait_for(lambda: notes(home, "up"))
+    return driver
+
+
 def test_a_driver_of_another_host_that_falls_silent_is_lost_and_another_one_is_started(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
-    driver = driver_elsewhere(home, "take-lease-elsewhere=0 commit note=up until-stop")
-    wait_for(lambda: notes(home, "up"))
+    driver = driver_that_is_up(home, monkeypatch, "until-stop")
     frozen = 0.0
     try:
         for status in supervisor(home, "exit=1", "take-lease commit end=finished").run():
@@ -128,9 +136,7 @@ def test_a_driver_of_another_host_that_falls_silent_is_lost_and_another_one_is_s
 def test_a_driver_of_another_host_that_comes_back_before_its_successor_is_started_is_supervised_again(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
-    driver = driver_elsewhere(home, "take-lease-elsewhere=0 commit note=up go commit end=finished")
-    wait_for(lambda: notes(home, "up"))
+    driver = driver_that_is_up(home, monkeypatch)
     lost: list[str] = []
 
     def come_back(dead: Intent, _: float) -> None:
@@ -153,9 +159,7 @@ def test_a_driver_of_another_host_that_comes_back_before_its_successor_is_starte
 def test_one_that_falls_silent_while_its_task_is_deferred_and_comes_back_is_supervised_again(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
-    driver = driver_elsewhere(home, "take-lease-elsewhere=0 commit note=up go commit end=finished")
-    wait_for(lambda: notes(home, "up"))
+    driver = driver_that_is_up(home, monkeypatch)
     silenced(home, driver, monkeypatch)
     lost: list[str] = []
 
@@ -183,9 +187,7 @@ def test_one_that_falls_silent_while_its_task_is_deferred_and_comes_back_is_supe
 def test_a_driver_of_another_host_that_comes_back_before_its_successor_has_the_lease_is_supervised_again(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
-    driver = driver_elsewhere(home, "take-lease-elsewhere=0 commit note=up go commit end=finished")
-    wait_for(lambda: notes(home, "up"))
+    driver = driver_that_is_up(home, monkeypatch)
     heard = home.path / "heard"
 
     def come_back() -> None:
@@ -213,9 +215,7 @@ class _Left(BaseException):
 def test_one_that_comes_back_when_its_task_has_deferred_since_its_successor_was_started_is_supervised_again(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
-    driver = driver_elsewhere(home, "take-lease-elsewhere=0 commit note=up go commit end=finished")
-    wait_for(lambda: notes(home, "up"))
+    driver = driver_that_is_up(home, monkeypatch)
     heard = home.path / "heard"
     plans = "exit=1", f"note=waits wait-for={heard} fail=AlreadyRunningError:refuse:65:held"
     first = supervisor(home, *plans)

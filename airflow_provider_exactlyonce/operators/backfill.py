@@ -55,7 +55,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         a range of time a timedelta, or text as ``90s``, ``30m``, ``2h``, ``1d``. (templated)
     :param output_to: ``reemit``: into the sink itself, each record with the header ``exactlyonce.backfill``;
         ``compare``: nothing is written, and the rows are compared with the delivered ones; ``topic=NAME``: to another
-            topic. (templated)
+        topic. (templated)
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param source_conn_ids: connections of type ``kafka`` that the job's sources name. (templated)

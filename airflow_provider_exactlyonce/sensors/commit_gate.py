@@ -37,7 +37,7 @@ class CommitGateSensor(PollingSensor):
         is turned into offsets once; retries keep them. (templated)
     :param up_to_now: everything that is in the source topics at the first try, undecided transactions included, is
         processed. Retries keep the offsets; a task that is cleared reads them anew. Before the pipeline's first commit
-            the topics are unknown: then the offsets are read at the first check after that commit
+        the topics are unknown: then the offsets are read at the first check after that commit
     :param idle_after: seconds after which the gate opens although the target isn't met, when the pipeline has nothing
         to do: its newest commit is so old, it ends where its source ends, and all of it is readable. ``idle`` in the
         result is true then

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
+import io
 import re
 from pathlib import Path
 
 import pytest
+from docutils.core import publish_doctree
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 
 from tests.unit.test_docs import anchor_of
 
@@ -45,3 +50,17 @@ def test_no_link_is_dead(page: str) -> None:
         if anchor:
             titles = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
             assert anchor in {anchor_of(title) for title in titles}, f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("room", sorted(conf.public_names()))
+def test_what_the_reference_takes_from_docstrings_is_laid_out_as_sphinx_reads_it(room: str) -> None:
+    for module, name in conf.public_names()[room]:
+        value = getattr(importlib.import_module(f"{conf.PACKAGE}.{module}"), name)
+        members = [member for word, member in vars(value).items() if word[0] != "_"] if inspect.isclass(value) else []
+        for documented in (value, *members):
+            if inspect.isclass(documented) or inspect.isroutine(documented) or isinstance(documented, property):
+                heard = io.StringIO()
+                settings = {"warning_stream": heard, "report_level": 2}
+                publish_doctree(str(GoogleDocstring(inspect.getdoc(documented) or "")), settings_overrides=settings)
+                # Roles such as :class: are Sphinx's own, and unknown here.
+                assert not re.search(r"indent|blank line|start-string", heard.getvalue()), f"{documented}"

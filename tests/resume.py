@@ -1,11 +1,14 @@
 """Lets a run of the tests go on where an earlier one was cut: ``pytest -p tests.resume``.
 
-Each test that passes is noted at once, under git's hash of all files. It is skipped as long as they are the same.
+Each test that passes is noted at once. It is skipped as long as its module is the same, and so are all files but the
+other modules of tests.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -14,27 +17,40 @@ from typing import Final
 import pytest
 
 NOTES: Final = Path(".exactlyonce/passed")
+TEST_MODULE: Final = re.compile(r"(^|/)test_\w+\.py$")
+IMPORT: Final = re.compile(r"^(?:from|import) ([\w.]*\btest_\w+)", re.MULTILINE)
 
 
-def tree() -> str:
-    """Return the hash of all files of this folder that git does not ignore, changed and new ones too."""
+def files() -> dict[str, str]:
+    """Return git's hash of each file of this folder that git does not ignore, changed and new ones too."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "GIT_INDEX_FILE": f"{folder}/index"}
         subprocess.run(["git", "add", "--all"], env=environment, check=True)
-        return subprocess.check_output(["git", "write-tree"], env=environment, text=True).strip()
+        staged = subprocess.check_output(["git", "ls-files", "--stage", "-z"], env=environment, text=True)
+    described = (line.split("\t", 1) for line in staged.split("\0") if line)
+    return {path: description for description, path in described}
+
+
+def hash_for_all_tests(hashes: dict[str, str]) -> str:
+    """Return the hash of all files but the test modules of which no other module takes anything."""
+    modules = {path.removesuffix(".py").replace("/", "."): path for path in hashes if TEST_MODULE.search(path)}
+    imported = {name for path in hashes if path.endswith(".py") for name in IMPORT.findall(Path(path).read_text())}
+    of_one = {path for name, path in modules.items() if name not in imported}
+    rest = [f"{path} {description}" for path, description in hashes.items() if path not in of_one]
+    return hashlib.sha1("\0".join(rest).encode(), usedforsecurity=False).hexdigest()
 
 
 class Resume:
     """Skips what is noted, and notes what passes."""
 
-    def __init__(self, notes: Path, *, writes: bool) -> None:
-        self._notes, self._writes, self._called = notes, writes, set[str]()
+    def __init__(self, notes: Path, hashes: dict[str, str], *, writes: bool) -> None:
+        self._notes, self._hashes, self._writes, self._called = notes, hashes, writes, set[str]()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Skip what has passed; all processes have the same tests still, as pytest-xdist wants it."""
         passed = set(self._notes.read_text().splitlines()) if self._notes.exists() else set()
         for item in items:
-            if item.nodeid in passed:
+            if self._note(item.nodeid) in passed:
                 item.add_marker(pytest.mark.skip(reason="passed in an earlier run on the same files"))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -43,15 +59,19 @@ class Resume:
             self._called.add(report.nodeid)
         elif self._writes and report.passed and report.when == "teardown" and report.nodeid in self._called:
             with self._notes.open("a") as file:
-                file.write(f"{report.nodeid}\n")
+                file.write(f"{self._note(report.nodeid)}\n")
+
+    def _note(self, test: str) -> str:
+        return f"{self._hashes.get(test.partition('::')[0])} {test}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take up the notes on these files; those on others are of no use any more."""
     is_worker = hasattr(config, "workerinput")
-    notes = NOTES / tree()
+    hashes = files()
+    notes = NOTES / hash_for_all_tests(hashes)
     if not is_worker:
         NOTES.mkdir(parents=True, exist_ok=True)
         for old in set(NOTES.iterdir()) - {notes}:
             old.unlink()
-    config.pluginmanager.register(Resume(notes, writes=not is_worker))
+    config.pluginmanager.register(Resume(notes, hashes, writes=not is_worker))

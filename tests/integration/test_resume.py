@@ -42,5 +42,11 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
     run(CUT="1")
     assert "1 passed, 2 skipped" in run()
     assert "3 skipped" in run()
+    (tmp_path / "test_two.py").write_text("from test_one import test_good\n")
+    assert "5 passed" in run()
+    (tmp_path / "test_two.py").write_text("from test_one import test_good\n# changed")
+    assert "2 passed, 3 skipped" in run(), "of a module of which no other takes anything"
     (tmp_path / "test_one.py").write_text(f"{TESTS}\n# changed")
-    assert "3 passed" in run()
+    assert "5 passed" in run()
+    (tmp_path / "helper.py").write_text("")
+    assert "5 passed" in run()

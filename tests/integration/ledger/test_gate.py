@@ -116,6 +116,9 @@ class Judge:
         if not verdict.open:
             return
         world = self.world
+        if verdict.commit == 0 and verdict.target.is_empty:
+            assert not verdict.idle, f"{name} waits for nothing"
+            return
         met = world.met_by(verdict.target) if verdict.target.is_resolved else 0
         assert verdict.idle == (met == 0), f"{name} is open: {verdict}"
         assert not verdict.idle or world.is_at_the_end, f"{name} is open: {verdict}"

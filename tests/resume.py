@@ -1,7 +1,7 @@
 """Lets a run of the tests go on where an earlier one was cut: ``pytest -p tests.resume``.
 
-Each test that passes is noted at once. It is skipped as long as its module is the same, and so are all files but the
-other modules of tests.
+Each test that passes is noted at once. It is skipped as long as all files are the same, but for other modules of tests
+of which none takes anything; a unit test as long as all are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 NOTES: Final = Path(".exactlyonce/passed")
 TEST_MODULE: Final = re.compile(r"(^|/)test_\w+\.py$")
-IMPORT: Final = re.compile(r"^(?:from|import) ([\w.]*\btest_\w+)", re.MULTILINE)
+UNIT_TESTS: Final = "tests/unit/"
 
 
 def files() -> dict[str, str]:
@@ -31,13 +31,21 @@ def files() -> dict[str, str]:
     return {path: description for description, path in described}
 
 
-def hash_for_all_tests(hashes: dict[str, str]) -> str:
-    """Return the hash of all files but the test modules of which no other module takes anything."""
-    modules = {path.removesuffix(".py").replace("/", "."): path for path in hashes if TEST_MODULE.search(path)}
-    imported = {name for path in hashes if path.endswith(".py") for name in IMPORT.findall(Path(path).read_text())}
-    of_one = {path for name, path in modules.items() if name not in imported}
-    rest = [f"{path} {description}" for path, description in hashes.items() if path not in of_one]
-    return hashlib.sha1("\0".join(rest).encode(), usedforsecurity=False).hexdigest()
+def hash_of(hashes: dict[str, str]) -> str:
+    """Return one hash of these files."""
+    parts = [f"{path} {description}" for path, description in hashes.items()]
+    return hashlib.sha1("\0".join(parts).encode(), usedforsecurity=False).hexdigest()
+
+
+def of_all_tests(hashes: dict[str, str]) -> dict[str, str]:
+    """Return all files but the modules of tests that no Python file names: of those no other module takes anything."""
+    sources = [Path(path).read_text() for path in hashes if path.endswith(".py")]
+    named = {name for source in sources for name in re.findall(r"\btest_\w+", source)}
+    return {
+        path: description
+        for path, description in hashes.items()
+        if not TEST_MODULE.search(path) or Path(path).stem in named
+    }
 
 
 class Resume:
@@ -45,6 +53,7 @@ class Resume:
 
     def __init__(self, notes: Path, hashes: dict[str, str], *, writes: bool) -> None:
         self._notes, self._hashes, self._writes, self._called = notes, hashes, writes, set[str]()
+        self._all = hash_of(hashes)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Skip what has passed; all processes have the same tests still, as pytest-xdist wants it."""
@@ -62,14 +71,16 @@ class Resume:
                 file.write(f"{self._note(report.nodeid)}\n")
 
     def _note(self, test: str) -> str:
-        return f"{self._hashes.get(test.partition('::')[0])} {test}"
+        # Some unit tests judge the text of all modules. They are quick.
+        module = test.partition("::")[0]
+        return f"{self._all if module.startswith(UNIT_TESTS) else self._hashes[module]} {test}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take up the notes on these files; those on others are of no use any more."""
     is_worker = hasattr(config, "workerinput")
     hashes = files()
-    notes = NOTES / hash_for_all_tests(hashes)
+    notes = NOTES / hash_of(of_all_tests(hashes))
     if not is_worker:
         NOTES.mkdir(parents=True, exist_ok=True)
         for old in set(NOTES.iterdir()) - {notes}:

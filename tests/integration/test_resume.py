@@ -42,10 +42,20 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
     run(CUT="1")
     assert "1 passed, 2 skipped" in run()
     assert "3 skipped" in run()
-    (tmp_path / "test_two.py").write_text("from test_one import test_good\n")
-    assert "5 passed" in run()
-    (tmp_path / "test_two.py").write_text("from test_one import test_good\n# changed")
-    assert "2 passed, 3 skipped" in run(), "of a module of which no other takes anything"
+    for taken in ("from test_one import test_good\n", "import os, test_one\ntest_good = test_one.test_good\n"):
+        (tmp_path / "test_two.py").write_text(taken)
+        run()
+        (tmp_path / "test_one.py").write_text(f"{TESTS}\n# changed, {taken!r}")
+        assert "5 passed" in run()
+        (tmp_path / "test_two.py").write_text(f"{taken}\n# changed")
+        assert "2 passed, 3 skipped" in run(), "of a module of which no other takes anything"
+    unit = tmp_path / "tests/unit/test_three.py"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("def test_all_modules():\n    pass\n")
+    assert "1 passed, 5 skipped" in run()
+    (tmp_path / "test_two.py").write_text(f"{taken}\n# changed again")
+    assert "3 passed, 3 skipped" in run(), "some unit tests judge the text of all modules"
+    unit.unlink()
     (tmp_path / "test_one.py").write_text(f"{TESTS}\n# changed")
     assert "5 passed" in run()
     (tmp_path / "helper.py").write_text("")

@@ -1,7 +1,8 @@
 """Lets a run of the tests go on where an earlier one was cut: ``pytest -p tests.resume``.
 
-Each test that passes is noted at once. It is skipped as long as all files are the same, but for other modules of tests
-of which none takes anything; a unit test as long as all are.
+Each test that passes is noted at once, and each failure is shown at once: a run that is cut has no summary. What is
+noted is skipped as long as all files are the same, but for other modules of tests of which none takes anything; a unit
+test as long as all are.
 """
 
 from __future__ import annotations
@@ -48,11 +49,16 @@ def of_all_tests(hashes: dict[str, str]) -> dict[str, str]:
     }
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Return whether this is a process of pytest-xdist that runs tests for another one."""
+    return hasattr(config, "workerinput")
+
+
 class Resume:
     """Skips what is noted, and notes what passes."""
 
-    def __init__(self, notes: Path, hashes: dict[str, str], *, writes: bool) -> None:
-        self._notes, self._hashes, self._writes, self._called = notes, hashes, writes, set[str]()
+    def __init__(self, notes: Path, hashes: dict[str, str], config: pytest.Config) -> None:
+        self._notes, self._hashes, self._config, self._called = notes, hashes, config, set[str]()
         self._all = hash_of(hashes)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -63,10 +69,17 @@ class Resume:
                 item.add_marker(pytest.mark.skip(reason="passed in an earlier run on the same files"))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a test when its clean-up has passed too."""
-        if report.passed and report.when == "call":
+        """Note a test when its clean-up has passed too; show why it failed."""
+        if is_worker(self._config):
+            return
+        if report.failed:
+            terminal = self._config.get_terminal_writer()
+            terminal.line()
+            terminal.sep("_", f"{report.when} of {report.nodeid}")
+            terminal.line(report.longreprtext)
+        elif report.passed and report.when == "call":
             self._called.add(report.nodeid)
-        elif self._writes and report.passed and report.when == "teardown" and report.nodeid in self._called:
+        elif report.passed and report.when == "teardown" and report.nodeid in self._called:
             with self._notes.open("a") as file:
                 file.write(f"{self._note(report.nodeid)}\n")
 
@@ -78,11 +91,10 @@ class Resume:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take up the notes on these files; those on others are of no use any more."""
-    is_worker = hasattr(config, "workerinput")
     hashes = files()
     notes = NOTES / hash_of(of_all_tests(hashes))
-    if not is_worker:
+    if not is_worker(config):
         NOTES.mkdir(parents=True, exist_ok=True)
         for old in set(NOTES.iterdir()) - {notes}:
             old.unlink()
-    config.pluginmanager.register(Resume(notes, hashes, writes=not is_worker))
+    config.pluginmanager.register(Resume(notes, hashes, config))

@@ -16,6 +16,9 @@ import pytest
 def test_good(address):
     pass
 
+def test_bad():
+    assert not os.environ.get("CUT"), "why it failed"
+
 def test_cut():
     if os.environ.get("CUT"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -39,24 +42,24 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text(".exactlyonce/\n")
     (tmp_path / "test_one.py").write_text(TESTS)
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    run(CUT="1")
-    assert "1 passed, 2 skipped" in run()
-    assert "3 skipped" in run()
+    assert "why it failed" in run(CUT="1"), "a run that is cut shows its failures"
+    assert "2 passed, 2 skipped" in run()
+    assert "4 skipped" in run()
     for taken in ("from test_one import test_good\n", "import os, test_one\ntest_good = test_one.test_good\n"):
         (tmp_path / "test_two.py").write_text(taken)
         run()
         (tmp_path / "test_one.py").write_text(f"{TESTS}\n# changed, {taken!r}")
-        assert "5 passed" in run()
+        assert "6 passed" in run()
         (tmp_path / "test_two.py").write_text(f"{taken}\n# changed")
-        assert "2 passed, 3 skipped" in run(), "of a module of which no other takes anything"
+        assert "2 passed, 4 skipped" in run(), "of a module of which no other takes anything"
     unit = tmp_path / "tests/unit/test_three.py"
     unit.parent.mkdir(parents=True)
     unit.write_text("def test_all_modules():\n    pass\n")
-    assert "1 passed, 5 skipped" in run()
+    assert "1 passed, 6 skipped" in run()
     (tmp_path / "test_two.py").write_text(f"{taken}\n# changed again")
-    assert "3 passed, 3 skipped" in run(), "some unit tests judge the text of all modules"
+    assert "3 passed, 4 skipped" in run(), "some unit tests judge the text of all modules"
     unit.unlink()
     (tmp_path / "test_one.py").write_text(f"{TESTS}\n# changed")
-    assert "5 passed" in run()
+    assert "6 passed" in run()
     (tmp_path / "helper.py").write_text("")
-    assert "5 passed" in run()
+    assert "6 passed" in run()

@@ -77,6 +77,7 @@ class Resume:
             terminal.line()
             terminal.sep("_", f"{report.when} of {report.nodeid}")
             terminal.line(report.longreprtext)
+            terminal.flush()
         elif report.passed and report.when == "call":
             self._called.add(report.nodeid)
         elif report.passed and report.when == "teardown" and report.nodeid in self._called:

@@ -42,7 +42,8 @@ class PlainWriter(TransactionalWriter):
     def write(self, frame: Any) -> None:
         assert self._definition is not None
         topic = self._definition.topics[0]
-        written = self._ranges.setdefault(topic, {})
+        written: dict[int, SinkRange] = {}
+        self._ranges = {topic: written}
         for row, (key, value) in enumerate(frame):
             partition = row % self._attempt.targets[topic].partitions
             offset = self._attempt.run.session.write(topic, partition, key, value)

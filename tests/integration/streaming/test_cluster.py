@@ -169,7 +169,8 @@ def test_a_fetch_failure_between_map_and_write_stage_costs_one_attempt_of_the_ba
             file.unlink()
 
     driver = run_with_an_accident(world, cluster, tmp_path, accident)
-    assert "FetchFailed" in driver.output()
+    # The task's Python process may see its input end before Spark has told the driver why.
+    assert re.search("FetchFailed|ArrowInvalid: Tried reading schema message", driver.output())
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster check test pytest test-all test-load test-registry docs crash-matrix soak fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-profile bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo demo-cluster check test pytest test-all test-load test-registry docs crash-matrix soak fault-matrix test-cluster durations kubernetes-servers lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-profile bench-restart bench-restore bench-savepoint bench-scale bench-sequencer bench-sink bench-source bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -142,6 +142,9 @@ bench-restore: setup ## measure a restore, and its replay against the original p
 
 bench-sink: setup ## measure the sink against Spark's own: one run, one broker, interleaved; draws a plot
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/sink.py $(ARGS)
+
+bench-source: setup ## measure a source that reads in the Python worker beside Spark's connector
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/source.py $(ARGS)
 
 bench-state: setup ## measure keyed state against hand-written transformWithState and Spark's own aggregation
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/state.py $(ARGS)

@@ -67,6 +67,23 @@ class Runs:
         self._admin = AdminClient({"bootstrap.servers": self._servers})
         self._fed: set[str] = set()
 
+    def feed(self, workload: Workload) -> None:
+        """Make the workload's source and write its input, unless that was done."""
+        if workload.source in self._fed:
+            return
+        self._create([workload.source])
+        producer = Producer({"bootstrap.servers": self._servers, "linger.ms": 50, "batch.size": 1 << 20})
+
+        def produce(records: Iterator[tuple[int, bytes, bytes]]) -> None:
+            for partition, key, value in records:
+                producer.produce(workload.source, value, key, partition=partition)
+            producer.flush()
+
+        for first in range(0, workload.rows, 20_000):
+            produce(workload.records(first, min(first + 20_000, workload.rows)))
+        produce(workload.last_records())
+        self._fed.add(workload.source)
+
     def to_the_end(self, engine: Starts, workload: Workload) -> dict[str, Any]:
         """Run once; returns the steady state, the seconds with the start, and what the output lacks."""
         run = self.watched(engine, workload)
@@ -157,8 +174,8 @@ class Runs:
         name = f"peer-{uuid.uuid4().hex[:8]}"
         source = f"{name}-source" if live else workload.source
         self._create([name, *([source] if live else [])])
-        if not live and source not in self._fed:
-            self._feed(workload)
+        if not live:
+            self.feed(workload)
         folder = self._folder / name
         folder.mkdir()
         yield Assignment(
@@ -181,20 +198,6 @@ class Runs:
         new_topics = [NewTopic(topic, PARTITIONS, 1, config={"segment.bytes": str(128 << 20)}) for topic in topics]
         for future in self._admin.create_topics(new_topics).values():
             future.result(30)
-
-    def _feed(self, workload: Workload) -> None:
-        self._create([workload.source])
-        producer = Producer({"bootstrap.servers": self._servers, "linger.ms": 50, "batch.size": 1 << 20})
-
-        def produce(records: Iterator[tuple[int, bytes, bytes]]) -> None:
-            for partition, key, value in records:
-                producer.produce(workload.source, value, key, partition=partition)
-            producer.flush()
-
-        for first in range(0, workload.rows, 20_000):
-            produce(workload.records(first, min(first + 20_000, workload.rows)))
-        produce(workload.last_records())
-        self._fed.add(workload.source)
 
     def _watch(self, given: Assignment, tree: ProcessTree) -> Watch:
         return Watch(self._servers, given.sink, engine=tree.pid, broker=self._broker.pid)

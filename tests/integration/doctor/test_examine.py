@@ -38,6 +38,7 @@ from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import World, check_counts
 from tests.integration.streaming.replay.harness import Bench, Case, StoppingDriver, check_content
 from tests.integration.streaming.replay.shapes import ROWS_A_BATCH, SHAPES, Shape
+from tests.waiting import eventually
 
 __all__ = ["world"]  # a fixture
 
@@ -525,8 +526,7 @@ def test_input_topics_and_ledger_that_are_lost_one_after_the_other_are_told(clin
     assert {"ledger-unreadable"} <= names(ask(case, home=case.home.path)[1])
     for topic in (source, ledger_topic(case.name)):
         admin.delete_topics([topic])[topic].result(30)
-    time.sleep(0.5)
-    assert {"ledger-deleted"} <= names(ask(case, home=case.home.path)[1])
+    eventually(lambda: {"ledger-deleted"} <= names(ask(case, home=case.home.path)[1]), "the topics' deletion shows")
 
 
 def test_a_ledger_that_contradicts_itself_is_told(kafka_config: Mapping[str, str], make_topic: Any) -> None:

@@ -1,4 +1,4 @@
-"""Atomic replacement of files: readers see the old or the new one; and locks, which a process's death releases."""
+"""Files that are replaced whole, or not at all; directories that last; and locks, which a process's death releases."""
 
 from __future__ import annotations
 
@@ -114,6 +114,17 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directory(path: Path, *, mode: int = 0o777) -> None:
+    """Make a directory and those above it, so that what is flushed in it is found again after a loss of power.
+
+    :param mode: its own permissions; those above it have the process's usual ones
+    """
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(mode, exist_ok=True)
+        flush(path.parent)
 
 
 def try_lock(descriptor: int) -> bool:

@@ -63,7 +63,7 @@ class LocalStore(Store):
     @override
     @contextmanager
     def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> Iterator[None]:
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_directory(place.parent, mode=0o700)
         lock, seconds = place.with_suffix(".lock"), self.held_seconds if seconds is None else seconds
         with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
             is_locked = poll_until(
@@ -157,7 +157,7 @@ class LocalStore(Store):
 
 
 def _write(place: Path, content: bytes, **options: Any) -> str:
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_directory(place.parent, mode=0o700)
     with files.replacing(place, **options) as file:
         file.write(content)
     return version_of(content)

@@ -167,3 +167,14 @@ def test_only_those_who_may_read_it(tmp_path: Path, mode: int) -> None:
     with files.replacing(tmp_path / "a", mode=mode):
         pass
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
+
+
+def test_a_directory_is_made_so_that_it_is_found_after_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[tuple[Path, list[str]]] = []
+    monkeypatch.setattr(files, "flush", lambda path: flushed.append((path, os.listdir(path))))
+    files.make_directory(tmp_path / "a" / "b")
+    assert flushed == [(tmp_path, ["a"]), (tmp_path / "a", ["b"])]
+    files.make_directory(tmp_path / "a" / "b")
+    assert len(flushed) == 2, "whoever made it has waited"

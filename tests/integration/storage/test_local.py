@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import Stored
+from tests.flushed_names import FlushedNames
 from tests.integration.storage.conftest import lose_answers
 from tests.waiting import eventually
 
@@ -116,3 +117,14 @@ def test_what_is_kept_of_a_directory_is_not_taken_for_removed(tmp_path: Path, mo
     store.remove(folder)
     store.remove(folder)
     assert store.facts(folder) is None
+
+
+def test_a_new_home_is_found_again_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = FlushedNames(tmp_path, monkeypatch)
+    home = Home(tmp_path / "pipelines" / "shop" / "home")
+    lineage = home.create("shop")
+    with store_of(home.path).holding(home.path / "held" / "work"):
+        store_of(home.path).create(home.path / "held" / "plan.json", b"{}")
+    documents = {path for path in home.path.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    assert home.path / "held" / "plan.json" in documents and any(lineage.id in str(path) for path in documents)
+    assert names.lost(documents) == set()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from urllib.parse import quote, unquote
 
 from airflow_provider_exactlyonce.exceptions import CommitUnknownError, required
+from airflow_provider_exactlyonce.files import make_directory
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles, flush_commit, local_path
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.keys import plain
 from airflow_provider_exactlyonce.tables.delta_log import LOG, actions_of, entry_of
@@ -140,7 +141,7 @@ class DeltaLog:
         from deltalake import CommitProperties, DeltaTable
 
         if (local := local_path(self._path)) is not None:
-            Path(local).mkdir(parents=True, exist_ok=True)
+            make_directory(Path(local))
         DeltaTable.create(
             self._path,
             schema,

@@ -32,6 +32,7 @@ from pyiceberg.table.update.snapshot import _MergeAppendFiles, _OverwriteFiles
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, required
+from airflow_provider_exactlyonce.files import make_directory
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import first_dropped
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.properties import check_location
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
@@ -150,7 +151,10 @@ class IcebergTable:
                 catalog.create_namespace(self._identifier[:-1])
         if isinstance(catalog, MetastoreCatalog):  # a server tells the others
             namespace = catalog.namespace_to_string(self._identifier[:-1])
-            check_location(catalog._resolve_table_location(None, namespace, self._identifier[-1]), self._where)
+            location = catalog._resolve_table_location(None, namespace, self._identifier[-1])
+            check_location(location, self._where)
+            if (metadata_folder := IcebergFiles(catalog.properties).local(f"{location}/metadata")) is not None:
+                make_directory(metadata_folder)  # pyiceberg does not wait for disks
         with self._reaching_hdfs():
             catalog.create_table(self._identifier, schema, partition_spec=spec)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from airflow_provider_exactlyonce.files import flush, replacing
+from airflow_provider_exactlyonce.files import flush, make_directory, replacing
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -45,7 +45,7 @@ class TableFiles(ABC):
             with self.open_new(name) as file:
                 file.write(content)
         else:
-            _make(path.parent)
+            make_directory(path.parent)
             with replacing(path, mode=_READABLE) as file:
                 file.write(content)
 
@@ -71,7 +71,7 @@ class TableFiles(ABC):
     def open_new(self, name: str) -> BinaryIO:
         """Open a file to write; it is there when it was closed and :meth:`keep` has returned."""
         if (path := self.local(name)) is not None:
-            _make(path.parent)
+            make_directory(path.parent)
             return path.open("xb")
         system, place = self.remote(name)
         # Without a buffer pyarrow passes on what delta-rs does not take.
@@ -119,11 +119,3 @@ class TableFiles(ABC):
             self.remove(name)
         if (path := self.local(folder)) is not None:
             shutil.rmtree(path, ignore_errors=True)  # a straggler may write into it; only folders are left otherwise
-
-
-def _make(folder: Path) -> None:
-    """Make a folder and those above it, durably."""
-    if not folder.is_dir():
-        _make(folder.parent)
-        folder.mkdir(exist_ok=True)
-        flush(folder.parent)

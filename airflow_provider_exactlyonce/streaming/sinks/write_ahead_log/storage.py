@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.files import flush, is_without_links, link
+from airflow_provider_exactlyonce.files import flush, is_without_links, link, make_directory
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -120,10 +120,7 @@ class LocalStorage(Storage):
     @override
     def create(self, name: str, content: bytes) -> None:
         target = self._root / name
-        if not target.parent.is_dir():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            for folder in target.parent.relative_to(self._root).parents:
-                flush(self._root / folder)
+        make_directory(target.parent)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
             with temporary.open("xb") as file:

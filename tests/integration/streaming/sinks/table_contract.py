@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from airflow_provider_exactlyonce.tables.offsets import TableOffsets
+from tests.flushed_names import FlushedNames
 from tests.integration.streaming.sinks.lake import (
     COLUMNS,
     EVERY_TYPE,
@@ -73,6 +74,17 @@ class TableContract:
         sizes = sorted(file.stat().st_size for file in lake.current_files())
         assert len(sizes) == 5
         assert all(2**20 <= size < 2**20 + 110_000 for size in sizes), sizes
+
+    def test_what_is_committed_is_found_again_after_a_loss_of_power(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = FlushedNames(tmp_path, monkeypatch)
+        live = Live(lake.sink(), tmp_path)
+        live.commit(rows(0, 5))
+        assert live.committer.dataset is not None
+        files = [path for path in Path(live.committer.dataset[1]).rglob("*") if path.is_file()]
+        assert {file for file in lake.files() if file.exists()} <= set(files)
+        assert names.lost(files) == set()
 
     def test_lineage_is_told_the_directory_in_which_the_rows_are(self, lake: Lake, tmp_path: Path) -> None:
         live = Live(lake.sink(), tmp_path)

@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import
 )
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import object_stores
+from tests.flushed_names import FlushedNames
 from tests.integration.storage.conftest import lose_answers
 from tests.integration.streaming.sinks.write_ahead_log.test_delivery import FolderTarget, delivered_rows
 
@@ -113,3 +114,9 @@ def test_a_store_that_ignores_conditional_writes_is_refused(tmp_path: Path) -> N
     with pytest.raises(RefusedError, match="was created twice: this store ignores conditional writes"):
         storage.check_exclusive("sink")
     assert storage.names("sink") == []
+
+
+def test_a_file_is_found_again_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = FlushedNames(tmp_path, monkeypatch)
+    open_storage(str(tmp_path / "logs" / "log"), {}).create("shop.log/1/2.arrows", b"rows")
+    assert names.lost([tmp_path / "logs" / "log" / "shop.log" / "1" / "2.arrows"]) == set()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_exactlyonce.exceptions import BadRecordError
+from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError
 from airflow_provider_exactlyonce.streaming.registry.columnar import binary
 from airflow_provider_exactlyonce.streaming.registry.registry_format import Reader
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark, marking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,10 +82,9 @@ def fitting(
     :param batches: of a value and its place
     :param kept: what of the place follows the schema's columns
     :raises BadRecordError: marked for the driver, when a record does not fit and is not to be left out
+    :raises RefusedError: marked, too, when the registry refuses this process
     """
-    decoder = reader.open()
-    for batch in batches:
-        records, reasons = decoder.decode(binary(batch.column("value")))
+    for batch, records, reasons in _decoded(batches, reader):
         columns = [*records.flatten(), *(batch.column(name) for name in kept)]
         if reasons and not leave_out_bad:
             position = min(reasons)
@@ -100,11 +99,22 @@ def fitting(
 
 
 def misfitting(batches: Iterable[pa.RecordBatch], reader: Reader) -> Iterator[pa.RecordBatch]:
-    """Yield the records that do not fit, with the reason; called in a task."""
-    decoder = reader.open()
-    for batch in batches:
-        _, reasons = decoder.decode(binary(batch.column("value")))
+    """Yield the records that do not fit, with the reason; called in a task.
+
+    :raises RefusedError: marked for the driver, when the registry refuses this process
+    """
+    for batch, _, reasons in _decoded(batches, reader):
         if reasons:
             positions = sorted(reasons)
             bad = batch.take(pa.array(positions))
             yield bad.append_column("reason", pa.array([reasons[position] for position in positions]))
+
+
+def _decoded(
+    batches: Iterable[pa.RecordBatch], reader: Reader
+) -> Iterator[tuple[pa.RecordBatch, pa.StructArray, Mapping[int, str]]]:
+    """Yield batches with their records' fields, and {position: why it does not fit}."""
+    with marking(RefusedError):
+        decoder = reader.open()
+        for batch in batches:
+            yield batch, *decoder.decode(binary(batch.column("value")))

@@ -239,15 +239,18 @@ def test_old_and_new_schemas_in_one_batch_are_written_once_and_bad_records_with_
 
 
 @contextmanager
-def late_registry(server: Apicurio, number: int) -> Iterator[str]:
-    """Give the URL of a registry to which a schema comes late: the first two who ask for it are told there is none."""
-    asked: list[str] = []
+def answering_registry(server: Apicurio, number: int, *answers: tuple[int, int, str]) -> Iterator[str]:
+    """Give the URL of a registry that answers the first requests for a schema's id with errors.
+
+    :param answers: status, code and message of each; all have to be asked for
+    """
+    left = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path.partition("?")[0].endswith(f"/schemas/ids/{number}") and len(asked) < 2:
-                asked.append(self.path)
-                self.answer(404, json.dumps({"error_code": 40403, "message": "Schema not found"}).encode())
+            if self.path.partition("?")[0].endswith(f"/schemas/ids/{number}") and left:
+                status, code, message = left.pop(0)
+                self.answer(status, json.dumps({"error_code": code, "message": message}).encode())
             else:
                 self.forward(None)
 
@@ -277,7 +280,7 @@ def late_registry(server: Apicurio, number: int) -> Iterator[str]:
         yield server.url.replace(str(server.port), str(proxy.server_port))
         proxy.shutdown()
         thread.join()
-    assert len(asked) == 2
+    assert left == []
 
 
 @pytest.mark.slow
@@ -289,13 +292,30 @@ def test_a_record_whose_schema_is_there_when_bad_ones_are_looked_at_again_is_not
     admin.create_topics([NewTopic(bad_topic, 1, 1)])[bad_topic].result(30)
     orders.send(1, new=lambda _: True)
     number = int.from_bytes(orders.encoded(0, new=True)[1:5], "big")
-    with late_registry(registry_server, number) as url:
+    late = (404, 40403, "Schema not found")
+    with answering_registry(registry_server, number, late, late) as url:
         environment = {**orders.environment, "EXACTLYONCE_SCHEMA_REGISTRY": url, "TEST_BAD_RECORDS": "topic"}
         driver = world.start(environment=environment)
         assert driver.wait() == 0, driver.output()[-3000:]
     assert "1 source records were left out, and 0 of them were bad when they were looked at again" in driver.output()
     orders.check()
     assert read_committed(world.config, bad_topic) == []
+
+
+@pytest.mark.slow
+def test_credentials_that_the_registry_refuses_in_a_task_end_the_driver_for_good(
+    world: World, orders: Orders, registry_server: Apicurio
+) -> None:
+    orders.send(30, new=lambda _: True)
+    number = int.from_bytes(orders.encoded(0, new=True)[1:5], "big")
+    with answering_registry(registry_server, number, (401, 40101, "Unauthorized")) as url:
+        driver = world.start(environment={**orders.environment, "EXACTLYONCE_SCHEMA_REGISTRY": url})
+        assert driver.wait() == 64, driver.output()[-3000:]
+    assert "Unauthorized" in driver.output()
+    assert "check the credentials: EXACTLYONCE_SCHEMA_REGISTRY has them" in driver.output()
+    assert world.commits() == 0
+    assert world.start(environment=orders.environment).wait() == 0
+    orders.check()
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "retries.max.wait.ms": 4000,
 }
 _UNKNOWN: Final = (40401, 40402, 40403)  # no such subject, version, schema
-_NO_RIGHT: Final = (401, 403)
+_NO_RIGHT: Final = (401, 403)  # a proxy before the registry says so, too, without a code of the registry's
 
 Answer = TypeVar("Answer")
 
@@ -176,9 +176,7 @@ class Registry:
             if none_if_unknown and error.http_status_code == 404 and error.error_code in _UNKNOWN:
                 return None  # type: ignore[return-value]
             message = f"schema registry {self.name}, {request}: {error}"
-            if (
-                error.http_status_code in _NO_RIGHT
-            ):  # whoever stands before the registry says so, too, in words of its own
+            if error.http_status_code in _NO_RIGHT:
                 raise RefusedError(f"{message}; check the credentials: {REGISTRY_VARIABLE} has them") from None
             is_definite = 400 <= error.http_status_code < 500 and error.http_status_code not in (408, 429)
             if is_definite and error.error_code != SchemaRegistryError.UNKNOWN:

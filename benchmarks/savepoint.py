@@ -32,6 +32,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
 from airflow_provider_exactlyonce.streaming import StateBackend
+from benchmarks.local_session import open_session
 
 PAYLOAD_BYTES = 1024
 SMALL_ROWS = 500
@@ -39,6 +40,11 @@ RETAINED_BATCHES = 40  # Spark keeps the files of 100: these are on the way ther
 RETAINED_BYTES = 4 << 30  # what batches of much state leave would fill the disk
 QUIET_BATCHES = 3
 PATIENCE_SECONDS = 900.0
+SETTINGS = {
+    **StateBackend.rocksdb().conf,
+    "spark.driver.memory": "3g",
+    "spark.sql.shuffle.partitions": "4",
+}
 
 
 class Query:
@@ -211,21 +217,6 @@ def line(found: dict[str, Any]) -> str:
     )
 
 
-def open_session() -> SparkSession:
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in {
-        **StateBackend.rocksdb().conf,
-        "spark.driver.memory": "3g",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "4",
-    }.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1024], help="sizes of state")
@@ -234,7 +225,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where checkpoints are made (default: a temporary folder)")
     given = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = open_session()
+    spark = open_session(SETTINGS)
     results = []
     print(HEADER)
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:

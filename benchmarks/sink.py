@@ -38,6 +38,7 @@ from airflow_provider_exactlyonce.streaming.commit.exactly_once import Transacti
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
+from benchmarks.local_session import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -386,29 +387,6 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=80, bbox_inches="tight")
 
 
-def open_session() -> SparkSession:
-    """Make the session with the settings that every driver gets."""
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").appName("bench-sink")
-    for name, value in settings.submit_settings({}).items():
-        builder = builder.config(name, value)
-    jars = ",".join(map(str, spark_connector_jars()))
-    # More cores than two would only make the broker wait; the UI costs memory.
-    session_settings = {
-        "spark.jars": jars,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "4g",
-        "spark.sql.streaming.pollingDelay": "200ms",  # two streams wait while the third is measured
-    }
-    for name, value in session_settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=7, help="counted rounds a case (default: 7)")
@@ -420,7 +398,14 @@ def main() -> int:
     given.output.mkdir(exist_ok=True)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as work, EmbeddedBroker(Path(work) / "broker") as broker:
-        spark = open_session()
+        spark = open_session(
+            {
+                **settings.submit_settings({}),
+                "spark.jars": ",".join(map(str, spark_connector_jars())),
+                "spark.driver.memory": "4g",
+                "spark.sql.streaming.pollingDelay": "200ms",  # two streams wait while the third is measured
+            }
+        )
         bench = Bench(spark, broker, Path(work))
         print(f"{'addBatch, median ms':<72}{SPARK:>12} {'tuned':>8} {'ours':>8}   ratio  trigger")
         for case in all_cases() if given.full else usual_cases():

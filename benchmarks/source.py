@@ -38,6 +38,7 @@ from benchmarks.engines.process_tree import cpu_seconds
 from benchmarks.engines.queries import projected
 from benchmarks.engines.runs import Runs
 from benchmarks.engines.workloads import WORKLOADS, Workload
+from benchmarks.local_session import open_session
 
 WORKLOAD: Final = WORKLOADS[0]  # the job ``json``
 WARM_UP_ROUNDS: Final = 1
@@ -131,21 +132,6 @@ def spent(broker_pid: int) -> float:
     return cpu_seconds(os.getpid()) - cpu_seconds(broker_pid)
 
 
-def open_session() -> SparkSession:
-    builder = SparkSession.builder.master("local[2]").appName("bench-source")
-    own = {
-        "spark.jars": ",".join(map(str, spark_connector_jars())),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": f"{HEAP_MEGABYTES}m",
-    }
-    for name, value in {**settings.submit_settings({}), **own}.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
 def table(figures: Mapping[str, list[dict[str, float]]]) -> str:
     lines = [f"{'what reads and decodes':<34}{'rows/s':>10}{'CPU s / M rows':>17}"]
     for reader, rounds in figures.items():
@@ -167,7 +153,13 @@ def main() -> None:
     figures: dict[str, list[dict[str, Any]]] = {reader: [] for reader in READERS}
     with tempfile.TemporaryDirectory(prefix="bench-") as work, EmbeddedBroker(Path(work) / "broker") as broker:
         Runs(broker, Path(work)).feed(WORKLOAD)
-        spark = open_session()
+        spark = open_session(
+            {
+                **settings.submit_settings({}),
+                "spark.jars": ",".join(map(str, spark_connector_jars())),
+                "spark.driver.memory": f"{HEAP_MEGABYTES}m",
+            }
+        )
         for number in range(WARM_UP_ROUNDS + given.rounds):
             turn = number % len(READERS)
             readers = list(READERS.items())

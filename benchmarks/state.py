@@ -33,6 +33,7 @@ from airflow_provider_exactlyonce.state import (
     ReducingState,
 )
 from airflow_provider_exactlyonce.streaming import connect, key_by, settings
+from benchmarks.local_session import open_session
 
 OUTPUT = "k BIGINT, total BIGINT"
 
@@ -116,21 +117,6 @@ class Load:
     keys: int
     batches: int
     rounds: int
-
-
-def session() -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in {
-        **settings.submit_settings({}),
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
 
 
 def write(spark: SparkSession, load: Load, folder: Path) -> None:
@@ -240,7 +226,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     given = parser.parse_args()
-    spark = session()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = open_session({**settings.submit_settings({}), "spark.sql.shuffle.partitions": "2"}, log_level="OFF")
     figures: dict[str, Any] = {"load": os.getloadavg()[0], "rows_a_second": {}, "rows_a_cpu_second": {}}
     fails = []
     for keys in given.keys:
